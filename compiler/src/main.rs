@@ -1,0 +1,2 @@
+//! driver
+fn main() {}

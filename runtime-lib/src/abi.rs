@@ -1,0 +1,351 @@
+//! The contract between generated code, the linker stage and the runtime: `repr(C)` types, symbol names, the payload
+//! header and the manifest. Everything else in this crate is private to executables; codegen and the driver see only this.
+//!
+//! In: nothing. Out: types whose sizes and offsets are asserted below, so that generated code, which addresses fields by
+//! [`field`] offsets, cannot drift from what the runtime writes.
+
+use serde::{Deserialize, Serialize};
+
+/// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
+pub const ABI_VERSION: u32 = 1;
+
+/// One attention tile: consecutive rows of one run (same slot) that share reads of K and V.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tile {
+    /// First row of the tile.
+    pub row_begin: i32,
+    /// Number of rows, 1 ..= the entry's `tile_rows`.
+    pub row_count: i32,
+    /// KV slot of all its rows.
+    pub slot: i32,
+    /// Positions of the slot that any of its rows may see: keys `0 .. key_end`.
+    pub key_end: i32,
+}
+
+/// Everything one step sees. The runtime fills it in, generated code reads it; it is shared by all threads of a step.
+///
+/// Table lengths: `token`, `slot`, `position`, `kv_index`, `segment`: `rows`; `logit_row`: `logit_rows`; `run_begin`: `runs + 1`.
+#[repr(C)]
+#[derive(Debug)]
+pub struct StepCtx {
+    /// [`ABI_VERSION`].
+    pub abi_version: u32,
+    /// Rows of this step, `1 ..= bucket`.
+    pub rows: u32,
+    /// Rows that want logits (0 is allowed).
+    pub logit_rows: u32,
+    /// Runs: maximal groups of consecutive rows with the same slot (the texts of an encoder step).
+    pub runs: u32,
+    /// Attention tiles.
+    pub tiles: u32,
+    /// `page_table` entries per slot.
+    pub pages_per_slot: u32,
+    /// Start of the packed weights (2 MB aligned).
+    pub weights: *const u8,
+    /// Start of the state area (KV cache).
+    pub state: *mut u8,
+    /// Start of the arena shared by all threads (64-byte aligned).
+    pub arena: *mut u8,
+    /// Scratch of thread 0; thread `i` owns `private + i * private_stride`.
+    pub private: *mut u8,
+    /// Bytes of scratch per thread, a multiple of 128.
+    pub private_stride: u64,
+    /// Entry output: `logits: f32[logit_rows, logits_stride]` or the entry's own (pooled embeddings).
+    pub output: *mut f32,
+    /// Token id of each row.
+    pub token: *const i32,
+    /// KV slot of each row.
+    pub slot: *const i32,
+    /// Position of each row for RoPE and learned positions.
+    pub position: *const i32,
+    /// Where each row's K and V are written in its slot; also its place for the mask.
+    pub kv_index: *const i32,
+    /// Segment (token type) of each row, 0 where the model has none.
+    pub segment: *const i32,
+    /// Row of each wanted logits row.
+    pub logit_row: *const i32,
+    /// First row of each run, and `rows` at the end.
+    pub run_begin: *const i32,
+    /// Attention tiles.
+    pub tile: *const Tile,
+    /// Physical page of 256 positions: `page_table[slot * pages_per_slot + kv_index / 256]`.
+    pub page_table: *const i32,
+    /// Barrier state owned by the runtime.
+    pub barrier: *mut core::ffi::c_void,
+    /// Null, or per-thread region timestamps: `profile[thread * profile_stride + region] += ticks` (see `rc_profile`).
+    pub profile: *mut u64,
+    /// Entries per thread in `profile`.
+    pub profile_stride: u64,
+}
+
+/// Byte offsets of [`StepCtx`] fields, for generated code.
+pub mod field {
+    use super::StepCtx;
+    use core::mem::offset_of;
+    macro_rules! fields { ($($name:ident = $field:ident),* $(,)?) => { $(
+        #[doc = concat!("Offset of `", stringify!($field), "`.")]
+        pub const $name: u64 = offset_of!(StepCtx, $field) as u64; )* } }
+    fields! { ROWS = rows, LOGIT_ROWS = logit_rows, RUNS = runs, TILES = tiles, PAGES_PER_SLOT = pages_per_slot,
+        WEIGHTS = weights, STATE = state, ARENA = arena, PRIVATE = private, PRIVATE_STRIDE = private_stride, OUTPUT = output,
+        TOKEN = token, SLOT = slot, POSITION = position, KV_INDEX = kv_index, SEGMENT = segment, LOGIT_ROW = logit_row,
+        RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, PROFILE = profile, PROFILE_STRIDE = profile_stride }
+}
+
+const _: () = {
+    assert!(core::mem::size_of::<Tile>() == 16);
+    assert!(core::mem::size_of::<StepCtx>() == 24 + 8 * 18);
+    assert!(field::WEIGHTS == 24);
+};
+
+/// Positions per KV page, the attention's key block.
+pub const PAGE_POSITIONS: usize = 256;
+
+/// Signature of a generated step: all threads of the pool enter with their own `thread`, `0 <= thread < threads`.
+///
+/// Symbol: `rc_step_<entry>_<bucket>`.
+pub type StepFn = unsafe extern "C" fn(ctx: *const StepCtx, thread: u32, threads: u32);
+
+/// Runtime symbol that generated code calls between regions: `extern "C" fn rc_barrier(ctx: *const StepCtx, thread: u32, threads: u32)`.
+pub const BARRIER_SYMBOL: &str = "rc_barrier";
+/// Runtime symbol called around each region when `ctx.profile` is not null:
+/// `extern "C" fn rc_profile(ctx: *const StepCtx, thread: u32, region: u32)` (region = index in the program's region list).
+pub const PROFILE_SYMBOL: &str = "rc_profile";
+
+/// Row of the table of steps in the entry stub (`templates/stub.c`): symbol `rc_steps`, ended by a null `run`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StepEntry {
+    /// Bucket capacity in rows.
+    pub bucket: u32,
+    /// Index into the manifest's `entries`.
+    pub entry: u32,
+    /// The generated function.
+    pub run: Option<StepFn>,
+}
+
+/// Virtual address at which the payload segment is linked (relative to the load base of a static-pie).
+pub const PAYLOAD_VADDR: u64 = 0x4000_0000;
+/// Section (and PT_LOAD) that holds header, manifest, tokenizer, templates and, with `--weights embed`, the weights.
+pub const PAYLOAD_SECTION: &str = ".rc_payload";
+/// Symbol at its start, of type [`PayloadHeader`].
+pub const PAYLOAD_SYMBOL: &str = "rc_payload";
+/// `PayloadHeader::magic`.
+pub const PAYLOAD_MAGIC: [u8; 8] = *b"RCPAYLD\x01";
+/// Alignment of weights in file and memory.
+pub const WEIGHTS_ALIGN: u64 = 2 << 20;
+
+/// First bytes of the payload segment. Offsets count from the start of the payload; hashes are BLAKE3.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct PayloadHeader {
+    /// [`PAYLOAD_MAGIC`].
+    pub magic: [u8; 8],
+    /// [`ABI_VERSION`].
+    pub abi_version: u32,
+    /// 1 when the weights are in this segment, 0 when in `<executable>.weights`.
+    pub weights_embedded: u32,
+    /// Length of the executable file in bytes.
+    pub file_len: u64,
+    /// File offset of this header.
+    pub payload_offset: u64,
+    /// Length of the payload segment in bytes (header included, weights included when embedded).
+    pub payload_len: u64,
+    /// Manifest (JSON, [`Manifest`]).
+    pub manifest_offset: u64,
+    /// Its length.
+    pub manifest_len: u64,
+    /// Blobs area (tokenizer, chat template, ...): the manifest names pieces of it.
+    pub blobs_offset: u64,
+    /// Its length.
+    pub blobs_len: u64,
+    /// Weights: offset in this payload when embedded, otherwise 0.
+    pub weights_offset: u64,
+    /// Length of the weights.
+    pub weights_len: u64,
+    /// Hash of the manifest bytes.
+    pub manifest_hash: [u8; 32],
+    /// Hash of the blobs.
+    pub blobs_hash: [u8; 32],
+    /// Hash of the executable's code: the bytes in memory of `code_begin .. code_end`.
+    pub code_hash: [u8; 32],
+    /// Hash of the weights (checked by `verify` only).
+    pub weights_hash: [u8; 32],
+    /// Link-time virtual addresses of the hashed code (the executable PT_LOAD).
+    pub code_begin: u64,
+    /// End of the hashed code.
+    pub code_end: u64,
+    /// Hash of this header with this field zeroed.
+    pub header_hash: [u8; 32],
+}
+
+const _: () = assert!(core::mem::size_of::<PayloadHeader>() == 8 + 8 + 9 * 8 + 4 * 32 + 16 + 32);
+
+/// A piece of the blobs area.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]
+pub struct Span {
+    /// Offset from the start of the blobs area.
+    pub offset: u64,
+    /// Length in bytes.
+    pub len: u64,
+}
+
+/// What an executable knows about itself; stored as JSON in the payload and printed by `info --json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Manifest {
+    /// Version of rcompile that built it.
+    pub rcompile_version: String,
+    /// Name of the model (last part of the model directory's path).
+    pub name: String,
+    /// Hugging Face architecture class.
+    pub architecture: String,
+    /// `generate` or `embed`.
+    pub task: String,
+    /// Target triple.
+    pub target: String,
+    /// CPU name as given to `--cpu` (after `native` was resolved).
+    pub cpu: String,
+    /// CPU features that compiled kernels use, in the spelling of LLVM (`avx512bf16`).
+    pub features: Vec<String>,
+    /// Core count that fixed the split of the work.
+    pub cores: u32,
+    /// Positions per sequence.
+    pub ctx_size: u32,
+    /// Sequence slots.
+    pub slots: u32,
+    /// Stored type of most weights.
+    pub dtype: String,
+    /// Type that matmul inputs are rounded to.
+    pub compute: String,
+    /// KV cache type.
+    pub kv_dtype: String,
+    /// `none` or the quantisation.
+    pub quantization: String,
+    /// Vocabulary size (rows of logits), 0 for encoders.
+    pub vocab_size: u32,
+    /// Width of the hidden state.
+    pub hidden_size: u32,
+    /// Number of parameters in the checkpoint.
+    pub parameters: u64,
+    /// Entries with their buckets.
+    pub entries: Vec<EntryInfo>,
+    /// State area.
+    pub state: StateInfo,
+    /// Weight bytes (packed).
+    pub weight_bytes: u64,
+    /// Bytes of weights read once per decode step (without rows of a lookup table).
+    pub weight_bytes_per_token: u64,
+    /// Multiply-adds times two of the weights matrices per row.
+    pub flop_per_row: u64,
+    /// Multiply-adds times two of the head per logits row.
+    pub flop_per_logit_row: u64,
+    /// sha256 of every input file, in name order.
+    pub inputs: Vec<InputFile>,
+    /// Text side; absent when the model has no tokenizer.
+    pub text: Option<TextInfo>,
+    /// Generation defaults.
+    pub generation: GenerationInfo,
+    /// Pooling defaults of an embedding model.
+    pub pooling: Option<PoolingInfo>,
+    /// Exceptions to bit-reproducibility and other remarks for `info`.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+/// One entry (`step`, `encode`).
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct EntryInfo {
+    /// `step` for a decoder, `encode` for an encoder.
+    pub name: String,
+    /// Buckets in ascending order.
+    pub buckets: Vec<BucketInfo>,
+    /// f32 elements per output row (`logits_stride`, or of one pooled vector with padding).
+    pub output_stride: u64,
+    /// What the output rows are: `logits` (one per logit row) or `pooled` (per run: mean, cls, max, last, then the same
+    /// four L2-normalised, each `output_stride` elements).
+    pub output: String,
+}
+
+/// One compiled bucket.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct BucketInfo {
+    /// Capacity in rows.
+    pub rows: u32,
+    /// Most rows that may want logits in one step (most runs for `pooled`).
+    pub logit_rows: u32,
+    /// Rows per attention tile.
+    pub tile_rows: u32,
+    /// Arena bytes.
+    pub arena_bytes: u64,
+    /// Scratch bytes per thread (multiple of 128).
+    pub private_bytes: u64,
+    /// Names of the regions in program order (`layers.qkv`, ...), for `profile`.
+    pub regions: Vec<String>,
+    /// Barriers per decoder layer.
+    pub barriers_per_layer: u32,
+}
+
+/// Layout of the KV cache.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct StateInfo {
+    /// Bytes in all (`layers * layer_stride`).
+    pub bytes: u64,
+    /// Bytes per position of one sequence over all layers.
+    pub bytes_per_token: u64,
+    /// Pages of 256 positions per slot; page `slot * pages_per_slot + i` is the identity mapping.
+    pub pages_per_slot: u32,
+    /// False where nothing survives a step (encoders share one layer's cache among all layers).
+    pub persistent: bool,
+}
+
+/// An input file of the build.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct InputFile {
+    /// Path relative to the model directory.
+    pub name: String,
+    /// Size in bytes.
+    pub bytes: u64,
+    /// sha256, lower-case hex.
+    pub sha256: String,
+}
+
+/// Tokenizer and templates.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct TextInfo {
+    /// Tokenizer in the compact form of `runtime-lib/src/text.rs`.
+    pub tokenizer: Span,
+    /// Chat template (Jinja), if any.
+    pub chat_template: Option<Span>,
+    /// Special tokens as the template sees them, name -> text (`bos_token`, `eos_token`, ...).
+    pub special_tokens: std::collections::BTreeMap<String, String>,
+    /// Most tokens the tokenizer's truncation or `sentence_bert_config.json` allows.
+    pub max_length: Option<u32>,
+}
+
+/// Defaults from `generation_config.json` and `config.json`.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct GenerationInfo {
+    /// First token of a sequence, where the model has one.
+    pub bos_token_id: Option<u32>,
+    /// Tokens that end a sequence.
+    pub eos_token_ids: Vec<u32>,
+    /// Sampling defaults; `temperature` 0 or `do_sample` false mean greedy.
+    pub do_sample: bool,
+    /// Temperature.
+    pub temperature: Option<f32>,
+    /// Top-k.
+    pub top_k: Option<u32>,
+    /// Top-p.
+    pub top_p: Option<f32>,
+    /// Repetition penalty.
+    pub repetition_penalty: Option<f32>,
+}
+
+/// Pooling of an embedding model.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct PoolingInfo {
+    /// `mean`, `cls`, `max` or `last`.
+    pub mode: String,
+    /// L2-normalise by default.
+    pub normalize: bool,
+}
