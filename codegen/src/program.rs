@@ -1,0 +1,638 @@
+//! The program: what one bucket of one entry executes. Codegen's only input; it names no model.
+//!
+//! A program is a list of parallel REGIONS with barriers between them, some inside a loop over layers. A region is one
+//! fused kernel: a packed matmul, an attention over the KV cache, or a general loop nest. All decisions (tiles, layouts,
+//! offsets, order, barriers) are stored here as data by `compiler/src/plan`; codegen only obeys.
+//!
+//! Element addresses are integer expressions ([`Expr`]) over loop variables and row tables, so layouts, gathers, slices and
+//! cache pages are index maps and not kernels of their own.
+
+use std::fmt;
+use std::ops::Range;
+
+/// Storage types. Arithmetic is f32 (and i64 for indices) whatever is stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DType {
+    /// IEEE single.
+    F32,
+    /// IEEE half.
+    F16,
+    /// bfloat16; rounded to nearest even, NaN stays NaN.
+    Bf16,
+    /// 32-bit integer (row tables).
+    I32,
+    /// 8-bit integer.
+    I8,
+    /// 8-bit unsigned integer.
+    U8,
+}
+
+impl DType {
+    /// Bytes of one element.
+    pub fn size(self) -> u64 {
+        match self {
+            DType::F32 | DType::I32 => 4,
+            DType::F16 | DType::Bf16 => 2,
+            DType::I8 | DType::U8 => 1,
+        }
+    }
+    /// Name in text forms and symbols.
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+            DType::I32 => "i32",
+            DType::I8 => "i8",
+            DType::U8 => "u8",
+        }
+    }
+}
+
+macro_rules! ids { ($($(#[$m:meta])* $name:ident),* $(,)?) => { $(
+    $(#[$m])*
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub struct $name(pub u32);
+    impl $name {
+        /// As an index.
+        pub fn index(self) -> usize { self.0 as usize }
+    } )* } }
+ids! {
+    /// Index into [`Program::buffers`].
+    BufferId,
+    /// Index into [`Program::weights`].
+    WeightId,
+    /// Index into [`Program::regions`].
+    RegionId,
+    /// Index into [`Exprs`].
+    ExprId,
+    /// A loop variable of one kernel (unique within its [`Exprs`]).
+    VarId,
+    /// The result of a [`StageKind::Reduce`] of one kernel.
+    ScalarId,
+    /// Index into a kernel's `operands`.
+    OperandId,
+}
+
+/// One bucket of one entry.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Program {
+    /// `step`, `encode`, ...
+    pub entry: String,
+    /// Capacity in rows; `ctx.rows` is at most this.
+    pub bucket: u32,
+    /// Bound of `ctx.logit_rows`.
+    pub max_logit_rows: u32,
+    /// Bound of `ctx.runs`.
+    pub max_runs: u32,
+    /// Rows per attention tile.
+    pub tile_rows: u32,
+    /// Temporaries in the arena.
+    pub buffers: Vec<Buffer>,
+    /// Packed tensors.
+    pub weights: Vec<Weight>,
+    /// Fused kernels, in order of first execution.
+    pub regions: Vec<Region>,
+    /// What runs.
+    pub body: Vec<Item>,
+    /// Bytes of the arena.
+    pub arena_bytes: u64,
+    /// Bytes of scratch per thread (multiple of 128).
+    pub private_bytes: u64,
+}
+
+/// One step of the body.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Item {
+    /// All threads execute the region's kernel, each its share.
+    Region(RegionId),
+    /// All threads meet.
+    Barrier,
+    /// `for layer in 0..count { body }`; tables of operands are indexed by `layer`. Not nested.
+    Layers {
+        /// Trip count.
+        count: u32,
+        /// Regions and barriers.
+        body: Vec<Item>,
+    },
+}
+
+/// A temporary: `rows x stride` elements in the arena, 64-byte aligned.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Buffer {
+    /// For the text form.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Capacity in rows.
+    pub rows: u32,
+    /// Elements per row, padded (multiple of 32).
+    pub stride: u32,
+    /// Byte offset in the arena.
+    pub offset: u64,
+}
+
+/// A packed tensor or one per layer.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weight {
+    /// For the text form (HF parameter path, layer number replaced by `*`).
+    pub name: String,
+    /// Element type as stored.
+    pub dtype: DType,
+    /// Layout of each.
+    pub layout: Layout,
+    /// Byte offset from `ctx.weights`, per layer (one entry outside layers).
+    pub offsets: Vec<u64>,
+}
+
+/// How a tensor lies in the weights area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Row-major, no padding.
+    Plain,
+    /// Blocked for matmul, see [`Panels`].
+    Panels(Panels),
+}
+
+/// Panels of `nr` output columns: `P[panel][k / k_pack][nr][k_pack]`, K padded with zeros to a multiple of `k_pack`.
+///
+/// Columns come in `groups` of `group_cols`; each group is padded with zero columns to a multiple of `nr`, so that a head
+/// never straddles panels (ungrouped: one group of all columns). With `ways == 2` two matrices of the same shape alternate panel
+/// by panel (gate panel, up panel, ...).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Panels {
+    /// Columns per panel.
+    pub nr: u32,
+    /// Consecutive k of one column that lie together (bf16: 2, else 1).
+    pub k_pack: u32,
+    /// Inner dimension.
+    pub k: u32,
+    /// Number of groups.
+    pub groups: u32,
+    /// Real columns per group.
+    pub group_cols: u32,
+    /// 1 or 2 interleaved matrices.
+    pub ways: u32,
+}
+
+impl Panels {
+    /// Columns of a group with padding.
+    pub fn padded_group(&self) -> u32 {
+        self.group_cols.div_ceil(self.nr) * self.nr
+    }
+    /// Panels of one group and one way.
+    pub fn panels_per_group(&self) -> u32 {
+        self.group_cols.div_ceil(self.nr)
+    }
+    /// Panels of one way.
+    pub fn panels(&self) -> u32 {
+        self.groups * self.panels_per_group()
+    }
+    /// Columns with padding of one way: width of the output.
+    pub fn padded_cols(&self) -> u32 {
+        self.groups * self.padded_group()
+    }
+    /// K with padding.
+    pub fn padded_k(&self) -> u32 {
+        self.k.div_ceil(self.k_pack) * self.k_pack
+    }
+    /// Elements of one panel.
+    pub fn panel_len(&self) -> u64 {
+        u64::from(self.padded_k()) * u64::from(self.nr)
+    }
+    /// Elements in all.
+    pub fn len(&self) -> u64 {
+        self.panel_len() * u64::from(self.panels()) * u64::from(self.ways)
+    }
+    /// True when there is nothing.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// A named kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Region {
+    /// `layers.qkv`, `embed`, ... for text, profile and symbols.
+    pub name: String,
+    /// What it does.
+    pub kernel: Kernel,
+}
+
+/// The kernel generators.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Kernel {
+    /// See [`LoopNest`].
+    Loops(LoopNest),
+    /// See [`Matmul`].
+    Matmul(Matmul),
+    /// See [`Attention`].
+    Attention(Attention),
+}
+
+/// A memory operand of a kernel.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Operand {
+    /// Where.
+    pub place: Place,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// Base address of an operand.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Place {
+    /// `ctx.weights + offsets[layer]`.
+    Weight(WeightId),
+    /// `ctx.arena + offset`.
+    Buffer(BufferId),
+    /// This thread's scratch `+ offset` bytes.
+    Private(u64),
+    /// `ctx.state + offsets[layer]` bytes.
+    State(Vec<u64>),
+    /// `ctx.output` (f32).
+    Output,
+    /// A row table of the step context (i32).
+    Table(Table),
+}
+
+/// Row tables (i32) of the step context.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum Table {
+    Token,
+    Slot,
+    Position,
+    KvIndex,
+    Segment,
+    LogitRow,
+    RunBegin,
+    PageTable,
+}
+
+/// Extent of an outer loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Extent {
+    /// Known at build.
+    Const(u32),
+    /// `ctx.rows`.
+    Rows,
+    /// `ctx.logit_rows`.
+    LogitRows,
+    /// `ctx.runs`.
+    Runs,
+}
+
+/// Expressions of one kernel, hash-consed, operands before users.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Exprs {
+    nodes: Vec<Expr>,
+}
+
+/// A scalar expression: i64, f32 or bool. The vector generator evaluates it for 16 (8) neighbours of the inner variable.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Expr {
+    /// i64 constant.
+    Int(i64),
+    /// f32 constant.
+    Float(f32),
+    /// Loop variable (i64).
+    Var(VarId),
+    /// Result of an earlier reduction (f32), the same for all inner iterations.
+    Scalar(ScalarId),
+    /// `ctx.pages_per_slot` (i64).
+    PagesPerSlot,
+    /// Per-layer i64 constant: `layer_ints[id][layer]` of the kernel.
+    LayerInt(u32),
+    /// Matmul epilogue: accumulator of this row and column, way 0 or 1 (f32).
+    Acc(u32),
+    /// Attention: the raw score q . k of this (query, key) (f32).
+    Score,
+    /// Element of an operand, widened to f32 (float types) or i64 (integer types). `index` counts elements.
+    Load(OperandId, ExprId),
+    /// Function of one f32 (or `IntToFloat` of an i64).
+    Unary(UnaryOp, ExprId),
+    /// Function of two of the same type. Div and Rem of integers are of non-negative numbers.
+    Binary(BinaryOp, ExprId, ExprId),
+    /// Comparison -> bool.
+    Cmp(CmpOp, ExprId, ExprId),
+    /// `cond ? a : b`; both sides are evaluated.
+    Select(ExprId, ExprId, ExprId),
+    /// Rounded to the type and widened again.
+    Round(DType, ExprId),
+    /// Sequential reduction over `var in begin..end` of `body` (f32): a loop inside the expression.
+    Fold {
+        /// Sum or maximum.
+        op: ReduceOp,
+        /// Bound variable.
+        var: VarId,
+        /// First value (i64, uniform).
+        begin: ExprId,
+        /// End (i64, uniform).
+        end: ExprId,
+        /// Reduced expression.
+        body: ExprId,
+    },
+}
+
+/// f32 functions. `Exp`, `Tanh`, `Erf` are polynomials of our own with at most 2 ULP-like error (relative 3e-7).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum UnaryOp {
+    Neg,
+    Abs,
+    Exp,
+    Tanh,
+    Erf,
+    /// 1 / (1 + exp(-x))
+    Sigmoid,
+    Sqrt,
+    /// 1 / sqrt(x), correctly rounded root then division.
+    Rsqrt,
+    /// 1 / x
+    Recip,
+    IntToFloat,
+    Not,
+}
+
+/// Two-operand functions. `Add Sub Mul Div Rem Min Max` work on i64 and f32; `And Or` on bool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum BinaryOp {
+    Add,
+    Sub,
+    Mul,
+    Div,
+    Rem,
+    Min,
+    Max,
+    And,
+    Or,
+}
+
+/// Comparisons (ordered for f32).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum CmpOp {
+    Lt,
+    Le,
+    Gt,
+    Ge,
+    Eq,
+    Ne,
+}
+
+/// Reductions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum ReduceOp {
+    Sum,
+    Max,
+}
+
+impl Exprs {
+    /// Adds a node or returns the equal one that exists.
+    pub fn add(&mut self, expr: Expr) -> ExprId {
+        // Kernels have at most some hundred nodes; a scan keeps the order deterministic without hashing floats.
+        let same = |a: &Expr| match (a, &expr) {
+            (Expr::Float(x), Expr::Float(y)) => x.to_bits() == y.to_bits(),
+            _ => *a == expr,
+        };
+        if let Some(i) = self.nodes.iter().position(same) {
+            return ExprId(i as u32);
+        }
+        self.nodes.push(expr);
+        ExprId(self.nodes.len() as u32 - 1)
+    }
+    /// The node.
+    pub fn get(&self, id: ExprId) -> Expr {
+        self.nodes[id.index()]
+    }
+    /// All nodes in order.
+    pub fn nodes(&self) -> &[Expr] {
+        &self.nodes
+    }
+    /// i64 constant.
+    pub fn int(&mut self, value: i64) -> ExprId {
+        self.add(Expr::Int(value))
+    }
+    /// f32 constant.
+    pub fn float(&mut self, value: f32) -> ExprId {
+        self.add(Expr::Float(value))
+    }
+    /// Binary node with folding of integer constants and of `+ 0`, `* 1`, `* 0`, `/ 1`, `% 1`.
+    pub fn binary(&mut self, op: BinaryOp, a: ExprId, b: ExprId) -> ExprId {
+        use BinaryOp::*;
+        if let (Expr::Int(x), Expr::Int(y)) = (self.get(a), self.get(b)) {
+            let value = match op {
+                Add => Some(x + y),
+                Sub => Some(x - y),
+                Mul => Some(x * y),
+                Div if y != 0 => Some(x / y),
+                Rem if y != 0 => Some(x % y),
+                Min => Some(x.min(y)),
+                Max => Some(x.max(y)),
+                _ => None,
+            };
+            if let Some(value) = value {
+                return self.int(value);
+            }
+        }
+        match (op, self.get(a), self.get(b)) {
+            (Add, Expr::Int(0), _) => b,
+            (Add | Sub, _, Expr::Int(0)) => a,
+            (Mul, Expr::Int(1), _) => b,
+            (Mul | Div, _, Expr::Int(1)) => a,
+            (Mul, Expr::Int(0), _) | (Rem, _, Expr::Int(1)) => self.int(0),
+            (Mul, _, Expr::Int(0)) => self.int(0),
+            _ => self.add(Expr::Binary(op, a, b)),
+        }
+    }
+}
+
+/// A store of one value per inner iteration; rounded to the operand's type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Store {
+    /// Where.
+    pub operand: OperandId,
+    /// Element index (i64).
+    pub index: ExprId,
+    /// f32 value.
+    pub value: ExprId,
+}
+
+/// A general fused loop nest: `for outer[0] { for outer[1] { ... stages in order } }`.
+///
+/// The product of the outer extents is shared out to threads in contiguous pieces (row-major order). Each stage runs over its own
+/// inner variable, vectorised; a reduction's result is a scalar for the later stages of the same outer iteration.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoopNest {
+    /// Outer variables, outermost first.
+    pub outer: Vec<(VarId, Extent)>,
+    /// Memory operands.
+    pub operands: Vec<Operand>,
+    /// Expressions.
+    pub exprs: Exprs,
+    /// Per-layer integer constants: `layer_ints[i][layer]`, see [`Expr::LayerInt`].
+    pub layer_ints: Vec<Vec<i64>>,
+    /// Executed in order.
+    pub stages: Vec<Stage>,
+}
+
+/// One inner loop.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Stage {
+    /// Inner variable.
+    pub var: VarId,
+    /// Its range (constants: only outer extents and folds are dynamic).
+    pub range: Range<u32>,
+    /// What it does.
+    pub kind: StageKind,
+}
+
+/// What an inner loop does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum StageKind {
+    /// Horizontal reduction, in one fixed order that depends only on the vector width and the range.
+    Reduce {
+        /// Sum or maximum.
+        op: ReduceOp,
+        /// f32 value per iteration.
+        value: ExprId,
+        /// Result.
+        into: ScalarId,
+    },
+    /// One or several stores per iteration.
+    Store(Vec<Store>),
+}
+
+/// Arithmetic of a matmul; accumulation is f32 in both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Compute {
+    /// Weights widened to f32, one FMA chain over k per output element.
+    F32,
+    /// bf16 pairs: one chain of VDPBF16PS over k / 2 per output element.
+    Bf16Dot,
+}
+
+/// Tile of a matmul.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulTile {
+    /// Most rows per microkernel; instances exist for 1 ..= mr.
+    pub mr: u32,
+    /// Panels walked side by side by instances with few rows: instance of `m` rows takes about `accumulators / (2 m ways)`.
+    pub accumulators: u32,
+    /// Inner block: the chain over k is cut into blocks of this length with f32 accumulators kept in scratch between (same bits);
+    /// 0 = no cut.
+    pub k_block: u32,
+    /// Panels per block that stay in L2 while all rows pass.
+    pub n_block: u32,
+    /// Prefetch distance in bytes for weights, 0 = none.
+    pub prefetch: u32,
+}
+
+/// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
+///
+/// Units of work are groups (or single panels when `groups == 1`), shared out to threads in contiguous pieces; within its piece a thread
+/// walks blocks of `n_block` panels, all rows over each. Per output element there is one accumulator chain in order of k.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matmul {
+    /// `Rows` or `LogitRows`.
+    pub rows: Extent,
+    /// Rows of `a`: element `row * a_stride + k`.
+    pub a: Operand,
+    /// Elements per row of `a`.
+    pub a_stride: u32,
+    /// Computed by every thread for itself before its share, for all rows (private norm); its outer variables are `[row]`.
+    pub prologue: Option<LoopNest>,
+    /// Panels of the weight.
+    pub weight: WeightId,
+    /// Copy of its layout.
+    pub panels: Panels,
+    /// Arithmetic.
+    pub compute: Compute,
+    /// Blocking.
+    pub tile: MatmulTile,
+    /// Row variable of the epilogue.
+    pub row: VarId,
+    /// Column variable of the epilogue: padded column of one way, `0 .. panels.padded_cols()`.
+    pub col: VarId,
+    /// Operands of the epilogue.
+    pub operands: Vec<Operand>,
+    /// Epilogue expressions over `Acc(way)`, row, col. Loads must be unit stride or uniform in `col`.
+    pub exprs: Exprs,
+    /// Stores of the epilogue, evaluated in registers. Padded columns are stored too (buffers have room).
+    pub stores: Vec<Store>,
+    /// Run on a block of rows after all columns of a group were stored (head-wise norm, RoPE, cache append).
+    pub group_nests: Vec<GroupNest>,
+}
+
+/// A loop nest per (row, group) after the matmul of that group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupNest {
+    /// Groups it applies to.
+    pub groups: Range<u32>,
+    /// Its outer variables are `[row, group - groups.start]`.
+    pub nest: LoopNest,
+}
+
+/// Attention of query rows over the KV cache with online softmax, in key blocks of 256 positions from 0, merged in order.
+///
+/// Work units are (tile, kv head); see `abi::Tile`. Keys `0 .. tile.key_end` exist; the mask decides which of them a row sees.
+/// K page of one kv head: `[256 / 16][head_dim][16]`, V page: `[256][head_dim]`, element type `kv_dtype`.
+/// Address of a head's K page in bytes: `state(offsets[layer]) + page * page_bytes + kv_head * head_bytes`, V at `+ v_offset`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Attention {
+    /// Queries: element `row * q_stride + head * q_head_stride + d` (f32 or bf16).
+    pub q: Operand,
+    /// Elements per row of q.
+    pub q_stride: u32,
+    /// Elements per head of q.
+    pub q_head_stride: u32,
+    /// Output: element `row * out_stride + head * head_dim + d` (dtype f32 or bf16).
+    pub out: Operand,
+    /// Elements per row of the output.
+    pub out_stride: u32,
+    /// Query heads.
+    pub heads: u32,
+    /// KV heads; query head h reads kv head `h / (heads / kv_heads)`.
+    pub kv_heads: u32,
+    /// Width of q, k and v heads.
+    pub head_dim: u32,
+    /// Type of the cache.
+    pub kv_dtype: DType,
+    /// Byte offset of each layer in the state.
+    pub state_offsets: Vec<u64>,
+    /// Bytes of a page (all kv heads, K and V).
+    pub page_bytes: u64,
+    /// Bytes of a kv head within a page.
+    pub head_bytes: u64,
+    /// Offset of V within a head.
+    pub v_offset: u64,
+    /// Most rows in a tile.
+    pub tile_rows: u32,
+    /// Expressions of score and mask.
+    pub exprs: Exprs,
+    /// Per-layer integer constants for `LayerInt`.
+    pub layer_ints: Vec<Vec<i64>>,
+    /// Variables of the expressions (i64).
+    pub head_var: VarId,
+    /// Query's place: `ctx.kv_index[row]`.
+    pub query_var: VarId,
+    /// Key's place.
+    pub key_var: VarId,
+    /// f32 expression over `Score` (scale, soft cap, bias).
+    pub score: ExprId,
+    /// bool expression: is the key seen?
+    pub mask: ExprId,
+    /// Keys below `lower(query)` are never seen: blocks before it are skipped. i64 expression over query_var.
+    pub key_lower: Option<ExprId>,
+    /// Keys at or above `upper(query)` are never seen (causal: query + 1). None: up to `tile.key_end`.
+    pub key_upper: Option<ExprId>,
+}
+
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
