@@ -87,9 +87,9 @@ pub mod field {
         #[doc = concat!("Offset of `", stringify!($field), "`.")]
         pub const $name: u64 = offset_of!(StepCtx, $field) as u64; )* } }
     fields! { ROWS = rows, LOGIT_ROWS = logit_rows, RUNS = runs, TILES = tiles, PAGES_PER_SLOT = pages_per_slot,
-        WEIGHTS = weights, STATE = state, ARENA = arena, PRIVATE = private, PRIVATE_STRIDE = private_stride, OUTPUT = output,
-        TOKEN = token, SLOT = slot, POSITION = position, KV_INDEX = kv_index, SEGMENT = segment, LOGIT_ROW = logit_row,
-        RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, PROFILE = profile, PROFILE_STRIDE = profile_stride }
+    WEIGHTS = weights, STATE = state, ARENA = arena, PRIVATE = private, PRIVATE_STRIDE = private_stride, OUTPUT = output,
+    TOKEN = token, SLOT = slot, POSITION = position, KV_INDEX = kv_index, SEGMENT = segment, LOGIT_ROW = logit_row,
+    RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, PROFILE = profile, PROFILE_STRIDE = profile_stride }
 }
 
 const _: () = {

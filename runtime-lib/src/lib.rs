@@ -1,5 +1,8 @@
 //! The runtime that is linked into every executable, and its contract with generated code ([`abi`]).
 //!
-//! With the feature `exe` off, only [`abi`] exists: that is what codegen and the driver use.
+//! With the feature `exe` off, only [`abi`] exists: that is what codegen and the driver use. The feature `text` adds the
+//! compact tokenizer, which the driver writes and executables read.
 
 pub mod abi;
+#[cfg(feature = "text")]
+pub mod text;

@@ -1,0 +1,188 @@
+use super::*;
+use std::time::Instant;
+
+/// Reference tokenizers live outside the repository; on CI their absence is a failure.
+fn reference_folders() -> Vec<PathBuf> {
+    let root = std::env::var_os("RCOMPILE_ASSETS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared/assets"), PathBuf::from);
+    let mut folders: Vec<PathBuf> = match std::fs::read_dir(root.join("tokenizers")) {
+        Ok(entries) => entries.flatten().map(|e| e.path()).collect(),
+        Err(e) => {
+            assert!(std::env::var_os("CI").is_none(), "{}: {e}", root.join("tokenizers").display());
+            eprintln!("skipped: no reference tokenizers at {}", root.display());
+            Vec::new()
+        }
+    };
+    folders.sort();
+    folders
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    Vec::deserialize(value).unwrap()
+}
+
+#[test]
+fn every_reference_tokenizer_gives_exact_ids_and_text() {
+    for folder in reference_folders() {
+        let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
+        let bytes = compact(&json).unwrap();
+        let begin = Instant::now();
+        let text = Text::load(&bytes).unwrap();
+        let loaded = begin.elapsed();
+        eprintln!("{}: {} bytes, load {loaded:?}", folder.display(), bytes.len());
+        let reference: Value = serde_json::from_slice(&std::fs::read(folder.join("reference.json")).unwrap()).unwrap();
+        for case in reference["cases"].as_array().unwrap() {
+            let input = case["text"].as_str().unwrap();
+            let with = ids(&case["ids"]);
+            let at = format!("{}: {input:?}", folder.display());
+            assert_eq!(text.encode(input, true).unwrap(), with, "{at}");
+            assert_eq!(text.encode(input, false).unwrap(), ids(&case["ids_no_special"]), "{at}");
+            assert_eq!(text.decode(&with, false).unwrap(), case["decoded"], "{at}");
+            assert_eq!(text.decode(&with, true).unwrap(), case["decoded_skip_special"], "{at}");
+            for keep in [true, false] {
+                let mut stream = Stream::new(keep);
+                let mut joined = String::new();
+                for &id in &with {
+                    joined += &stream.push(&text, id).unwrap();
+                }
+                joined += &stream.finish(&text).unwrap();
+                assert_eq!(joined, text.decode(&with, !keep).unwrap(), "{at}");
+            }
+        }
+    }
+}
+
+#[test]
+fn flat_bpe_equals_the_crate_on_random_text() {
+    // Pieces that meet merges, byte fallback, unknown characters, added tokens and spaces in many orders.
+    let pieces = [
+        "the",
+        " ",
+        "  ",
+        "ing",
+        "é",
+        "日本",
+        "🙂",
+        "\n",
+        "\t",
+        "<|im_start|>",
+        "</s>",
+        "123456",
+        "'s",
+        "ß",
+        "\u{0301}",
+        "\u{200d}",
+        "a",
+        "Z",
+        "!!",
+        "=>",
+        "ﬁ",
+        "\u{0}",
+    ];
+    for folder in reference_folders() {
+        let json = std::fs::read(folder.join("tokenizer.json")).unwrap();
+        let bytes = compact(&json).unwrap();
+        let text = Text::load(&bytes).unwrap();
+        let judge = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+        let mut seed = 1u64;
+        for _ in 0..300 {
+            let mut input = String::new();
+            for _ in 0..12 {
+                seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1);
+                input += pieces[(seed >> 40) as usize % pieces.len()];
+            }
+            let expected = judge.encode_fast(input.as_str(), true).unwrap();
+            assert_eq!(text.encode(&input, true).unwrap(), expected.get_ids(), "{}: {input:?}", folder.display());
+        }
+    }
+}
+
+fn toy(model: &str, added: &str) -> String {
+    format!(
+        r#"{{"version":"1.0","truncation":{{"direction":"Left","max_length":4,"strategy":"LongestFirst","stride":0}},
+        "padding":null,"added_tokens":[{added}],"normalizer":null,"pre_tokenizer":null,"post_processor":null,
+        "decoder":{{"type":"Fuse"}},"model":{model}}}"#
+    )
+}
+
+fn added(id: u32, content: &str) -> String {
+    format!(r#"{{"id":{id},"content":"{content}","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}}"#)
+}
+
+const ABC: &str = r#"{"type":"BPE","vocab":{"a":0,"b":1,"c":2,"ab":3,"abc":4},"merges":["a b",["ab","c"]]}"#;
+
+#[test]
+fn merges_follow_rank_and_position() {
+    let bytes = compact(toy(ABC, &added(5, "<s>")).as_bytes()).unwrap();
+    let text = Text::load(&bytes).unwrap();
+    assert_eq!(text.encode("abcabac", true).unwrap(), [4, 3, 0, 2]);
+    assert_eq!(text.encode("<s>ab", true).unwrap(), [5, 3]);
+    assert!(text.encode("", true).unwrap().is_empty());
+    assert_eq!(text.decode(&[4, 5, 3], true).unwrap(), "abcab");
+    assert_eq!(text.decode(&[4, 5, 99], false).unwrap(), "abc<s>");
+}
+
+#[test]
+fn text_is_cut_where_the_tokenizer_says() {
+    let bytes = compact(toy(ABC, "").as_bytes()).unwrap();
+    let text = Text::load(&bytes).unwrap();
+    let cut = text.encode_cut("cccab", 2).unwrap();
+    assert_eq!((cut.ids, cut.truncated), (vec![2, 3], 2));
+    assert_eq!(text.encode_cut("c", 2).unwrap().truncated, 0);
+}
+
+#[test]
+fn malformed_tokenizers_are_refused_by_name() {
+    let code = |json: &str| {
+        let error = compact(json.as_bytes()).expect_err(json);
+        (error.exit_code(), error.to_string())
+    };
+    let bpe = |vocab: &str, merges: &str| toy(&format!(r#"{{"type":"BPE","vocab":{vocab},"merges":{merges}}}"#), "");
+    assert_eq!(code("{").0, 4);
+    assert_eq!(code("[]").0, 4);
+    assert_eq!(code(&toy(r#"{"type":"foo"}"#, "")).0, 6);
+    let (exit, line) = code(&bpe(r#"{"a":0,"b":0}"#, "[]"));
+    assert!(exit == 4 && line.contains("id 0"), "{line}");
+    let (exit, line) = code(&bpe(r#"{"a":0,"b":2}"#, "[]"));
+    assert!(exit == 4 && line.contains("id 1"), "{line}");
+    let (exit, line) = code(&bpe(r#"{"a":4000000000}"#, "[]"));
+    assert!(exit == 4 && line.contains("4000000000"), "{line}");
+    let (exit, line) = code(&bpe(r#"{"a":0}"#, r#"["a x"]"#));
+    assert!(exit == 4 && line.contains("merges[0]"), "{line}");
+    let (exit, line) = code(&toy(ABC, &added(9, "<s>")));
+    assert!(exit == 5 && line.contains("expected id 9, found 5"), "{line}");
+    assert_eq!(code(&toy(ABC, &[added(5, "x"), added(5, "y")].join(","))).0, 5);
+}
+
+#[test]
+fn broken_compact_bytes_never_panic() {
+    let bytes = compact(toy(ABC, &added(5, "<s>")).as_bytes()).unwrap();
+    for len in 0..bytes.len() {
+        assert!(Text::load(&bytes[..len]).is_err(), "{len}");
+    }
+    // The crate itself panics on some malformed components: `compact` catches that, and the start check hashes these bytes.
+    let json = HEADER_BYTES..HEADER_BYTES + Table(&bytes[12..]).get(0).unwrap() as usize;
+    for at in (0..bytes.len()).filter(|at| !json.contains(at)) {
+        let mut flipped = bytes.clone();
+        flipped[at] ^= 0x55;
+        if let Ok(text) = Text::load(&flipped) {
+            let _ = text.encode("abcabc", true);
+            let _ = text.decode(&[0, 1, 2, 3, 4, 5], false);
+        }
+    }
+}
+
+#[test]
+fn a_stream_never_gives_half_a_character() {
+    let model = r#"{"type":"BPE","byte_fallback":true,"unk_token":"<unk>","vocab":{"<unk>":0,"<0xF0>":1,"<0x9F>":2,"<0x99>":3,"<0x82>":4,"a":5},"merges":[]}"#;
+    let json = toy(model, "").replace(r#"{"type":"Fuse"}"#, r#"{"type":"ByteFallback"}"#);
+    let bytes = compact(json.as_bytes()).unwrap();
+    let text = Text::load(&bytes).unwrap();
+    let mut stream = Stream::default();
+    let mut got = Vec::new();
+    for id in [5, 1, 2, 3, 4, 5, 1] {
+        got.push(stream.push(&text, id).unwrap());
+    }
+    assert_eq!(got, ["a", "", "", "", "🙂", "a", ""]);
+    assert_eq!(stream.finish(&text).unwrap(), "\u{fffd}");
+}
