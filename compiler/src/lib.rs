@@ -1,1 +1,4 @@
-//! (skeleton)
+//! The driver and middle end of rcompile.
+
+pub mod passes;
+pub mod plan;

@@ -1,0 +1,38 @@
+//! Graph passes: one file each, registered with one line in `pipeline.rs`.
+//!
+//! In: a verified module. Out: an equivalent one (equal under the interpreter up to the rounding that a pass documents).
+
+use rcompile_graph::{DType, Module};
+
+/// What a pass may ask and where it explains itself.
+#[derive(Debug, Default)]
+pub struct PassCx {
+    /// Type that matmul inputs are converted to (`F32` or `BF16`).
+    pub compute: Option<DType>,
+    /// Refusals and applications, for `--explain`: `pass: origin: reason`.
+    pub notes: Vec<String>,
+}
+
+/// A broken invariant of ours (never the user's fault).
+#[derive(Debug, thiserror::Error)]
+#[error("pass {pass}: {what}")]
+pub struct PassError {
+    /// Name of the pass.
+    pub pass: &'static str,
+    /// What went wrong.
+    pub what: String,
+}
+
+/// A pass: true when it changed the module.
+pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, PassError>;
+
+/// A registered pass.
+#[derive(Clone, Copy, Debug)]
+pub struct Pass {
+    /// Name, the same as its file, dump and timer.
+    pub name: &'static str,
+    /// The function.
+    pub run: PassFn,
+    /// Lowest optimisation level (0..=3) at which it runs.
+    pub level: u8,
+}
