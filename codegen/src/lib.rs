@@ -1,3 +1,9 @@
-//! Program in, object file out. Knows no model and no tensor name.
+//! Program in, object file out. Knows no models and no tensor names.
 
+pub mod error;
+pub mod isa;
+pub mod kernels;
+pub mod llvm;
 pub mod program;
+
+pub use error::Error;

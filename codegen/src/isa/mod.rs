@@ -1,0 +1,118 @@
+//! What generators know about a CPU: a table per name, resolved once from `--target`, `--cpu` and feature edits.
+//!
+//! A new CPU is a new row in its architecture's file. Generated functions use exactly the listed features: LLVM gets the
+//! architecture's baseline as `target-cpu`, the features explicitly and the real name as `tune-cpu`, so that the list in the executable,
+//! which its CPU check reads, is complete.
+
+pub mod x86_64;
+
+use crate::error::Error;
+use std::collections::BTreeSet;
+
+/// Architecture, for the few places that choose an intrinsic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Arch {
+    /// x86-64 with at least AVX2 and FMA.
+    X86_64,
+}
+
+/// A resolved target.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Isa {
+    /// Architecture.
+    pub arch: Arch,
+    /// Target triple.
+    pub triple: String,
+    /// Name as given to `--cpu`, `native` resolved.
+    pub name: String,
+    /// CPU name for LLVM's `target-cpu`: the architecture's baseline.
+    pub llvm_cpu: String,
+    /// CPU name for LLVM's `tune-cpu`.
+    pub tune_cpu: String,
+    /// Features that generated code may use, LLVM's spelling, sorted.
+    pub features: BTreeSet<String>,
+    /// f32 lanes of a vector register: 8 or 16.
+    pub lanes: u32,
+    /// Vector registers.
+    pub registers: u32,
+    /// Columns per weight panel.
+    pub panel_nr: u32,
+    /// Rows of the largest matmul tile.
+    pub tile_rows: u32,
+    /// Vectors of columns of the largest matmul tile (`tile_vectors * lanes` columns side by side; less than `panel_nr` columns: the
+    /// panel is walked in pieces).
+    pub tile_vectors: u32,
+    /// Has a bf16 pair dot instruction on full vectors.
+    pub bf16_dot: bool,
+    /// It beats f32 FMA (Zen 4 and 5; on Sapphire Rapids and relatives it runs at half of FMA).
+    pub bf16_dot_fast: bool,
+}
+
+impl Isa {
+    /// Table row of `cpu` for `triple` with feature edits (`+avx512bf16`, `-avx512fp16`). `cpu` may be `native` when `triple` is the
+    /// host's.
+    pub fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
+        let arch = triple.split('-').next().unwrap_or("");
+        match arch {
+            "x86_64" => x86_64::lookup(triple, cpu, feature_edits),
+            _ => Err(Error::Target(format!("target '{triple}' is not supported; supported: x86_64-unknown-linux-gnu"))),
+        }
+    }
+
+    /// The machine this runs on, resolved to a name and explicit features.
+    pub fn native() -> Result<Isa, Error> {
+        Isa::lookup(HOST_TRIPLE, "native", &[])
+    }
+
+    /// Names for `--cpu` of an architecture's triple.
+    pub fn known_cpus(triple: &str) -> Vec<&'static str> {
+        if triple.starts_with("x86_64") { x86_64::names() } else { vec![] }
+    }
+
+    /// Has it the feature (LLVM's spelling)?
+    pub fn has(&self, feature: &str) -> bool {
+        self.features.contains(feature)
+    }
+
+    /// `+a,+b,...` for LLVM.
+    pub fn feature_string(&self) -> String {
+        let mut all: Vec<_> = self.features.iter().map(|f| format!("+{f}")).collect();
+        all.extend(match self.arch {
+            Arch::X86_64 if self.has("avx512f") => vec!["+evex512".to_string()],
+            Arch::X86_64 => vec![],
+        });
+        all.join(",")
+    }
+
+    /// Features to be checked before generated code runs, in the spelling of `std::is_x86_feature_detected!` and its like.
+    pub fn runtime_features(&self) -> Vec<String> {
+        self.features.iter().map(|f| x86_64::rust_feature(f).to_string()).collect()
+    }
+
+    /// String attributes of generated functions.
+    pub fn function_attributes(&self) -> Vec<(&'static str, String)> {
+        let mut list =
+            vec![("target-cpu", self.llvm_cpu.clone()), ("tune-cpu", self.tune_cpu.clone()), ("target-features", self.feature_string())];
+        if self.arch == Arch::X86_64 {
+            list.push(("prefer-vector-width", (self.lanes * 32).to_string()));
+        }
+        list
+    }
+
+    /// Intrinsic `<n x float> -> <n x bfloat>` with rounding to nearest even, if the target has one for this width.
+    pub fn bf16_round_intrinsic(&self, lanes: u32) -> Option<&'static str> {
+        match self.arch {
+            Arch::X86_64 => x86_64::bf16_round_intrinsic(self, lanes),
+        }
+    }
+
+    /// Intrinsic `(<n x float>, <2n x bfloat>, <2n x bfloat>) -> <n x float>`.
+    pub fn bf16_dot_intrinsic(&self, lanes: u32) -> Option<&'static str> {
+        match self.arch {
+            Arch::X86_64 => x86_64::bf16_dot_intrinsic(self, lanes),
+        }
+    }
+}
+
+/// Triple of the machine that runs rcompile.
+pub const HOST_TRIPLE: &str = if cfg!(target_arch = "aarch64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };

@@ -1,0 +1,131 @@
+//! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
+
+use super::{Arch, Isa};
+use crate::error::Error;
+use crate::llvm::object;
+use std::collections::BTreeSet;
+
+/// x86-64-v3 without what vector kernels never use.
+const V3: &[&str] =
+    &["avx", "avx2", "bmi", "bmi2", "cx16", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sahf", "sse3", "sse4.1", "sse4.2", "ssse3"];
+/// On top of v3.
+const V4: &[&str] = &["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"];
+/// On top of v4: what Ice Lake, Sapphire Rapids and Zen 4 share.
+const VNNI: &[&str] = &["avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512vpopcntdq", "avx512bitalg"];
+/// Features that code may come to use; of a host's features only these count.
+const KNOWN: &[&[&str]] = &[V3, V4, VNNI, &["avx512bf16", "avx512fp16", "avxvnni"]];
+
+/// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA.
+struct Row {
+    name: &'static str,
+    features: &'static [&'static [&'static str]],
+    bf16_dot_fast: bool,
+}
+
+const ROWS: &[Row] = &[
+    Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false },
+    Row { name: "x86-64-v4", features: &[V4], bf16_dot_fast: false },
+    Row { name: "haswell", features: &[], bf16_dot_fast: false },
+    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_dot_fast: false },
+    Row { name: "znver2", features: &[], bf16_dot_fast: false },
+    Row { name: "znver3", features: &[], bf16_dot_fast: false },
+    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_dot_fast: true },
+    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true },
+    Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false },
+    Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false },
+    Row { name: "sapphirerapids", features: &[V4, VNNI, &["avx512bf16", "avx512fp16", "avxvnni"]], bf16_dot_fast: false },
+    Row { name: "emeraldrapids", features: &[V4, VNNI, &["avx512bf16", "avx512fp16", "avxvnni"]], bf16_dot_fast: false },
+    Row { name: "graniterapids", features: &[V4, VNNI, &["avx512bf16", "avx512fp16", "avxvnni"]], bf16_dot_fast: false },
+];
+
+pub(super) fn names() -> Vec<&'static str> {
+    ROWS.iter().map(|r| r.name).collect()
+}
+
+/// Rust's spelling of a feature.
+pub(super) fn rust_feature(llvm: &str) -> &str {
+    match llvm {
+        "bmi" => "bmi1",
+        "cx16" => "cmpxchg16b",
+        other => other,
+    }
+}
+
+pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
+    let set =
+        |lists: &[&[&str]]| -> BTreeSet<String> { V3.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };
+    let (name, tune, mut features, fast) = if cpu == "native" {
+        if !cfg!(target_arch = "x86_64") {
+            return Err(Error::Target("'--cpu native' needs an x86-64 host for this target".into()));
+        }
+        let (host, list) = object::host();
+        let have: BTreeSet<&str> = list.split(',').filter_map(|f| f.strip_prefix('+')).collect();
+        let features: BTreeSet<String> = KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(*f)).map(|f| f.to_string()).collect();
+        let fast = host.starts_with("znver");
+        (host.clone(), host, features, fast)
+    } else {
+        let row = ROWS
+            .iter()
+            .find(|r| r.name == cpu)
+            .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
+        (row.name.to_string(), row.name.to_string(), set(row.features), row.bf16_dot_fast)
+    };
+    for edit in feature_edits {
+        let known = |f: &str| KNOWN.iter().any(|l| l.contains(&f));
+        match (edit.strip_prefix('+'), edit.strip_prefix('-')) {
+            (Some(f), _) if known(f) => {
+                features.insert(f.to_string());
+            }
+            (_, Some(f)) if known(f) => {
+                features.remove(f);
+            }
+            _ => {
+                return Err(Error::Target(format!(
+                    "feature edit '{edit}' is not known; write +NAME or -NAME with one of: {}",
+                    KNOWN.concat().join(", ")
+                )));
+            }
+        }
+    }
+    for needed in ["avx2", "fma", "f16c"] {
+        if !features.contains(needed) {
+            return Err(Error::Target(format!("CPU '{name}' lacks {needed}; x86-64-v3 is the lowest supported level")));
+        }
+    }
+    let wide = V4.iter().all(|f| features.contains(*f));
+    if !wide {
+        features.retain(|f| !f.starts_with("avx512"));
+    }
+    let bf16_dot = features.contains("avx512bf16");
+    Ok(Isa {
+        arch: Arch::X86_64,
+        triple: triple.to_string(),
+        name,
+        llvm_cpu: "x86-64".into(),
+        tune_cpu: tune,
+        lanes: if wide { 16 } else { 8 },
+        registers: if wide { 32 } else { 16 },
+        panel_nr: 32,
+        tile_rows: if wide { 12 } else { 6 },
+        tile_vectors: 2,
+        bf16_dot,
+        bf16_dot_fast: bf16_dot && fast,
+        features,
+    })
+}
+
+pub(super) fn bf16_round_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> {
+    match lanes {
+        16 if isa.has("avx512bf16") => Some("llvm.x86.avx512bf16.cvtneps2bf16.512"),
+        8 if isa.has("avx512bf16") => Some("llvm.x86.avx512bf16.cvtneps2bf16.256"),
+        _ => None,
+    }
+}
+
+pub(super) fn bf16_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> {
+    match lanes {
+        16 if isa.has("avx512bf16") => Some("llvm.x86.avx512bf16.dpbf16ps.512"),
+        8 if isa.has("avx512bf16") => Some("llvm.x86.avx512bf16.dpbf16ps.256"),
+        _ => None,
+    }
+}

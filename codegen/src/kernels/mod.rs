@@ -1,0 +1,1 @@
+//! Kernel generators: one file per kind of kernel, all written with the vector builder.

@@ -1,0 +1,16 @@
+//! LLVM's middle-end pipeline.
+
+use crate::error::Error;
+use inkwell::module::Module;
+use inkwell::passes::PassBuilderOptions;
+use inkwell::targets::TargetMachine;
+
+/// Runs `default<O0>` .. `default<O3>`. The loop and SLP vectorisers are off: generators write vectors themselves, and what they leave
+/// scalar (addresses, tails) must not be rearranged.
+pub(super) fn run(module: &Module<'_>, machine: &TargetMachine, level: u8) -> Result<(), Error> {
+    let options = PassBuilderOptions::create();
+    options.set_loop_vectorization(false);
+    options.set_loop_slp_vectorization(false);
+    options.set_loop_interleaving(false);
+    module.run_passes(&format!("default<O{}>", level.min(3)), machine, options).map_err(|e| Error::internal("LLVM passes", e.to_string()))
+}

@@ -1,0 +1,185 @@
+//! Shared by the kernel tests: memory that looks like a running executable's, conversions, random numbers.
+//!
+//! In: a [`Program`] with one region. Out: its kernel as a loaded function, run once per thread over a [`Step`].
+#![allow(dead_code, reason = "each test file uses its part")]
+
+use rcompile_runtime::abi::{ABI_VERSION, StepCtx, Tile};
+
+/// xorshift64*: the same numbers in every run.
+pub struct Rng(u64);
+
+impl Rng {
+    /// Any seed.
+    pub fn new(seed: u64) -> Rng {
+        Rng(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+    /// Next 32 bits.
+    pub fn bits(&mut self) -> u32 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 32) as u32
+    }
+    /// -1 .. 1.
+    pub fn signed(&mut self) -> f32 {
+        self.bits() as f32 / (1u64 << 31) as f32 - 1.0
+    }
+}
+
+/// Round to nearest even; finite input.
+pub fn to_bf16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
+}
+/// Widened.
+pub fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+/// Normal range of f16 only; round to nearest even.
+pub fn to_f16(x: f32) -> u16 {
+    let bits = x.to_bits();
+    let sign = ((bits >> 16) & 0x8000) as u16;
+    let magnitude = bits & 0x7fff_ffff;
+    if magnitude < 0x3880_0000 {
+        return sign; // subnormal halves are flushed: tests do not need them
+    }
+    let rounded = magnitude + 0xfff + ((magnitude >> 13) & 1);
+    sign | ((rounded - 0x3800_0000) >> 13) as u16
+}
+/// Widened; normal range and zero only.
+pub fn from_f16(x: u16) -> f32 {
+    let sign = u32::from(x & 0x8000) << 16;
+    let magnitude = u32::from(x & 0x7fff);
+    if magnitude == 0 { f32::from_bits(sign) } else { f32::from_bits(sign | ((magnitude << 13) + 0x3800_0000)) }
+}
+
+/// Zeroed bytes on a 4096-byte boundary.
+pub struct Area {
+    pages: Vec<Page>,
+}
+
+#[repr(C, align(4096))]
+#[derive(Clone, Copy)]
+struct Page([u8; 4096]);
+
+impl Area {
+    /// At least `len` bytes.
+    pub fn new(len: usize) -> Area {
+        Area { pages: vec![Page([0; 4096]); len.div_ceil(4096).max(1)] }
+    }
+    /// All bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: pages are plain bytes, contiguous.
+        unsafe { std::slice::from_raw_parts(self.pages.as_ptr().cast(), self.pages.len() * 4096) }
+    }
+    /// All bytes.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.as_mut_ptr().cast(), self.pages.len() * 4096) }
+    }
+    /// Writes an element of `size` 2 or 4 bytes.
+    pub fn put(&mut self, offset: usize, raw: &[u8]) {
+        self.bytes_mut()[offset..offset + raw.len()].copy_from_slice(raw);
+    }
+    /// Reads an f32.
+    pub fn f32(&self, offset: usize) -> f32 {
+        f32::from_le_bytes(self.bytes()[offset..offset + 4].try_into().unwrap())
+    }
+    /// Reads 16 bits.
+    pub fn u16(&self, offset: usize) -> u16 {
+        u16::from_le_bytes(self.bytes()[offset..offset + 2].try_into().unwrap())
+    }
+    /// Address.
+    pub fn ptr(&mut self) -> *mut u8 {
+        self.pages.as_mut_ptr().cast()
+    }
+}
+
+/// Memory and tables of one step.
+pub struct Step {
+    /// Packed weights.
+    pub weights: Area,
+    /// KV cache.
+    pub state: Area,
+    /// Temporaries.
+    pub arena: Area,
+    /// Scratch of all threads.
+    pub private: Area,
+    /// Scratch per thread.
+    pub private_stride: u64,
+    /// Rows.
+    pub rows: u32,
+    /// Rows with logits.
+    pub logit_rows: u32,
+    /// Row tables.
+    pub slot: Vec<i32>,
+    /// Row tables.
+    pub kv_index: Vec<i32>,
+    /// Attention tiles.
+    pub tiles: Vec<Tile>,
+    /// `slots * pages_per_slot`.
+    pub page_table: Vec<i32>,
+    /// Pages per slot.
+    pub pages_per_slot: u32,
+}
+
+impl Step {
+    /// Areas of these sizes, no rows yet.
+    pub fn new(weights: usize, state: usize, arena: usize, private_stride: u64) -> Step {
+        Step {
+            weights: Area::new(weights),
+            state: Area::new(state),
+            arena: Area::new(arena),
+            private: Area::new(4 * private_stride as usize),
+            private_stride,
+            rows: 0,
+            logit_rows: 0,
+            slot: Vec::new(),
+            kv_index: Vec::new(),
+            tiles: Vec::new(),
+            page_table: Vec::new(),
+            pages_per_slot: 0,
+        }
+    }
+
+    /// Runs the kernel for every thread, one after the other (kernels hold no barrier).
+    pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) {
+        let nothing = [0i32; 4];
+        let ctx = StepCtx {
+            abi_version: ABI_VERSION,
+            rows: self.rows,
+            logit_rows: self.logit_rows,
+            runs: 1,
+            tiles: self.tiles.len() as u32,
+            pages_per_slot: self.pages_per_slot,
+            weights: self.weights.ptr(),
+            state: self.state.ptr(),
+            arena: self.arena.ptr(),
+            private: self.private.ptr(),
+            private_stride: self.private_stride,
+            output: std::ptr::null_mut(),
+            token: nothing.as_ptr(),
+            slot: self.slot.as_ptr(),
+            position: self.kv_index.as_ptr(),
+            kv_index: self.kv_index.as_ptr(),
+            segment: nothing.as_ptr(),
+            logit_row: nothing.as_ptr(),
+            run_begin: nothing.as_ptr(),
+            tile: self.tiles.as_ptr(),
+            page_table: self.page_table.as_ptr(),
+            barrier: std::ptr::null_mut(),
+            profile: std::ptr::null_mut(),
+            profile_stride: 0,
+        };
+        for thread in 0..threads {
+            // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.
+            unsafe { (kernel.function)(&ctx, thread, threads, layer) }
+        }
+    }
+}
+
+/// A compiled kernel in this process.
+pub struct Loaded {
+    /// Its entry.
+    pub function: unsafe extern "C" fn(*const StepCtx, u32, u32, u32),
+}
