@@ -669,6 +669,20 @@ impl<'m, 'c> Fb<'m, 'c> {
         // of the generated program. The planner's verifier keeps indices inside their operands.
         ok(unsafe { self.builder.build_gep(ty, pointer, &[index], "") })
     }
+    /// Memory of a fixed size that lives until the function returns (an `alloca` in its entry block, wherever this is called).
+    pub fn stack(&self, bytes: u64, align: u32) -> Value<'c> {
+        let c = self.mb.context;
+        let entry = self.function.get_first_basic_block().expect("entry");
+        let at_entry = c.create_builder();
+        match entry.get_first_instruction() {
+            Some(first) => at_entry.position_before(&first),
+            None => at_entry.position_at_end(entry),
+        }
+        let size = u32::try_from(bytes).expect("stack memory is small");
+        let slot = ok(at_entry.build_alloca(c.i8_type().array_type(size), ""));
+        ok(slot.as_instruction_value().expect("alloca").set_alignment(align));
+        self.value(slot.into(), Ty::PTR)
+    }
     /// Load of any type; `align` in bytes.
     pub fn load(&self, ty: Ty, pointer: Value<'c>, align: u32) -> Value<'c> {
         let raw = ok(self.builder.build_load(self.mb.basic_type(ty), pointer.raw.into_pointer_value(), ""));
