@@ -1,0 +1,452 @@
+//! One configuration for the Llama-like decoders: RMS norm, rotary positions, grouped queries, gated feed-forward.
+//!
+//! What sets the families apart is data in [`DecoderConfig`]: biases, norms of queries and keys, fused projections,
+//! windows per layer, partial rotation, and Granite's multipliers. Tensor names are those of `LlamaForCausalLM`; Phi-3
+//! has `qkv_proj` and `gate_up_proj` instead of their parts.
+//!
+//! Sources: HF `modeling_{llama,mistral,qwen2,qwen3,granite,phi3}.py` and the configuration classes' defaults.
+
+use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec};
+use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, RopeConfig, RopeKind, SIZE_MAX};
+use crate::error::{Error, Kind};
+use crate::rope;
+
+/// A Llama-like decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DecoderConfig {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Elements of one head; even share of it is rotated.
+    pub head_dim: usize,
+    /// Width of the feed-forward block.
+    pub intermediate: usize,
+    /// Rows of the token embedding.
+    pub vocab: usize,
+    /// Added under the root of every RMS norm.
+    pub eps: f64,
+    /// Function on the gate.
+    pub act: Activation,
+    /// Rotary positions.
+    pub rope: RopeConfig,
+    /// Whether q, k and v projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the output projection of attention has a bias.
+    pub o_bias: bool,
+    /// Whether gate, up and down projections have biases.
+    pub mlp_bias: bool,
+    /// Whether queries and keys pass an RMS norm per head, before rotation.
+    pub qk_norm: bool,
+    /// One tensor `qkv_proj` `[(heads + 2 kv_heads) head_dim, hidden]`: q rows, then k, then v.
+    pub fused_qkv: bool,
+    /// One tensor `gate_up_proj` `[2 intermediate, hidden]`: gate rows, then up.
+    pub fused_gate_up: bool,
+    /// Per layer: how many positions attention sees, itself included; `None` for all.
+    pub windows: Vec<Option<usize>>,
+    /// Whether the head reads the token embedding.
+    pub tied: bool,
+    /// Token embeddings are multiplied by this.
+    pub embedding_multiplier: f64,
+    /// Scores `q . k` are multiplied by this (`head_dim^-0.5` unless the config says otherwise).
+    pub attention_multiplier: f64,
+    /// What attention and feed-forward add to the residual stream is multiplied by this.
+    pub residual_multiplier: f64,
+    /// Logits are divided by this.
+    pub logits_scaling: f64,
+    facts: Facts,
+}
+
+impl DecoderConfig {
+    /// Rows of the fused q, k, v projection.
+    pub fn qkv_rows(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+
+    /// How many elements of each head are rotated.
+    pub fn rotary_dim(&self) -> usize {
+        rope::rotary_dim(&self.rope, self.head_dim)
+    }
+}
+
+impl Architecture for DecoderConfig {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let (hidden, width) = (self.hidden, self.intermediate);
+        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let mut specs = vec![TensorSpec::required(EMBEDDING, &[self.vocab, hidden])];
+        for layer in 0..self.layers {
+            let mut linear = |name: &str, out: usize, input: usize, bias: bool| {
+                let name = format!("model.layers.{layer}.{name}");
+                specs.push(TensorSpec::required(format!("{name}.weight"), &[out, input]));
+                if bias {
+                    specs.push(TensorSpec::required(format!("{name}.bias"), &[out]));
+                }
+            };
+            if self.fused_qkv {
+                linear("self_attn.qkv_proj", self.qkv_rows(), hidden, self.qkv_bias);
+            } else {
+                linear("self_attn.q_proj", q, hidden, self.qkv_bias);
+                linear("self_attn.k_proj", kv, hidden, self.qkv_bias);
+                linear("self_attn.v_proj", kv, hidden, self.qkv_bias);
+            }
+            linear("self_attn.o_proj", hidden, q, self.o_bias);
+            if self.fused_gate_up {
+                linear("mlp.gate_up_proj", 2 * width, hidden, self.mlp_bias);
+            } else {
+                linear("mlp.gate_proj", width, hidden, self.mlp_bias);
+                linear("mlp.up_proj", width, hidden, self.mlp_bias);
+            }
+            linear("mlp.down_proj", hidden, width, self.mlp_bias);
+            let mut norm = |name: &str, width: usize| {
+                specs.push(TensorSpec::required(format!("model.layers.{layer}.{name}.weight"), &[width]));
+            };
+            norm("input_layernorm", hidden);
+            norm("post_attention_layernorm", hidden);
+            if self.qk_norm {
+                norm("self_attn.q_norm", self.head_dim);
+                norm("self_attn.k_norm", self.head_dim);
+            }
+        }
+        specs.push(TensorSpec::required("model.norm.weight", &[hidden]));
+        let head = [self.vocab, hidden];
+        specs.push(TensorSpec { name: HEAD.to_string(), shape: head.to_vec(), optional: self.tied });
+        specs
+    }
+}
+
+const EMBEDDING: &str = "model.embed_tokens.weight";
+const HEAD: &str = "lm_head.weight";
+
+/// How a family reads its config: the reference's defaults and what its code does with the fields.
+struct Family {
+    kv_heads: Option<usize>,
+    head_dim: Option<usize>,
+    eps: f64,
+    max_positions: usize,
+    windows: Windows,
+    /// `None`: as `attention_bias` says, on all four projections.
+    qkv_bias: Option<bool>,
+    mlp_bias: bool,
+    qk_norm: bool,
+    fused: bool,
+    multipliers: bool,
+}
+
+/// Which fields decide the window of a layer.
+enum Windows {
+    /// None are read.
+    Never,
+    /// `sliding_window` holds for every layer; the value where the field is absent.
+    Every(Option<usize>),
+    /// `use_sliding_window`, `sliding_window`, and `layer_types` or `max_window_layers`.
+    ByLayer,
+}
+
+const FAMILY: Family = Family {
+    kv_heads: None,
+    head_dim: None,
+    eps: 1e-6,
+    max_positions: 2048,
+    windows: Windows::Never,
+    qkv_bias: None,
+    mlp_bias: true,
+    qk_norm: false,
+    fused: false,
+    multipliers: false,
+};
+
+const fn entry(
+    class_names: &'static [&'static str],
+    model_types: &'static [&'static str],
+    load: fn(&ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error>,
+) -> ArchEntry {
+    ArchEntry { class_names, model_types, task: Task::Generate, naming: Naming::Prefixed("model."), load }
+}
+
+/// Llama 1 to 3.2, SmolLM, TinyLlama and many others that use the class.
+pub const LLAMA: ArchEntry = entry(&["LlamaForCausalLM"], &["llama"], |c| load(c, &FAMILY));
+
+/// Mistral 7B: a sliding window in every layer, unless `sliding_window` is null.
+pub const MISTRAL: ArchEntry = entry(&["MistralForCausalLM"], &["mistral"], |c| {
+    let windows = Windows::Every(Some(4096));
+    let (qkv_bias, mlp_bias) = (Some(false), false);
+    load(c, &Family { kv_heads: Some(8), max_positions: 131_072, windows, qkv_bias, mlp_bias, ..FAMILY })
+});
+
+/// Qwen 2 and 2.5: biases on q, k and v; windows in the upper layers where switched on.
+pub const QWEN2: ArchEntry = entry(&["Qwen2ForCausalLM"], &["qwen2"], |c| {
+    let (windows, qkv_bias, mlp_bias) = (Windows::ByLayer, Some(true), false);
+    load(c, &Family { kv_heads: Some(32), max_positions: 32_768, windows, qkv_bias, mlp_bias, ..FAMILY })
+});
+
+/// Qwen 3: norms of queries and keys, a head width of its own.
+pub const QWEN3: ArchEntry = entry(&["Qwen3ForCausalLM"], &["qwen3"], |c| {
+    let (kv_heads, head_dim, windows) = (Some(32), Some(128), Windows::ByLayer);
+    load(c, &Family { kv_heads, head_dim, max_positions: 32_768, windows, mlp_bias: false, qk_norm: true, ..FAMILY })
+});
+
+/// Granite 3: Llama with four multipliers.
+pub const GRANITE: ArchEntry = entry(&["GraniteForCausalLM"], &["granite"], |c| load(c, &Family { multipliers: true, ..FAMILY }));
+
+/// Phi-3: fused projections and, in some, a head that is rotated in part. LongRoPE is refused.
+pub const PHI3: ArchEntry = entry(&["Phi3ForCausalLM"], &["phi3"], |c| {
+    let (windows, qkv_bias, mlp_bias) = (Windows::Every(None), Some(false), false);
+    load(c, &Family { eps: 1e-5, max_positions: 4096, windows, qkv_bias, mlp_bias, fused: true, ..FAMILY })
+});
+
+fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, Error> {
+    let hidden = c.usize("hidden_size", 1..=SIZE_MAX)?;
+    let layers = c.usize("num_hidden_layers", 1..=LAYERS_MAX)?;
+    let heads = c.usize("num_attention_heads", 1..=SIZE_MAX)?;
+    let vocab = c.usize("vocab_size", 1..=SIZE_MAX)?;
+    let intermediate = c.usize("intermediate_size", 1..=SIZE_MAX)?;
+    let max_positions = c.positions("max_position_embeddings", family.max_positions)?;
+
+    let kv_key = "num_key_value_heads";
+    let kv_default = if c.has(kv_key) { heads } else { family.kv_heads.unwrap_or(heads) };
+    let kv_heads = c.usize_or(kv_key, 1..=SIZE_MAX, kv_default)?;
+    if kv_heads > heads || !heads.is_multiple_of(kv_heads) {
+        let fields = (("num_attention_heads", heads), (kv_key, kv_heads));
+        return Err(c.disagree(fields.0, fields.1, "do not divide", "query heads a multiple of key-value heads"));
+    }
+    let head_dim = match c.usize_opt("head_dim", 1..=SIZE_MAX)?.or(family.head_dim) {
+        Some(width) => width,
+        None if hidden.is_multiple_of(heads) => hidden / heads,
+        None => {
+            let fields = (("hidden_size", hidden), ("num_attention_heads", heads));
+            return Err(c.disagree(fields.0, fields.1, "do not divide", "a multiple, or head_dim"));
+        }
+    };
+    c.product(("vocab_size", vocab), ("hidden_size", hidden))?;
+    c.product(("hidden_size", hidden), ("intermediate_size", intermediate))?;
+    let width = c.product(("num_attention_heads", heads), ("head_dim", head_dim))?;
+    c.product(("num_attention_heads × head_dim", width), ("hidden_size", hidden))?;
+
+    let eps = c.positive_or("rms_norm_eps", family.eps)?;
+    let act = config::activation(c, "hidden_act", "silu")?;
+    let (layer_types, windows) = windows(c, family, layers)?;
+    let rope = config::rope(c, max_positions, &layer_types)?;
+    check_rope(c, &rope, head_dim, family)?;
+
+    let attention_bias = c.bool_or("attention_bias", false)?;
+    let (qkv_bias, o_bias) = family.qkv_bias.map_or((attention_bias, attention_bias), |bias| (bias, false));
+    let mlp_bias = family.mlp_bias && c.bool_or("mlp_bias", false)?;
+    let tied = c.bool_or("tie_word_embeddings", false)?;
+
+    let multiplier =
+        |key: &str, default: f64| -> Result<f64, Error> { if family.multipliers { c.positive_or(key, default) } else { Ok(default) } };
+    let attention_multiplier = if family.multipliers { multiplier("attention_multiplier", 1.0)? } else { (head_dim as f64).powf(-0.5) };
+
+    let facts = Facts {
+        vocab_size: vocab,
+        hidden_size: hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        max_positions,
+        dtype: config::dtype(c)?,
+        tied_head: tied,
+        causal: true,
+        rope: Some(rope.clone()),
+        embedding: EMBEDDING,
+        head: Some(HEAD),
+    };
+    Ok(Box::new(DecoderConfig {
+        hidden,
+        layers,
+        heads,
+        kv_heads,
+        head_dim,
+        intermediate,
+        vocab,
+        eps,
+        act,
+        rope,
+        qkv_bias,
+        o_bias,
+        mlp_bias,
+        qk_norm: family.qk_norm,
+        fused_qkv: family.fused,
+        fused_gate_up: family.fused,
+        windows,
+        tied,
+        embedding_multiplier: multiplier("embedding_multiplier", 1.0)?,
+        attention_multiplier,
+        residual_multiplier: multiplier("residual_multiplier", 1.0)?,
+        logits_scaling: multiplier("logits_scaling", 1.0)?,
+        facts,
+    }))
+}
+
+/// Layer types (for nested RoPE parameters) and the window of each layer.
+fn windows<'a>(c: &ConfigReader<'a>, family: &Family, layers: usize) -> Result<(Vec<&'a str>, Vec<Option<usize>>), Error> {
+    let types = config::layer_types(c, layers)?;
+    let (window, sliding): (Option<usize>, Vec<bool>) = match family.windows {
+        Windows::Never => (None, vec![false; layers]),
+        Windows::Every(default) => {
+            let window = if c.has("sliding_window") { window_of(c)? } else { default };
+            let full = types.iter().flatten().find(|t| **t != "sliding_attention");
+            if let (Some(_), Some(full)) = (window, full) {
+                // The reference ignores the field for these classes; a mix would be read as a window everywhere.
+                return Err(c.unsupported("layer_types", full, "sliding_attention, as sliding_window is set"));
+            }
+            (window, vec![window.is_some(); layers])
+        }
+        Windows::ByLayer => {
+            let on = c.bool_or("use_sliding_window", false)?;
+            let window = match on {
+                true if c.has("sliding_window") => window_of(c)?,
+                true => Some(4096),
+                false => None,
+            };
+            let first = c.usize_or("max_window_layers", 0..=SIZE_MAX, 28)?;
+            let sliding: Vec<bool> = match &types {
+                Some(types) => types.iter().map(|t| *t == "sliding_attention").collect(),
+                None => (0..layers).map(|layer| window.is_some() && layer >= first).collect(),
+            };
+            (window, sliding)
+        }
+    };
+    if window.is_none() && sliding.contains(&true) {
+        let (place, expected) = ("layer_types and sliding_window", "sliding_window switched on");
+        let what = "contradict each other";
+        let found = "sliding_attention layers without a window";
+        return Err(Error::new(Kind::Disagree, c.file(), place, what, expected, found));
+    }
+    let windows = sliding.iter().map(|sliding| window.filter(|_| *sliding)).collect();
+    Ok((types.unwrap_or_default(), windows))
+}
+
+fn window_of(c: &ConfigReader<'_>) -> Result<Option<usize>, Error> {
+    c.usize_opt("sliding_window", 1..=SIZE_MAX)
+}
+
+fn check_rope(c: &ConfigReader<'_>, rope: &RopeConfig, head_dim: usize, family: &Family) -> Result<(), Error> {
+    let width = rope::rotary_dim(rope, head_dim);
+    if width < 2 || !width.is_multiple_of(2) {
+        let found = format!("{width} of head_dim {head_dim}");
+        return Err(c.unsupported("head_dim", found, "an even number of rotated elements"));
+    }
+    if family.fused && rope.kind != RopeKind::Default {
+        // In this family every other type name stands for LongRoPE.
+        return Err(c.unsupported("rope_scaling", "scaled RoPE in Phi-3 (longrope)", "none"));
+    }
+    if !family.fused && matches!(rope.kind, RopeKind::Default) && rope.partial_rotary_factor != 1.0 {
+        // The reference's plain RoPE of these classes rotates the whole head and drops the field.
+        return Err(c.unsupported("partial_rotary_factor", rope.partial_rotary_factor, "1.0 for this architecture"));
+    }
+    if matches!(rope.kind, RopeKind::Dynamic { .. }) && width < 4 {
+        return Err(c.unsupported("head_dim", head_dim, "at least 4 rotated elements with dynamic RoPE"));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn base(more: Value) -> Value {
+        let mut config = json!({
+            "hidden_size": 24, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "vocab_size": 31, "intermediate_size": 40, "max_position_embeddings": 64});
+        for (key, value) in more.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        config
+    }
+
+    fn read(entry: &ArchEntry, more: Value) -> Result<Box<dyn Architecture>, Error> {
+        let config = base(more);
+        (entry.load)(&ConfigReader::new("config.json", config.as_object().unwrap()))
+    }
+
+    fn names(arch: &dyn Architecture) -> Vec<String> {
+        arch.tensors().into_iter().filter(|s| !s.optional).map(|s| s.name).collect()
+    }
+
+    #[test]
+    fn families_ask_for_their_tensors() {
+        let has =
+            |entry: &ArchEntry, more: Value, name: &str| names(&*read(entry, more).unwrap()).contains(&format!("model.layers.2.{name}"));
+        assert!(!has(&LLAMA, json!({}), "self_attn.q_proj.bias"));
+        assert!(has(&LLAMA, json!({"attention_bias": true}), "self_attn.o_proj.bias"));
+        assert!(has(&LLAMA, json!({"mlp_bias": true}), "mlp.down_proj.bias"));
+        assert!(!has(&MISTRAL, json!({"attention_bias": true}), "self_attn.q_proj.bias"));
+        assert!(has(&QWEN2, json!({}), "self_attn.v_proj.bias"));
+        assert!(!has(&QWEN2, json!({}), "self_attn.o_proj.bias"));
+        assert!(has(&QWEN3, json!({}), "self_attn.k_norm.weight"));
+        assert!(has(&PHI3, json!({}), "mlp.gate_up_proj.weight"));
+        assert!(!has(&PHI3, json!({}), "self_attn.q_proj.weight"));
+        assert!(names(&*read(&LLAMA, json!({})).unwrap()).contains(&"lm_head.weight".to_string()));
+        let tied = read(&LLAMA, json!({"tie_word_embeddings": true})).unwrap();
+        assert!(!names(&*tied).contains(&"lm_head.weight".to_string()));
+        // Qwen 3's own head width, not hidden / heads.
+        assert_eq!(read(&QWEN3, json!({})).unwrap().facts().head_dim, 128);
+    }
+
+    fn windows_of(entry: &ArchEntry, more: Value) -> Vec<Option<usize>> {
+        let config = base(more);
+        let reader = ConfigReader::new("config.json", config.as_object().unwrap());
+        let family = match entry.class_names[0] {
+            "MistralForCausalLM" => Family { windows: Windows::Every(Some(4096)), ..FAMILY },
+            _ => Family { windows: Windows::ByLayer, ..FAMILY },
+        };
+        windows(&reader, &family, 3).unwrap().1
+    }
+
+    #[test]
+    fn windows_follow_the_family() {
+        assert_eq!(windows_of(&MISTRAL, json!({})), vec![Some(4096); 3]);
+        assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": null})), vec![None; 3]);
+        assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": 5})), vec![Some(5); 3]);
+        assert_eq!(windows_of(&QWEN2, json!({"sliding_window": 5})), vec![None; 3]);
+        let on = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 1});
+        assert_eq!(windows_of(&QWEN2, on), vec![None, Some(5), Some(5)]);
+        let types = ["sliding_attention", "full_attention", "sliding_attention"];
+        let on = json!({"use_sliding_window": true, "sliding_window": 5, "layer_types": types});
+        assert_eq!(windows_of(&QWEN2, on), vec![Some(5), None, Some(5)]);
+    }
+
+    #[test]
+    fn refusals_name_the_field() {
+        for (entry, more, exit, place) in [
+            (&LLAMA, json!({"hidden_size": 0}), 4, "hidden_size"),
+            (&LLAMA, json!({"num_attention_heads": 0}), 4, "num_attention_heads"),
+            (&LLAMA, json!({"num_hidden_layers": 1_000_000_000}), 7, "num_hidden_layers"),
+            (&LLAMA, json!({"hidden_size": 65}), 5, "hidden_size and num_attention_heads"),
+            (&LLAMA, json!({"num_key_value_heads": 3}), 5, "num_attention_heads and num_key_value_heads"),
+            (&LLAMA, json!({"num_key_value_heads": 8}), 5, "num_attention_heads and num_key_value_heads"),
+            (&LLAMA, json!({"vocab_size": 1u64 << 40, "hidden_size": 1u64 << 40}), 7, "vocab_size × hidden_size"),
+            (&LLAMA, json!({"max_position_embeddings": 1_000_000_000_000u64}), 7, "max_position_embeddings"),
+            (&LLAMA, json!({"rms_norm_eps": -1e-6}), 4, "rms_norm_eps"),
+            (&LLAMA, json!({"hidden_act": "foo"}), 6, "hidden_act"),
+            (&LLAMA, json!({"torch_dtype": "float7"}), 6, "torch_dtype"),
+            (&LLAMA, json!({"head_dim": 5}), 6, "head_dim"),
+            (&MISTRAL, json!({"sliding_window": 0}), 4, "sliding_window"),
+            (&MISTRAL, json!({"sliding_window": -1}), 4, "sliding_window"),
+            (&QWEN2, json!({"layer_types": ["full_attention"]}), 5, "layer_types and num_hidden_layers"),
+            (&QWEN2, json!({"layer_types": vec!["sliding_attention"; 3]}), 5, "layer_types and sliding_window"),
+            (&PHI3, json!({"rope_scaling": {"type": "yarn", "factor": 2}}), 6, "rope_scaling"),
+        ] {
+            let e = read(entry, more.clone()).err().unwrap_or_else(|| panic!("accepted {more}"));
+            assert_eq!((e.exit_code(), e.place.as_str()), (exit, place), "{more}: {e}");
+        }
+    }
+
+    #[test]
+    fn a_context_size_overrules_an_absurd_maximum() {
+        let config = base(json!({"max_position_embeddings": 1_000_000_000_000u64}));
+        let reader = ConfigReader::new("config.json", config.as_object().unwrap()).with_ctx_size(Some(64));
+        assert!((LLAMA.load)(&reader).is_ok());
+    }
+}

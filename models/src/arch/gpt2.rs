@@ -1,0 +1,158 @@
+//! GPT-2: learned positions, LayerNorm with bias, one fused `c_attn`, weights stored `[in, out]` (Conv1D).
+//!
+//! Checkpoints with a head prefix every name but the head's by `transformer.`; bare ones do not.
+//! Source: HF `modeling_gpt2.py`.
+
+use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec};
+use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
+use crate::error::Error;
+
+/// A GPT-2 decoder.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gpt2Config {
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Heads; queries, keys and values have equally many.
+    pub heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Width of the feed-forward block.
+    pub intermediate: usize,
+    /// Rows of the token embedding.
+    pub vocab: usize,
+    /// Rows of the position embedding.
+    pub positions: usize,
+    /// Added under the root of every LayerNorm.
+    pub eps: f64,
+    /// Function of the feed-forward block.
+    pub act: Activation,
+    /// Per layer: scores `q . k` are multiplied by this.
+    pub attention_scales: Vec<f64>,
+    /// Whether the head reads the token embedding.
+    pub tied: bool,
+    facts: Facts,
+}
+
+/// The registry's line.
+pub const GPT2: ArchEntry = ArchEntry {
+    class_names: &["GPT2LMHeadModel"],
+    model_types: &["gpt2"],
+    task: Task::Generate,
+    naming: Naming::Prefixed("transformer."),
+    load,
+};
+
+const EMBEDDING: &str = "transformer.wte.weight";
+const HEAD: &str = "lm_head.weight";
+
+impl Architecture for Gpt2Config {
+    fn facts(&self) -> &Facts {
+        &self.facts
+    }
+
+    fn tensors(&self) -> Vec<TensorSpec> {
+        let (hidden, width) = (self.hidden, self.intermediate);
+        let mut specs = vec![
+            TensorSpec::required(EMBEDDING, &[self.vocab, hidden]),
+            TensorSpec::required("transformer.wpe.weight", &[self.positions, hidden]),
+        ];
+        for layer in 0..self.layers {
+            let mut pair = |name: &str, shape: &[usize]| {
+                let name = format!("transformer.h.{layer}.{name}");
+                specs.push(TensorSpec::required(format!("{name}.weight"), shape));
+                specs.push(TensorSpec::required(format!("{name}.bias"), &shape[shape.len() - 1..]));
+            };
+            pair("ln_1", &[hidden]);
+            pair("attn.c_attn", &[hidden, 3 * hidden]);
+            pair("attn.c_proj", &[hidden, hidden]);
+            pair("ln_2", &[hidden]);
+            pair("mlp.c_fc", &[hidden, width]);
+            pair("mlp.c_proj", &[width, hidden]);
+        }
+        specs.push(TensorSpec::required("transformer.ln_f.weight", &[hidden]));
+        specs.push(TensorSpec::required("transformer.ln_f.bias", &[hidden]));
+        specs.push(TensorSpec { name: HEAD.to_string(), shape: vec![self.vocab, hidden], optional: self.tied });
+        specs
+    }
+}
+
+fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
+    let hidden = c.usize("n_embd", 1..=SIZE_MAX)?;
+    let layers = c.usize("n_layer", 1..=LAYERS_MAX)?;
+    let heads = c.usize("n_head", 1..=SIZE_MAX)?;
+    let vocab = c.usize("vocab_size", 1..=SIZE_MAX)?;
+    let positions = c.positions("n_positions", 1024)?;
+    if !hidden.is_multiple_of(heads) {
+        return Err(c.disagree(("n_embd", hidden), ("n_head", heads), "do not divide", "a multiple"));
+    }
+    let head_dim = hidden / heads;
+    let four = c.product(("n_embd", hidden), ("4", 4))?;
+    let intermediate = c.usize_or("n_inner", 1..=SIZE_MAX, four)?;
+    c.product(("vocab_size", vocab), ("n_embd", hidden))?;
+    c.product(("n_embd × 4", four), ("n_embd", hidden))?;
+    c.product(("n_inner", intermediate), ("n_embd", hidden))?;
+    c.product(("n_positions", positions), ("n_embd", hidden))?;
+    c.refuse_if_true("add_cross_attention")?;
+    // `reorder_and_upcast_attn` moves the same scale to another place: in f32 the result is the same.
+    c.bool_or("reorder_and_upcast_attn", false)?;
+    let base = if c.bool_or("scale_attn_weights", true)? { (head_dim as f64).powf(-0.5) } else { 1.0 };
+    let by_layer = c.bool_or("scale_attn_by_inverse_layer_idx", false)?;
+    let scale = |layer: usize| if by_layer { base / (layer as f64 + 1.0) } else { base };
+    let tied = c.bool_or("tie_word_embeddings", true)?;
+    let facts = Facts {
+        vocab_size: vocab,
+        hidden_size: hidden,
+        layers,
+        heads,
+        kv_heads: heads,
+        head_dim,
+        max_positions: positions,
+        dtype: config::dtype(c)?,
+        tied_head: tied,
+        causal: true,
+        rope: None,
+        embedding: EMBEDDING,
+        head: Some(HEAD),
+    };
+    Ok(Box::new(Gpt2Config {
+        hidden,
+        layers,
+        heads,
+        head_dim,
+        intermediate,
+        vocab,
+        positions,
+        eps: c.positive_or("layer_norm_epsilon", 1e-5)?,
+        act: config::activation(c, "activation_function", "gelu_new")?,
+        attention_scales: (0..layers).map(scale).collect(),
+        tied,
+        facts,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn reads_and_refuses() {
+        let base = json!({"n_embd": 12, "n_layer": 2, "n_head": 3, "vocab_size": 17, "n_positions": 9});
+        let read = |key: &str, value: serde_json::Value| {
+            let mut config = base.clone();
+            config[key] = value;
+            load(&ConfigReader::new("config.json", config.as_object().unwrap()))
+        };
+        let shape = |arch: &dyn Architecture, name: &str| arch.tensors().into_iter().find(|s| s.name == name).map(|s| s.shape).unwrap();
+        let plain = read("n_inner", json!(null)).unwrap();
+        assert_eq!(shape(&*plain, "transformer.h.1.mlp.c_fc.weight"), [12, 48]);
+        assert_eq!(shape(&*plain, "transformer.h.1.attn.c_attn.bias"), [36]);
+        assert!(plain.facts().tied_head);
+        assert_eq!(read("n_head", json!(5)).err().unwrap().exit_code(), 5);
+        assert_eq!(read("n_head", json!(0)).err().unwrap().exit_code(), 4);
+        assert_eq!(read("activation_function", json!("foo")).err().unwrap().exit_code(), 6);
+        assert_eq!(read("add_cross_attention", json!(true)).err().unwrap().exit_code(), 6);
+    }
+}

@@ -1,0 +1,201 @@
+//! The registry of architectures: which `config.json` belongs to which code.
+//!
+//! Each architecture is a file: a configuration struct with plain public fields, read and checked by `load`, and the
+//! list of tensors that its checkpoint must hold. Supporting another one is a new file and a new line in [`REGISTRY`].
+
+pub mod bert;
+pub mod decoder;
+pub mod gpt2;
+
+use crate::config::{ConfigReader, FloatType, RopeConfig};
+use crate::error::{Error, Kind};
+
+/// What an executable of this architecture does; it decides the verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// Continues a text: `generate`, `chat`, `logits`, `perplexity`.
+    Generate,
+    /// Maps a text to a vector: `embed`.
+    Embed,
+}
+
+/// One supported architecture (a class of the reference library).
+pub struct ArchEntry {
+    /// Values of `architectures[0]`.
+    pub class_names: &'static [&'static str],
+    /// Values of `model_type`.
+    pub model_types: &'static [&'static str],
+    /// What it is for.
+    pub task: Task,
+    /// How tensor names of checkpoints become the canonical ones.
+    pub naming: Naming,
+    /// Reads and checks `config.json`.
+    pub load: fn(&ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error>,
+}
+
+/// Checkpoints of a bare model and of a model with a head differ by a prefix; both are common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Naming {
+    /// Canonical names start with this prefix (heads excepted); it is added where a checkpoint has none.
+    Prefixed(&'static str),
+    /// Canonical names have no prefix; this one is removed where a checkpoint has it.
+    Bare(&'static str),
+}
+
+/// Every architecture that can be compiled.
+pub static REGISTRY: &[ArchEntry] =
+    &[decoder::LLAMA, decoder::MISTRAL, decoder::QWEN2, decoder::QWEN3, decoder::GRANITE, decoder::PHI3, gpt2::GPT2, bert::BERT];
+
+/// A model that was read from a `config.json` and is consistent in itself.
+pub trait Architecture: Send + Sync {
+    /// Sizes and switches that other parts of the compiler ask for.
+    fn facts(&self) -> &Facts;
+
+    /// The tensors that a checkpoint must or may hold, by canonical name.
+    fn tensors(&self) -> Vec<TensorSpec>;
+
+    /// Whether a tensor outside [`Architecture::tensors`] is known and of no use (a buffer, the head of another task).
+    fn ignores(&self, name: &str) -> bool {
+        is_known_buffer(name)
+    }
+}
+
+/// Sizes and switches of a model, in the words of design.md.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Facts {
+    /// Rows of the token embedding.
+    pub vocab_size: usize,
+    /// Width of the residual stream.
+    pub hidden_size: usize,
+    /// Number of layers.
+    pub layers: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Key and value heads.
+    pub kv_heads: usize,
+    /// Elements of one head.
+    pub head_dim: usize,
+    /// Positions that the model was made for.
+    pub max_positions: usize,
+    /// Type of the checkpoint as the config states it.
+    pub dtype: Option<FloatType>,
+    /// Whether the head reads the token embedding.
+    pub tied_head: bool,
+    /// Whether a position sees only itself and earlier ones.
+    pub causal: bool,
+    /// Rotary embedding; `None` where positions are learned.
+    pub rope: Option<RopeConfig>,
+    /// Canonical name of the token embedding `[vocab_size, hidden_size]`.
+    pub embedding: &'static str,
+    /// Canonical name of the head `[vocab_size, hidden_size]`, used unless `tied_head`.
+    pub head: Option<&'static str>,
+}
+
+/// A tensor that an architecture asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorSpec {
+    /// Canonical name.
+    pub name: String,
+    /// Extents, outermost first.
+    pub shape: Vec<usize>,
+    /// Whether the checkpoint may lack it.
+    pub optional: bool,
+}
+
+impl TensorSpec {
+    /// A tensor that must be there.
+    pub fn required(name: impl Into<String>, shape: &[usize]) -> TensorSpec {
+        TensorSpec { name: name.into(), shape: shape.to_vec(), optional: false }
+    }
+
+    /// A tensor that may be there.
+    pub fn optional(name: impl Into<String>, shape: &[usize]) -> TensorSpec {
+        TensorSpec { name: name.into(), shape: shape.to_vec(), optional: true }
+    }
+}
+
+/// The entry that a `config.json` asks for. With `sentence_encoder` (a `modules.json` is present) the model type alone
+/// decides, since only the bare encoder is loaded then, whatever head the checkpoint was saved with.
+pub fn find(config: &ConfigReader<'_>, sentence_encoder: bool) -> Result<&'static ArchEntry, Error> {
+    let classes = config.strings("architectures")?.unwrap_or_default();
+    let class = classes.first().copied();
+    let model_type = config.str_opt("model_type")?;
+    let by_class = class.map(|c| REGISTRY.iter().find(|e| e.class_names.contains(&c)));
+    let by_type = model_type.map(|t| REGISTRY.iter().find(|e| e.model_types.contains(&t)));
+    let unsupported = |key: &str, found: &str| Err(config.unsupported(key, found, supported()));
+    match (by_class, by_type) {
+        (None, None) => {
+            let place = "architectures and model_type";
+            let e = Error::new(Kind::Unsupported, config.file(), place, "are both missing", supported(), "neither");
+            Err(e)
+        }
+        (Some(None), Some(Some(entry))) if sentence_encoder && entry.task == Task::Embed => Ok(entry),
+        (Some(None), _) => unsupported("architectures", class.unwrap_or_default()),
+        (_, Some(None)) if by_class.is_none() => unsupported("model_type", model_type.unwrap_or_default()),
+        (Some(Some(entry)), None) | (None, Some(Some(entry))) => Ok(entry),
+        (Some(Some(a)), Some(Some(b))) if std::ptr::eq(a, b) => Ok(a),
+        (Some(Some(entry)), Some(_)) => {
+            let place = "architectures and model_type";
+            let expected = format!("model_type {}", entry.model_types.join(" or "));
+            let found = format!("{} and {}", class.unwrap_or_default(), model_type.unwrap_or_default());
+            Err(Error::new(Kind::Disagree, config.file(), place, "contradict each other", expected, found))
+        }
+        (None, Some(None)) => unsupported("model_type", model_type.unwrap_or_default()),
+    }
+}
+
+/// The class names that can be compiled, for messages.
+pub fn supported() -> String {
+    let names: Vec<&str> = REGISTRY.iter().flat_map(|e| e.class_names).copied().collect();
+    format!("one of {}", names.join(", "))
+}
+
+/// Buffers that older library versions stored beside the weights; they are computed, never read.
+fn is_known_buffer(name: &str) -> bool {
+    [".position_ids", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|s| name.ends_with(s))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn exit_of(config: serde_json::Value, sentence_encoder: bool) -> Result<&'static str, i32> {
+        let reader = ConfigReader::new("config.json", config.as_object().unwrap());
+        find(&reader, sentence_encoder).map(|e| e.class_names[0]).map_err(|e| e.exit_code())
+    }
+
+    #[test]
+    fn architectures_and_model_type() {
+        for (config, expected) in [
+            (json!({"architectures": ["LlamaForCausalLM"], "model_type": "llama"}), Ok("LlamaForCausalLM")),
+            (json!({"architectures": ["LlamaForCausalLM"]}), Ok("LlamaForCausalLM")),
+            (json!({"model_type": "qwen3"}), Ok("Qwen3ForCausalLM")),
+            (json!({"architectures": ["FooForCausalLM"], "model_type": "llama"}), Err(6)),
+            (json!({"model_type": "foo"}), Err(6)),
+            (json!({}), Err(6)),
+            (json!({"architectures": ["LlamaForCausalLM"], "model_type": "mistral"}), Err(5)),
+            (json!({"architectures": ["LlamaForCausalLM"], "model_type": "foo"}), Err(5)),
+            (json!({"architectures": "LlamaForCausalLM"}), Err(4)),
+            (json!({"architectures": ["BertForMaskedLM"], "model_type": "bert"}), Err(6)),
+        ] {
+            assert_eq!(exit_of(config.clone(), false), expected, "{config}");
+        }
+        let masked = json!({"architectures": ["BertForMaskedLM"], "model_type": "bert"});
+        assert_eq!(exit_of(masked, true), Ok("BertModel"));
+    }
+
+    #[test]
+    fn names_are_unique() {
+        let all: Vec<_> = REGISTRY.iter().flat_map(|e| e.class_names.iter().chain(e.model_types)).collect();
+        let set: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(all.len(), set.len());
+    }
+
+    #[test]
+    fn buffers_are_not_weights() {
+        assert!(is_known_buffer("model.layers.0.self_attn.rotary_emb.inv_freq"));
+        assert!(is_known_buffer("transformer.h.0.attn.bias"));
+        assert!(!is_known_buffer("transformer.h.0.attn.c_attn.bias"));
+    }
+}

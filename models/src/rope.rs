@@ -1,0 +1,98 @@
+//! Rotary position embedding: the inverse frequencies, computed as the reference computes them.
+//!
+//! In: a [`RopeConfig`] and the width of a head. Out: one `f32` per rotated pair and the factor on cos and sin. All
+//! tensor arithmetic is f32 in the reference's order of operations; its Python scalars are f64 until they meet a tensor.
+//! `powf` is the correctly rounded one (through f64), which the reference's vector library matches to one unit in the
+//! last place.
+//!
+//! Source: HF `modeling_rope_utils.py` and `LlamaRotaryEmbedding`; YaRN: Peng et al. 2023; Llama 3.1's scaling.
+
+use crate::config::{RopeConfig, RopeKind};
+
+/// How many of a head's elements are rotated: `int(head_dim * partial_rotary_factor)`.
+pub fn rotary_dim(rope: &RopeConfig, head_dim: usize) -> usize {
+    (head_dim as f64 * rope.partial_rotary_factor) as usize
+}
+
+/// Inverse frequencies of the `rotary_dim / 2` pairs and the factor that cos and sin are multiplied with.
+/// Pair `i` is elements `i` and `i + rotary_dim / 2`; the angle at position `p` is `p as f32 * inv_freq[i]`.
+/// `dynamic` gives the frequencies of positions below `max_positions`, where it equals the plain kind.
+pub fn inv_freq(rope: &RopeConfig, head_dim: usize, max_positions: usize) -> (Vec<f32>, f32) {
+    let dim = rotary_dim(rope, head_dim);
+    match rope.kind {
+        RopeKind::Default => (plain(rope.theta, dim), 1.0),
+        RopeKind::Linear { factor } => {
+            let factor = factor as f32;
+            (plain(rope.theta, dim).into_iter().map(|f| f / factor).collect(), 1.0)
+        }
+        RopeKind::Dynamic { factor } => {
+            // The reference goes through this formula at the trained length too; its rounding is kept.
+            let length = max_positions as f64;
+            let growth = (factor * length / length) - (factor - 1.0);
+            let theta = rope.theta * libm::pow(growth, dim as f64 / (dim as f64 - 2.0));
+            (plain(theta, dim), 1.0)
+        }
+        RopeKind::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+            let length = original_max_position_embeddings as f64;
+            let low_wavelength = (length / low_freq_factor) as f32;
+            let high_wavelength = (length / high_freq_factor) as f32;
+            let (scale, span) = (factor as f32, (high_freq_factor - low_freq_factor) as f32);
+            let scaled = plain(rope.theta, dim).into_iter().map(|f| {
+                let wavelength = std::f64::consts::TAU as f32 / f;
+                if wavelength > low_wavelength {
+                    f / scale
+                } else if wavelength < high_wavelength {
+                    f
+                } else {
+                    let smooth = (length as f32 / wavelength - low_freq_factor as f32) / span;
+                    (1.0 - smooth) * f / scale + smooth * f
+                }
+            });
+            (scaled.collect(), 1.0)
+        }
+        RopeKind::Yarn { factor, beta_fast, beta_slow, truncate, original_max_position_embeddings, .. } => {
+            let length = original_max_position_embeddings as f64;
+            let dim_of = |rotations: f64| {
+                let turns = libm::log(length / (rotations * 2.0 * std::f64::consts::PI));
+                (dim as f64 * turns) / (2.0 * libm::log(rope.theta))
+            };
+            let (mut low, mut high) = (dim_of(beta_fast), dim_of(beta_slow));
+            if truncate {
+                (low, high) = (low.floor(), high.ceil());
+            }
+            (low, high) = (low.max(0.0), high.min(dim as f64 - 1.0));
+            if low == high {
+                high += 0.001;
+            }
+            let frequencies = powers(rope.theta, dim).into_iter().enumerate().map(|(i, power)| {
+                let ramp = ((i as f32 - low as f32) / (high - low) as f32).clamp(0.0, 1.0);
+                let extrapolate = 1.0 - ramp;
+                let (interpolated, extrapolated) = (1.0 / (factor as f32 * power), 1.0 / power);
+                interpolated * (1.0 - extrapolate) + extrapolated * extrapolate
+            });
+            (frequencies.collect(), yarn_attention_factor(&rope.kind) as f32)
+        }
+    }
+}
+
+/// YaRN's factor on cos and sin: given, or from `mscale` and `mscale_all_dim`, or from `factor`.
+fn yarn_attention_factor(kind: &RopeKind) -> f64 {
+    let RopeKind::Yarn { factor, attention_factor, mscale, mscale_all_dim, .. } = *kind else { return 1.0 };
+    let of = |mscale: f64| if factor <= 1.0 { 1.0 } else { 0.1 * mscale * libm::log(factor) + 1.0 };
+    match (attention_factor, mscale, mscale_all_dim) {
+        (Some(given), _, _) => given,
+        (None, Some(m), Some(all)) if m != 0.0 && all != 0.0 => of(m) / of(all),
+        _ => of(1.0),
+    }
+}
+
+/// `1 / theta^(2i / dim)`.
+fn plain(theta: f64, dim: usize) -> Vec<f32> {
+    powers(theta, dim).into_iter().map(|p| 1.0 / p).collect()
+}
+
+/// `theta^(2i / dim)` for `i` in `0..dim / 2`.
+fn powers(theta: f64, dim: usize) -> Vec<f32> {
+    let theta = f64::from(theta as f32);
+    (0..dim).step_by(2).map(|i| libm::pow(theta, f64::from(i as f32 / dim as f32)) as f32).collect()
+}
