@@ -104,6 +104,13 @@ impl Value<'_> {
     pub fn lanes(&self) -> u32 {
         self.ty.lanes
     }
+    /// The value of an integer constant.
+    pub fn as_const_int(&self) -> Option<i64> {
+        match self.raw {
+            BasicValueEnum::IntValue(v) => v.get_sign_extended_constant(),
+            _ => None,
+        }
+    }
 }
 
 /// Comparisons: signed for integers, ordered for floats except [`Cmp::Ne`] (true for NaN), as in Rust.
@@ -459,6 +466,10 @@ impl<'m, 'c> Fb<'m, 'c> {
     /// Logical shift right by a constant.
     pub fn lshr(&self, a: Value<'c>, bits: u32) -> Value<'c> {
         self.binop(InstructionOpcode::LShr, a, self.splat(self.int_of(a.ty.elem, bits.into()), a.ty.lanes))
+    }
+    /// Arithmetic shift right by a constant.
+    pub fn ashr(&self, a: Value<'c>, bits: u32) -> Value<'c> {
+        self.binop(InstructionOpcode::AShr, a, self.splat(self.int_of(a.ty.elem, bits.into()), a.ty.lanes))
     }
     /// Comparison -> i1 lanes.
     pub fn cmp(&self, op: Cmp, a: Value<'c>, b: Value<'c>) -> Value<'c> {

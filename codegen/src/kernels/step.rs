@@ -1,0 +1,1 @@
+//! The step function of a program.

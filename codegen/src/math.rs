@@ -1,0 +1,69 @@
+//! f32 functions as polynomials, for scalars and vectors alike (the same operations, so the same bits in every lane and tail).
+//!
+//! Coefficients: minimax fits by Remez exchange in 40 digits, rounded to f32; the schemes (range reduction by ln 2 in two parts, odd
+//! polynomial near 0 for tanh and erf, `1 - exp(-p(|x|))` for large erf) are those of Cephes and of N. Juffa's `erff`.
+
+use crate::llvm::builder::{Cmp, Elem, Fb, Value};
+
+/// `c[0] + x * (c[1] + x * ...)`, one fma each.
+fn poly<'c>(fb: &Fb<'_, 'c>, x: Value<'c>, coefficients: &[f32]) -> Value<'c> {
+    let mut terms = coefficients.iter().rev().map(|&c| fb.f32s(c, x.lanes()));
+    let first = terms.next().expect("coefficients");
+    terms.fold(first, |sum, c| fb.fma(sum, x, c))
+}
+
+/// `e^x`, relative error below 2e-7 where the result is normal; 0 below -104 and for -inf, inf above 88.73, NaN stays NaN.
+pub fn exp<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let lanes = x.lanes();
+    let k = |v: f32| fb.f32s(v, lanes);
+    // The second operand of min and max is the result for NaN.
+    let x = fb.min(k(89.0), fb.max(k(-104.0), x));
+    // Adding 1.5 * 2^23 rounds to the nearest integer, in the low bits of the mantissa. No float-to-int conversion: NaN may come.
+    let magic = k(12_582_912.0);
+    let shifted = fb.fma(x, k(std::f32::consts::LOG2_E), magic);
+    let n = fb.sub(shifted, magic);
+    let r = fb.fma(n, k(-0.693_359_4), x);
+    let r = fb.fma(n, k(2.121_944_4e-4), r);
+    let q = poly(fb, r, &[0.499_999_94, 0.166_665_15, 0.041_668_456, 0.008_369_419, 0.001_381_314_5]);
+    let p = fb.add(fb.fma(fb.mul(r, r), q, r), k(1.0));
+    // 2^n in two factors: n reaches from -150 to 128.
+    let int = |v: i64| fb.splat(fb.int_of(Elem::I32, v), lanes);
+    let bits = |v: Value<'c>| fb.bitcast(v, v.ty().with(Elem::I32));
+    let n = fb.sub(bits(shifted), bits(magic));
+    let half = fb.ashr(n, 1);
+    let power = |n: Value<'c>| fb.bitcast(fb.shl(fb.add(n, int(127)), 23), x.ty());
+    fb.mul(fb.mul(p, power(half)), power(fb.sub(n, half)))
+}
+
+/// `1 / (1 + e^-x)`.
+pub fn sigmoid<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let one = fb.f32s(1.0, x.lanes());
+    fb.div(one, fb.add(one, exp(fb, fb.neg(x))))
+}
+
+/// Hyperbolic tangent, relative error below 3e-7.
+pub fn tanh<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let k = |v: f32| fb.f32s(v, x.lanes());
+    let t = fb.mul(x, x);
+    let p = poly(fb, t, &[-0.333_331_76, 0.133_288_03, -0.053_537_44, 0.020_034_248, -0.005_085_66]);
+    let small = fb.fma(fb.mul(x, t), p, x);
+    let a = fb.abs(x);
+    let e = exp(fb, fb.add(a, a));
+    let large = fb.sub(k(1.0), fb.div(k(2.0), fb.add(e, k(1.0))));
+    fb.select(fb.cmp(Cmp::Lt, a, k(0.625)), small, fb.copysign(large, x))
+}
+
+/// Error function, relative error below 3e-7 for |x| < 1, absolute error below 1.5e-7 everywhere.
+pub fn erf<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let k = |v: f32| fb.f32s(v, x.lanes());
+    let t = fb.mul(x, x);
+    // 2/sqrt(pi) - 1 as the first coefficient and `x +` outside: one rounding less.
+    let p = poly(fb, t, &[0.128_379_17, -0.376_126_26, 0.112_835_854, -0.026_853_81, 0.005_188_327_7, -0.000_801_019_4, 7.853_861e-5]);
+    let small = fb.fma(x, p, x);
+    // 4: the next f32 is 1.
+    let a = fb.abs(x);
+    let a = fb.min(k(4.0), a);
+    let q = poly(fb, a, &[0.000_353_748_06, 1.127_039_9, 0.638_225_9, 0.103_037_18, -0.021_805_223, 0.002_939_582_1, -0.000_185_571_32]);
+    let large = fb.sub(k(1.0), exp(fb, fb.neg(q)));
+    fb.select(fb.cmp(Cmp::Lt, a, k(1.0)), small, fb.copysign(large, x))
+}
