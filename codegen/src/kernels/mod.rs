@@ -4,6 +4,7 @@
 //! what the generators have in common: the call's arguments ([`Call`]), operand addresses, extents, shares.
 
 pub mod loops;
+pub mod matmul;
 pub mod step;
 
 use crate::expr::Scope;

@@ -3,7 +3,13 @@
 //! In: a [`Program`] with one region. Out: its kernel as a loaded function, run once per thread over a [`Step`].
 #![allow(dead_code, reason = "each test file uses its part")]
 
+use rcompile_codegen::Error;
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::llvm::builder::ModuleBuilder;
+use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_runtime::abi::{ABI_VERSION, StepCtx, Tile};
+use std::ffi::{CString, c_char, c_int, c_void};
+use std::process::Command;
 
 /// xorshift64*: the same numbers in every run.
 pub struct Rng(u64);
@@ -181,5 +187,69 @@ impl Step {
 /// A compiled kernel in this process.
 pub struct Loaded {
     /// Its entry.
-    pub function: unsafe extern "C" fn(*const StepCtx, u32, u32, u32),
+    pub function: KernelFn,
+}
+
+impl Loaded {
+    /// Assembly of one kernel, for any target.
+    pub fn assembly(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> String {
+        module::build("kernel", isa, 3, Emit { llvm_ir: false, asm: true }, |mb| fill(mb, "kernel")).unwrap().asm.unwrap()
+    }
+    /// Compiles one kernel as object, links it as a shared library and loads it. Returns its assembly too.
+    pub fn build(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> (Loaded, String) {
+        let emit = Emit { llvm_ir: false, asm: true };
+        let compiled = module::build("kernel", isa, 3, emit, |mb| fill(mb, "kernel")).unwrap();
+        let asm = compiled.asm.unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let (object, library) = (dir.path().join("kernel.o"), dir.path().join("kernel.so"));
+        std::fs::write(&object, &compiled.object).unwrap();
+        let status = Command::new("cc").arg("-shared").arg("-o").arg(&library).arg(&object).status().unwrap();
+        assert!(status.success(), "cc -shared");
+        let path = CString::new(library.to_str().unwrap()).unwrap();
+        // SAFETY: the library holds one kernel and no initialisers; it stays loaded for the life of the process.
+        let function = unsafe {
+            let handle = dlopen(path.as_ptr(), 2);
+            assert!(!handle.is_null(), "dlopen");
+            let symbol = dlsym(handle, c"kernel".as_ptr());
+            assert!(!symbol.is_null(), "dlsym");
+            std::mem::transmute::<*mut c_void, KernelFn>(symbol)
+        };
+        (Loaded { function }, asm)
+    }
+}
+
+/// Signature of kernels.
+pub type KernelFn = unsafe extern "C" fn(*const StepCtx, u32, u32, u32);
+
+unsafe extern "C" {
+    fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
+    fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
+}
+
+/// Targets whose code this machine can run: v3, v4 and the host with the dot instruction where it has it.
+pub fn isas() -> Vec<Isa> {
+    let mut list = vec![Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap()];
+    let native = Isa::native().unwrap();
+    if native.lanes == 16 {
+        list.push(Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap());
+    }
+    list.push(native);
+    list
+}
+
+/// Innermost loops of the assembly's function `name`: bodies from a label to the jump back to it that hold no other such loop.
+pub fn inner_loops<'a>(asm: &'a str, name: &str) -> Vec<Vec<&'a str>> {
+    let lines: Vec<&str> = asm.lines().map(str::trim).collect();
+    let begin = lines.iter().position(|l| l.starts_with(&format!("{name}:")) || l.starts_with(&format!("\"{name}\":"))).expect(name);
+    let end = begin + lines[begin..].iter().position(|l| l.starts_with(".Lfunc_end")).unwrap();
+    let body = &lines[begin..end];
+    let mut loops: Vec<(usize, usize)> = vec![];
+    for (at, line) in body.iter().enumerate() {
+        let Some(target) = line.strip_prefix('j').and_then(|l| l.split_whitespace().nth(1)) else { continue };
+        if let Some(label) = body[..at].iter().rposition(|l| l.starts_with(&format!("{target}:"))) {
+            loops.push((label, at));
+        }
+    }
+    let inner = |a: &(usize, usize)| !loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
+    loops.iter().filter(|l| inner(l)).map(|l| body[l.0..l.1].to_vec()).collect()
 }

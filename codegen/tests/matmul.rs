@@ -1,0 +1,452 @@
+//! Matmul kernels against plain Rust, and the promise that bits do not depend on rows, threads, blocks or walks.
+
+mod kernel_harness;
+
+use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, inner_loops, isas, to_bf16, to_f16};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::kernels::matmul;
+use rcompile_codegen::program::*;
+
+/// Epilogues under test.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Epilogue {
+    /// `out = acc`
+    Plain,
+    /// `out = acc + bias[col] + residual[row, col]`
+    BiasResidual,
+    /// `out = silu(acc0) * acc1`
+    SiluGate,
+}
+
+/// A matmul with everything around it.
+#[derive(Clone, Debug)]
+struct Case {
+    dtype: DType,
+    compute: Compute,
+    k: u32,
+    groups: u32,
+    group_cols: u32,
+    epilogue: Epilogue,
+    out: DType,
+    tile: MatmulTile,
+    /// `a` is private scratch that a prologue fills with twice the buffer.
+    prologue: bool,
+    /// Groups from 1 on are negated in place by a group nest.
+    group_nest: bool,
+}
+
+const CAPACITY: u32 = 40;
+const LAYERS: usize = 2;
+
+impl Case {
+    fn new(isa: &Isa, dtype: DType) -> Case {
+        Case {
+            dtype,
+            compute: Compute::F32,
+            k: 64,
+            groups: 1,
+            group_cols: 250,
+            epilogue: Epilogue::Plain,
+            out: DType::F32,
+            tile: MatmulTile { mr: isa.tile_rows, accumulators: 12, k_block: 0, n_block: 3, prefetch: 512 },
+            prologue: false,
+            group_nest: false,
+        }
+    }
+    fn ways(&self) -> u32 {
+        if self.epilogue == Epilogue::SiluGate { 2 } else { 1 }
+    }
+    fn panels(&self) -> Panels {
+        let k_pack = if self.dtype == DType::Bf16 { 2 } else { 1 };
+        Panels { nr: 32, k_pack, k: self.k, groups: self.groups, group_cols: self.group_cols, ways: self.ways() }
+    }
+    fn a_dtype(&self) -> DType {
+        if self.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 }
+    }
+
+    /// Buffers: 0 `a`, 1 `residual`, 2 `out`. Weights: 0 panels, 1 bias.
+    fn program(&self) -> (Program, Matmul) {
+        let panels = self.panels();
+        let a_stride = (self.k + 1).next_multiple_of(32);
+        let columns = panels.padded_cols();
+        let mut offset = 0;
+        let mut buffer = |name: &str, dtype: DType, stride: u32| {
+            let b = Buffer { name: name.into(), dtype, rows: CAPACITY, stride, offset };
+            offset += u64::from(CAPACITY * stride) * 4;
+            b
+        };
+        let buffers = vec![
+            buffer("a", self.a_dtype(), a_stride),
+            buffer("residual", DType::F32, columns),
+            buffer("out", self.out, columns),
+        ];
+        let arena_bytes = offset;
+        let panel_bytes = (panels.len() * self.dtype.size()).next_multiple_of(64);
+        let bias_bytes = u64::from(columns) * 4;
+        let weight = |name: &str, dtype: DType, layout: Layout, first: u64, bytes: u64| Weight {
+            name: name.into(),
+            dtype,
+            layout,
+            offsets: (0..LAYERS as u64).map(|l| first + l * bytes).collect(),
+        };
+        let weights = vec![
+            weight("w", self.dtype, Layout::Panels(panels), 0, panel_bytes),
+            weight("bias", DType::F32, Layout::Plain, panel_bytes * LAYERS as u64, bias_bytes),
+        ];
+
+        let mut e = Exprs::default();
+        let (row, col) = (VarId(0), VarId(1));
+        let [r, c] = [row, col].map(|v| e.add(Expr::Var(v)));
+        let stride = e.int(columns.into());
+        let at = e.binary(BinaryOp::Mul, r, stride);
+        let at = e.binary(BinaryOp::Add, at, c);
+        let acc = e.add(Expr::Acc(0));
+        let value = match self.epilogue {
+            Epilogue::Plain => acc,
+            Epilogue::BiasResidual => {
+                let bias = e.add(Expr::Load(OperandId(2), c));
+                let residual = e.add(Expr::Load(OperandId(1), at));
+                let sum = e.binary(BinaryOp::Add, acc, bias);
+                e.binary(BinaryOp::Add, sum, residual)
+            }
+            Epilogue::SiluGate => {
+                let up = e.add(Expr::Acc(1));
+                let sigmoid = e.add(Expr::Unary(UnaryOp::Sigmoid, acc));
+                let silu = e.binary(BinaryOp::Mul, acc, sigmoid);
+                e.binary(BinaryOp::Mul, silu, up)
+            }
+        };
+        let operand = |place: Place, dtype: DType| Operand { place, dtype };
+        let a = if self.prologue { Place::Private(64) } else { Place::Buffer(BufferId(0)) };
+        let matmul = Matmul {
+            rows: Extent::Rows,
+            a: operand(a, self.a_dtype()),
+            a_stride,
+            prologue: self.prologue.then(|| self.prologue_nest(a_stride)),
+            weight: WeightId(0),
+            panels,
+            compute: self.compute,
+            tile: self.tile,
+            row,
+            col,
+            operands: vec![
+                operand(Place::Buffer(BufferId(2)), self.out),
+                operand(Place::Buffer(BufferId(1)), DType::F32),
+                operand(Place::Weight(WeightId(1)), DType::F32),
+            ],
+            exprs: e,
+            stores: vec![Store { operand: OperandId(0), index: at, value }],
+            group_nests: if self.group_nest { vec![self.negate_nest(columns)] } else { vec![] },
+        };
+        let region = Region { name: "test".into(), kernel: Kernel::Matmul(matmul.clone()) };
+        let program = Program {
+            entry: "step".into(),
+            bucket: CAPACITY,
+            max_logit_rows: CAPACITY,
+            max_runs: 1,
+            tile_rows: 1,
+            buffers,
+            weights,
+            regions: vec![region],
+            body: vec![Item::Layers { count: LAYERS as u32, body: vec![Item::Region(RegionId(0))] }],
+            arena_bytes,
+            private_bytes: self.private_bytes(),
+        };
+        (program, matmul)
+    }
+    fn private_bytes(&self) -> u64 {
+        (64 + u64::from(CAPACITY * (self.k + 32)) * 4).next_multiple_of(128)
+    }
+    /// `private[row, i] = 2 * a[row, i]`.
+    fn prologue_nest(&self, a_stride: u32) -> LoopNest {
+        let mut e = Exprs::default();
+        let [r, i] = [0, 1].map(|v| e.add(Expr::Var(VarId(v))));
+        let stride = e.int(a_stride.into());
+        let at = e.binary(BinaryOp::Mul, r, stride);
+        let at = e.binary(BinaryOp::Add, at, i);
+        let x = e.add(Expr::Load(OperandId(0), at));
+        let value = e.binary(BinaryOp::Add, x, x);
+        let dtype = self.a_dtype();
+        LoopNest {
+            outer: vec![(VarId(0), Extent::Rows)],
+            operands: vec![
+                Operand { place: Place::Buffer(BufferId(0)), dtype },
+                Operand { place: Place::Private(64), dtype },
+            ],
+            exprs: e,
+            layer_ints: vec![],
+            stages: vec![Stage {
+                var: VarId(1),
+                range: 0..self.k,
+                kind: StageKind::Store(vec![Store { operand: OperandId(1), index: at, value }]),
+            }],
+        }
+    }
+    /// `out[row, (1 + g) * padded_group + i] *= -1`.
+    fn negate_nest(&self, columns: u32) -> GroupNest {
+        let mut e = Exprs::default();
+        let [r, g, i] = [0, 1, 2].map(|v| e.add(Expr::Var(VarId(v))));
+        let stride = e.int(columns.into());
+        let padded = e.int(self.panels().padded_group().into());
+        let one = e.int(1);
+        let at = e.binary(BinaryOp::Mul, r, stride);
+        let group = e.binary(BinaryOp::Add, g, one);
+        let group = e.binary(BinaryOp::Mul, group, padded);
+        let at = e.binary(BinaryOp::Add, at, group);
+        let at = e.binary(BinaryOp::Add, at, i);
+        let x = e.add(Expr::Load(OperandId(0), at));
+        let value = e.add(Expr::Unary(UnaryOp::Neg, x));
+        let nest = LoopNest {
+            outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(self.groups - 1))],
+            operands: vec![Operand { place: Place::Buffer(BufferId(2)), dtype: self.out }],
+            exprs: e,
+            layer_ints: vec![],
+            stages: vec![Stage {
+                var: VarId(2),
+                range: 0..self.group_cols,
+                kind: StageKind::Store(vec![Store { operand: OperandId(0), index: at, value }]),
+            }],
+        };
+        GroupNest { groups: 1..self.groups, nest }
+    }
+
+    /// Compiles, runs all row counts with 1 to 3 threads, compares numbers with f64 and bits with each other. Returns the assembly.
+    fn check(&self, isa: &Isa) -> String {
+        let (program, kernel) = self.program();
+        let (loaded, asm) =
+            Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let mr = self.tile.mr;
+        let row_counts: Vec<u32> = (1..=mr + 1).chain([2 * mr + 1, 33, CAPACITY]).filter(|&r| r <= CAPACITY).collect();
+        let mut first: Option<Vec<Vec<u32>>> = None;
+        for &rows in row_counts.iter().rev() {
+            for threads in 1..=3 {
+                let bits = self.run(isa, &program, &kernel, &loaded, rows, threads, first.is_none());
+                match &first {
+                    None => first = Some(bits),
+                    Some(first) => assert!(
+                        first[..rows as usize] == bits[..],
+                        "{self:?} on {}: bits differ with {rows} rows, {threads} threads",
+                        isa.name
+                    ),
+                }
+            }
+        }
+        asm
+    }
+
+    #[allow(clippy::too_many_arguments, reason = "one test body")]
+    fn run(
+        &self,
+        isa: &Isa,
+        program: &Program,
+        kernel: &Matmul,
+        loaded: &Loaded,
+        rows: u32,
+        threads: u32,
+        compare: bool,
+    ) -> Vec<Vec<u32>> {
+        let layer = 1;
+        let p = self.panels();
+        let weight_bytes = (program.weights[1].offsets[1] + u64::from(p.padded_cols()) * 4) as usize;
+        let mut step = Step::new(weight_bytes, 0, program.arena_bytes as usize, program.private_bytes);
+        step.rows = rows;
+        let mut rng = Rng::new(7);
+        let size = self.dtype.size() as usize;
+        // w[way][column][k], real columns only.
+        let real = (p.groups * p.group_cols) as usize;
+        let mut w = vec![vec![vec![0f32; p.k as usize]; real]; p.ways as usize];
+        let ppg = p.panels_per_group() as usize;
+        for (way, matrix) in w.iter_mut().enumerate() {
+            for (column, ks) in matrix.iter_mut().enumerate() {
+                let (group, inside) = (column / p.group_cols as usize, column % p.group_cols as usize);
+                let panel = (group * ppg + inside / 32) * p.ways as usize + way;
+                for (k, value) in ks.iter_mut().enumerate() {
+                    let pack = p.k_pack as usize;
+                    let element =
+                        panel * p.panel_len() as usize + k / pack * 32 * pack + inside % 32 * pack + k % pack;
+                    let at = program.weights[0].offsets[layer] as usize + element * size;
+                    let x = rng.signed();
+                    *value = match self.dtype {
+                        DType::F32 => {
+                            step.weights.put(at, &x.to_le_bytes());
+                            x
+                        }
+                        DType::F16 => {
+                            step.weights.put(at, &to_f16(x).to_le_bytes());
+                            from_f16(to_f16(x))
+                        }
+                        _ => {
+                            step.weights.put(at, &to_bf16(x).to_le_bytes());
+                            from_bf16(to_bf16(x))
+                        }
+                    };
+                }
+            }
+        }
+        let padded = |column: usize| {
+            column / p.group_cols as usize * p.padded_group() as usize + column % p.group_cols as usize
+        };
+        let mut bias = vec![0f32; real];
+        for (column, value) in bias.iter_mut().enumerate() {
+            *value = rng.signed();
+            step.weights.put(program.weights[1].offsets[layer] as usize + padded(column) * 4, &value.to_le_bytes());
+        }
+        let (buffers, columns) = (&program.buffers, p.padded_cols() as usize);
+        let mut a = vec![vec![0f32; p.k as usize]; rows as usize];
+        let mut residual = vec![vec![0f32; real]; rows as usize];
+        for row in 0..rows as usize {
+            let stride = kernel.a_stride as usize;
+            for k in 0..stride {
+                // Nothing beyond k may be read.
+                let x = if k < p.k as usize { rng.signed() } else { f32::NAN };
+                let at = buffers[0].offset as usize + (row * stride + k) * self.a_dtype().size() as usize;
+                let seen = if self.a_dtype() == DType::F32 {
+                    step.arena.put(at, &x.to_le_bytes());
+                    x
+                } else {
+                    let bits = if x.is_nan() { 0x7fff } else { to_bf16(x) };
+                    step.arena.put(at, &bits.to_le_bytes());
+                    from_bf16(bits)
+                };
+                if k < p.k as usize {
+                    a[row][k] = if self.prologue { 2.0 * seen } else { seen };
+                }
+            }
+            for column in 0..real {
+                let x = rng.signed();
+                residual[row][column] = x;
+                step.arena.put(buffers[1].offset as usize + (row * columns + padded(column)) * 4, &x.to_le_bytes());
+            }
+        }
+        step.run(loaded, threads, layer as u32);
+
+        let mut bits = vec![vec![0u32; real]; rows as usize];
+        for row in 0..rows as usize {
+            for column in 0..real {
+                let at = buffers[2].offset as usize + (row * columns + padded(column)) * self.out.size() as usize;
+                let got = if self.out == DType::F32 { step.arena.f32(at) } else { from_bf16(step.arena.u16(at)) };
+                bits[row][column] = got.to_bits();
+                if !compare {
+                    continue;
+                }
+                let dot = |way: usize| -> f64 {
+                    a[row].iter().zip(&w[way][column]).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
+                };
+                let want = match self.epilogue {
+                    Epilogue::Plain => dot(0),
+                    Epilogue::BiasResidual => dot(0) + f64::from(bias[column]) + f64::from(residual[row][column]),
+                    Epilogue::SiluGate => dot(0) / (1.0 + (-dot(0)).exp()) * dot(1),
+                };
+                let negated = self.group_nest && column >= p.group_cols as usize;
+                let want = if negated { -want } else { want };
+                let relative = if self.out == DType::F32 { 2e-5 } else { 5e-3 };
+                let tolerance = relative * (f64::from(p.k).sqrt() + want.abs());
+                assert!(
+                    (f64::from(got) - want).abs() <= tolerance,
+                    "{self:?} on {}: [{row}, {column}] = {got}, expected {want}",
+                    isa.name
+                );
+            }
+        }
+        bits
+    }
+}
+
+fn dots(isa: &Isa) -> Vec<(DType, Compute)> {
+    let mut list = vec![(DType::F32, Compute::F32), (DType::F16, Compute::F32), (DType::Bf16, Compute::F32)];
+    if isa.bf16_dot {
+        list.push((DType::Bf16, Compute::Bf16Dot));
+    }
+    list
+}
+
+#[test]
+fn every_type_and_row_count() {
+    for isa in isas() {
+        for (dtype, compute) in dots(&isa) {
+            Case { compute, ..Case::new(&isa, dtype) }.check(&isa);
+        }
+    }
+}
+
+#[test]
+fn odd_k_and_k_1() {
+    for isa in isas() {
+        for (dtype, compute) in dots(&isa) {
+            for k in [1, 67] {
+                Case { compute, k, group_cols: 40, ..Case::new(&isa, dtype) }.check(&isa);
+            }
+        }
+    }
+}
+
+#[test]
+fn groups_and_nests() {
+    for isa in isas() {
+        for group_cols in [8, 40, 64, 80] {
+            Case { groups: 3, group_cols, group_nest: true, ..Case::new(&isa, DType::F32) }.check(&isa);
+        }
+    }
+}
+
+#[test]
+fn epilogues() {
+    for isa in isas() {
+        for (dtype, compute) in dots(&isa) {
+            let case = Case { compute, ..Case::new(&isa, dtype) };
+            Case { epilogue: Epilogue::BiasResidual, out: DType::Bf16, ..case.clone() }.check(&isa);
+            Case { epilogue: Epilogue::SiluGate, ..case }.check(&isa);
+        }
+        let grouped = Case { groups: 2, group_cols: 40, ..Case::new(&isa, DType::F32) };
+        Case { epilogue: Epilogue::SiluGate, ..grouped }.check(&isa);
+    }
+}
+
+#[test]
+fn private_prologue() {
+    for isa in isas() {
+        for (dtype, compute) in dots(&isa) {
+            Case { compute, prologue: true, ..Case::new(&isa, dtype) }.check(&isa);
+        }
+    }
+}
+
+/// The largest tile's loop holds exactly its multiply-adds and nothing goes to the stack.
+#[test]
+fn hot_loop_asm() {
+    for (cpu, dtype, compute, rows, instruction, count) in [
+        ("x86-64-v3", DType::F32, Compute::F32, 6, "vfmadd", 12),
+        ("x86-64-v3", DType::Bf16, Compute::F32, 6, "vfmadd", 24),
+        ("x86-64-v4", DType::F32, Compute::F32, 12, "vfmadd", 24),
+        ("x86-64-v4", DType::F16, Compute::F32, 12, "vfmadd", 24),
+        ("x86-64-v4", DType::Bf16, Compute::F32, 12, "vfmadd", 48),
+        ("sapphirerapids", DType::Bf16, Compute::F32, 12, "vfmadd", 48),
+        ("znver4", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps", 24),
+        ("znver5", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps", 24),
+    ] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        for ways in [1, 2] {
+            let epilogue = if ways == 2 { Epilogue::SiluGate } else { Epilogue::Plain };
+            let case = Case { compute, epilogue, k: 2048, ..Case::new(&isa, dtype) };
+            let (program, kernel) = case.program();
+            let asm = assembly(&isa, &program, &kernel);
+            for m in 1..=rows {
+                let loops = inner_loops(&asm, &format!("kernel.rows{m}"));
+                let hot: Vec<_> = loops.iter().filter(|l| l.iter().any(|i| i.contains(instruction))).collect();
+                assert!(!hot.is_empty(), "{cpu} {dtype}: no hot loop for {m} rows\n{asm}");
+                for body in &hot {
+                    let stack = body.iter().filter(|i| i.contains("(%rsp)") || i.contains("(%rbp)")).count();
+                    assert_eq!(stack, 0, "{cpu} {dtype} {ways} ways, {m} rows: stack in the hot loop\n{}", body.join("\n"));
+                }
+                if m == rows {
+                    let found = hot[0].iter().filter(|i| i.starts_with(instruction)).count();
+                    assert_eq!(found % count, 0, "{cpu} {dtype} {ways} ways: {found}\n{}", hot[0].join("\n"));
+                }
+            }
+        }
+    }
+}
+
+fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> String {
+    Loaded::assembly(isa, |mb, name| matmul::define(mb, program, name, kernel).map(|_| ()))
+}
