@@ -1,9 +1,14 @@
 //! The graph IR: types, ops, builder, text form, verifier, interpreter. Depends on nothing else of ours.
 
 pub mod build;
+pub mod interp;
 pub mod ops;
+pub mod recipe;
+pub mod tensor;
 pub mod types;
 
 pub use build::{Builder, TypeError};
+pub use interp::{Interp, InterpError};
 pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, Pool, Reduce, Unary};
+pub use tensor::Tensor;
 pub use types::{DType, Dim, FuncId, Function, Module, Node, Param, ParamId, Recipe, State, StateId, Symbol, SymbolId, Type, ValueId};
