@@ -4,6 +4,19 @@
 
 use rcompile_graph::{DType, Module};
 
+pub mod canonicalise;
+pub mod compute_dtype;
+pub mod cse;
+pub mod dce;
+pub mod dead_logit_rows;
+pub mod fold_const;
+pub mod fuse_layer_norm;
+pub mod fuse_rms_norm;
+pub mod fuse_rope;
+pub mod merge_matmuls;
+pub mod outline_layers;
+pub mod rewrite;
+
 /// What a pass may ask and where it explains itself.
 #[derive(Debug, Default)]
 pub struct PassCx {

@@ -1,0 +1,33 @@
+//! Common subexpressions: two pure nodes with equal op, operands and type become one.
+//!
+//! Needs nothing; promises that equal values have one name (fusion passes compare names). Writes of state and calls are left alone.
+
+use super::rewrite::rewrite;
+use super::{PassCx, PassError};
+use rcompile_graph::{FuncId, Module, ValueId};
+use std::collections::HashMap;
+
+/// Runs the pass.
+pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
+    let mut changed = 0;
+    for func in 0..module.functions.len() {
+        // Keyed by text: ops hold floats, and order of insertion decides, never order of the map.
+        let mut seen: HashMap<String, ValueId> = HashMap::new();
+        changed += rewrite(module, FuncId(func as u32), "cse", |rw, f, id| {
+            let node = f.node(id);
+            if !node.op.is_pure() {
+                return Ok(None);
+            }
+            let inputs: Vec<ValueId> = node.inputs.iter().map(|i| rw.map(*i)).collect();
+            let key = format!("{:?} {:?} {:?}", node.op, inputs, node.ty);
+            if let Some(first) = seen.get(&key) {
+                return Ok(Some(*first));
+            }
+            let new = rw.add(node.op.clone(), &inputs, Some(node.ty.clone()))?;
+            seen.insert(key, new);
+            // A copy, not a change.
+            Ok(Some(new))
+        })? - seen.len();
+    }
+    Ok(changed > 0)
+}

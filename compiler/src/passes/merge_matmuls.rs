@@ -1,0 +1,79 @@
+//! Horizontal fusion: matmuls of the same input with different weights become one.
+//!
+//! ```text
+//! %q = mm %x, @q {rhs_t}; %k = mm %x, @k {rhs_t}; %v = mm %x, @v {rhs_t}
+//! ->  %qkv = mm %x, @q+k+v {rhs_t}; %q = slice %qkv {axis=1, ..}; ...
+//! ```
+//! The weight's recipe is the concatenation, so nothing is copied at run time. The sums are the same bits. Needs cse (one name per input).
+
+use super::rewrite::rewrite;
+use super::{PassCx, PassError};
+use rcompile_graph::{Dim, FuncId, Function, Module, Op, Param, ParamId, Recipe, Type, ValueId};
+use std::collections::HashMap;
+
+/// Runs the pass.
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+    let mut changed = 0;
+    for func in 0..module.functions.len() {
+        let groups = groups(module, &module.functions[func]);
+        let mut merged: HashMap<usize, ValueId> = HashMap::new();
+        changed += rewrite(module, FuncId(func as u32), "merge-matmuls", |rw, f, id| {
+            let Some((number, group)) = groups.iter().enumerate().find(|(_, g)| g.contains(&id)) else { return Ok(None) };
+            let rows_of = |id: ValueId| match f.ty(f.node(id).inputs[1]).shape[0] {
+                Dim::Const(n) => n,
+                Dim::Sym(_) => 0,
+            };
+            let whole = match merged.get(&number) {
+                Some(whole) => *whole,
+                None => {
+                    let parts: Vec<ParamId> = group.iter().filter_map(|m| param(f, f.node(*m).inputs[1])).collect();
+                    let weight = concat(rw.module, &parts);
+                    let ty = rw.module.params[weight.index()].ty.clone();
+                    let weight = rw.add(Op::Param(weight), &[], Some(ty))?;
+                    let x = rw.map(f.node(id).inputs[0]);
+                    let whole = rw.add(Op::Mm { rhs_t: true }, &[x, weight], None)?;
+                    cx.notes.push(format!("merge-matmuls: {}: {} matmuls in one", f.node(id).origin, group.len()));
+                    merged.insert(number, whole);
+                    whole
+                }
+            };
+            let start: u64 = group.iter().take_while(|m| **m != id).map(|m| rows_of(*m)).sum();
+            Ok(Some(rw.add(Op::Slice { axis: 1, start, end: start + rows_of(id) }, &[whole], None)?))
+        })?;
+    }
+    Ok(changed > 0)
+}
+
+/// Matmuls with a parameter on the right, by input; only groups of two and more with one weight type.
+fn groups(module: &Module, f: &Function) -> Vec<Vec<ValueId>> {
+    let mut groups: Vec<(ValueId, Type, Vec<ValueId>)> = Vec::new();
+    for id in f.ids() {
+        let node = f.node(id);
+        let Op::Mm { rhs_t: true } = node.op else { continue };
+        let Some(w) = param(f, node.inputs[1]) else { continue };
+        let ty = &module.params[w.index()].ty;
+        match groups.iter_mut().find(|(x, t, _)| *x == node.inputs[0] && t.dtype == ty.dtype) {
+            Some((_, _, members)) => members.push(id),
+            None => groups.push((node.inputs[0], ty.clone(), vec![id])),
+        }
+    }
+    groups.into_iter().map(|g| g.2).filter(|g| g.len() > 1).collect()
+}
+
+fn param(f: &Function, id: ValueId) -> Option<ParamId> {
+    match f.node(id).op {
+        Op::Param(p) => Some(p),
+        _ => None,
+    }
+}
+
+fn concat(module: &mut Module, parts: &[ParamId]) -> ParamId {
+    let of = |p: &ParamId| &module.params[p.index()];
+    let rows: u64 = parts.iter().filter_map(|p| of(p).ty.shape[0].constant()).sum();
+    let mut ty = of(&parts[0]).ty.clone();
+    ty.shape[0] = Dim::Const(rows);
+    let name = parts.iter().map(|p| of(p).name.as_str()).collect::<Vec<_>>().join("+");
+    let recipe = Recipe::Concat(parts.iter().map(|p| of(p).recipe.clone()).collect());
+    module.params.push(Param { name, ty, recipe });
+    ParamId(module.params.len() as u32 - 1)
+}
