@@ -4,5 +4,15 @@
 //! compact tokenizer, which the driver writes and executables read.
 
 pub mod abi;
+#[cfg(feature = "exe")]
+pub mod decode;
+#[cfg(feature = "exe")]
+pub mod encode;
+#[cfg(feature = "exe")]
+pub mod kv;
+#[cfg(feature = "exe")]
+pub mod step;
 #[cfg(feature = "text")]
 pub mod text;
+#[cfg(feature = "exe")]
+pub mod threads;

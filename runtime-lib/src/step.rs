@@ -1,0 +1,582 @@
+//! The safe door to the generated functions: rows in, logits or pooled vectors out.
+//!
+//! A [`Program`] is one entry of the executable: its generated steps and its weights. A [`Session`] adds everything a step
+//! writes to: state (KV cache), arena, scratch, output, the thread pool. [`Session::step`] takes a [`RowTable`], picks the
+//! smallest bucket that holds it, groups its rows into runs and attention tiles, and runs the bucket's function on all
+//! threads. After [`Session::new`] nothing is allocated.
+
+use std::ptr;
+
+use crate::abi::{ABI_VERSION, BucketInfo, EntryInfo, Manifest, StepCtx, StepEntry, StepFn, Tile};
+use crate::threads::{PROFILE_EVENT, PROFILE_TAIL, Pool};
+
+/// Pooled vectors per run that an encoder writes: mean, cls, max, last, then the same four L2-normalised.
+pub const POOLED_VECTORS: usize = 8;
+
+/// Why a step cannot run.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    /// Executable and runtime do not fit together.
+    #[error("executable: {0}")]
+    Broken(String),
+    /// No memory for the session.
+    #[error("memory: {what}: needs {} MiB", bytes.div_ceil(1 << 20))]
+    Memory {
+        /// Which area.
+        what: &'static str,
+        /// Its size.
+        bytes: u64,
+    },
+    /// The threads could not be started.
+    #[error("threads: {0}")]
+    Threads(std::io::Error),
+    /// A token id that the model does not have.
+    #[error("token id {id}: expected an id below {vocab}")]
+    Token {
+        /// The id.
+        id: u32,
+        /// Size of the vocabulary.
+        vocab: u32,
+    },
+    /// A row beyond the slots or positions that the executable has.
+    #[error("{what} {found}: expected a value below {bound}")]
+    Bound {
+        /// Which value of the row.
+        what: &'static str,
+        /// What it is.
+        found: u32,
+        /// What it must stay below.
+        bound: u32,
+    },
+    /// More rows, or more rows that want logits, than the largest bucket holds.
+    #[error("a step of {rows} rows with {outputs} outputs: the largest bucket holds {max_rows} rows with {max_outputs} outputs")]
+    TooLarge {
+        /// Rows of the step.
+        rows: usize,
+        /// Rows that want logits, or runs.
+        outputs: usize,
+        /// Rows of the largest bucket.
+        max_rows: usize,
+        /// Outputs of the largest bucket.
+        max_outputs: usize,
+    },
+}
+
+/// One row of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// Token id.
+    pub token: u32,
+    /// KV slot.
+    pub slot: u32,
+    /// Position for RoPE and learned positions.
+    pub position: u32,
+    /// Where K and V of this row are written.
+    pub kv_index: u32,
+    /// Segment (token type).
+    pub segment: u32,
+    /// Whether this row's logits are wanted.
+    pub wants_logits: bool,
+}
+
+/// The rows of a step, as columns. Clearing keeps the memory.
+#[derive(Clone, Debug, Default)]
+pub struct RowTable {
+    token: Vec<i32>,
+    slot: Vec<i32>,
+    position: Vec<i32>,
+    kv_index: Vec<i32>,
+    segment: Vec<i32>,
+    logit_row: Vec<i32>,
+}
+
+impl RowTable {
+    /// An empty table with room for `rows` rows.
+    pub fn with_capacity(rows: usize) -> Self {
+        let column = || Vec::with_capacity(rows);
+        Self { token: column(), slot: column(), position: column(), kv_index: column(), segment: column(), logit_row: column() }
+    }
+
+    /// Number of rows.
+    pub fn len(&self) -> usize {
+        self.token.len()
+    }
+
+    /// True without rows.
+    pub fn is_empty(&self) -> bool {
+        self.token.is_empty()
+    }
+
+    /// Number of rows that want logits.
+    pub fn logit_rows(&self) -> usize {
+        self.logit_row.len()
+    }
+
+    /// Removes all rows.
+    pub fn clear(&mut self) {
+        self.token.clear();
+        self.slot.clear();
+        self.position.clear();
+        self.kv_index.clear();
+        self.segment.clear();
+        self.logit_row.clear();
+    }
+
+    /// Adds a row.
+    pub fn push(&mut self, row: Row) {
+        if row.wants_logits {
+            self.logit_row.push(self.len() as i32);
+        }
+        self.token.push(row.token as i32);
+        self.slot.push(row.slot as i32);
+        self.position.push(row.position as i32);
+        self.kv_index.push(row.kv_index as i32);
+        self.segment.push(row.segment as i32);
+    }
+}
+
+/// One compiled bucket.
+struct Bucket {
+    info: BucketInfo,
+    run: StepFn,
+}
+
+/// One entry of the executable: what it is, its functions and its weights.
+pub struct Program<'a> {
+    buckets: Vec<Bucket>,
+    weights: &'a [u8],
+    output_stride: usize,
+    /// Pooled output: rows of a run see each other in both directions.
+    bidirectional: bool,
+    vocab_size: u32,
+    hidden_size: usize,
+    slots: u32,
+    ctx_size: u32,
+    pages_per_slot: u32,
+    state_bytes: u64,
+}
+
+impl<'a> Program<'a> {
+    /// Puts entry `index` of the manifest together with its functions from the table of steps.
+    ///
+    /// # Safety
+    /// Each `run` in `steps` is a function of this ABI that, given a context as [`Session::step`] builds it from this
+    /// manifest, reads `weights` within bounds and writes only state, arena, scratch and output of the sizes in the manifest.
+    pub unsafe fn new(manifest: &Manifest, index: usize, steps: &[StepEntry], weights: &'a [u8]) -> Result<Self, StepError> {
+        let broken = |what: String| StepError::Broken(what);
+        let entry: &EntryInfo = manifest.entries.get(index).ok_or_else(|| broken(format!("no entry {index}")))?;
+        let mut buckets = Vec::new();
+        for info in &entry.buckets {
+            let run = steps
+                .iter()
+                .find(|s| s.entry as usize == index && s.bucket == info.rows)
+                .and_then(|s| s.run)
+                .ok_or_else(|| broken(format!("{}: no function for bucket {}", entry.name, info.rows)))?;
+            if info.rows == 0 || info.tile_rows == 0 || info.private_bytes % 128 != 0 {
+                return Err(broken(format!("{}: bucket {} is malformed", entry.name, info.rows)));
+            }
+            buckets.push(Bucket { info: info.clone(), run });
+        }
+        if buckets.is_empty() || !buckets.is_sorted_by_key(|b| b.info.rows) {
+            return Err(broken(format!("{}: buckets are missing or unordered", entry.name)));
+        }
+        if (weights.len() as u64) < manifest.weight_bytes {
+            return Err(broken("weights are shorter than the manifest says".into()));
+        }
+        Ok(Self {
+            buckets,
+            weights,
+            output_stride: entry.output_stride as usize,
+            bidirectional: entry.output == "pooled",
+            vocab_size: manifest.vocab_size,
+            hidden_size: manifest.hidden_size as usize,
+            slots: manifest.slots,
+            ctx_size: manifest.ctx_size,
+            pages_per_slot: manifest.state.pages_per_slot,
+            state_bytes: manifest.state.bytes,
+        })
+    }
+
+    /// Rows of the largest bucket.
+    pub fn max_rows(&self) -> usize {
+        self.last().rows as usize
+    }
+
+    /// Rows that may want logits (or runs of a pooled entry) in one step of the largest bucket.
+    pub fn max_outputs(&self) -> usize {
+        self.last().logit_rows as usize
+    }
+
+    /// Most rows of a step in which every row wants logits.
+    pub fn max_scored_rows(&self) -> usize {
+        self.buckets.iter().map(|b| b.info.rows.min(b.info.logit_rows)).max().unwrap_or(1).max(1) as usize
+    }
+
+    /// Slots of the executable.
+    pub fn slots(&self) -> usize {
+        self.slots as usize
+    }
+
+    /// Positions per slot.
+    pub fn ctx_size(&self) -> usize {
+        self.ctx_size as usize
+    }
+
+    /// Ids are below this.
+    pub fn vocab_size(&self) -> u32 {
+        self.vocab_size
+    }
+
+    /// Compiled buckets, ascending.
+    pub fn buckets(&self) -> impl Iterator<Item = &BucketInfo> {
+        self.buckets.iter().map(|b| &b.info)
+    }
+
+    fn last(&self) -> &BucketInfo {
+        &self.buckets[self.buckets.len() - 1].info
+    }
+
+    /// The smallest bucket with room for `rows` rows and `outputs` outputs.
+    fn bucket_for(&self, rows: usize, outputs: usize) -> Option<usize> {
+        self.buckets.iter().position(|b| rows <= b.info.rows as usize && outputs <= b.info.logit_rows as usize)
+    }
+}
+
+/// Anonymous zeroed memory, in huge pages where the kernel has them.
+struct Area {
+    at: *mut u8,
+    len: usize,
+}
+
+impl Area {
+    fn new(what: &'static str, bytes: u64) -> Result<Self, StepError> {
+        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+        let too_large = |_| StepError::Memory { what, bytes };
+        let len = usize::try_from(bytes.max(1)).map_err(|_| StepError::Memory { what, bytes })?;
+        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
+        let at =
+            unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.map_err(too_large)?;
+        // SAFETY: the mapping was just made and is ours; the advice changes no contents, and refusal does no harm.
+        let _ = unsafe { madvise(at, len, Advice::LinuxHugepage) };
+        Ok(Self { at: at.cast(), len })
+    }
+}
+
+impl Drop for Area {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours and nothing refers to it any more. Unmapping a whole mapping cannot fail.
+        let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
+    }
+}
+
+// SAFETY: an `Area` owns its mapping alone.
+unsafe impl Send for Area {}
+
+/// Everything that steps of one entry write to.
+pub struct Session<'a> {
+    program: Program<'a>,
+    pool: Pool,
+    state: Area,
+    arena: Area,
+    private: Area,
+    private_stride: usize,
+    output: Area,
+    page_table: Vec<i32>,
+    run_begin: Vec<i32>,
+    tiles: Vec<Tile>,
+    outputs: usize,
+    profile: Option<Profile>,
+}
+
+impl<'a> Session<'a> {
+    /// Maps state, arena, scratch and output for `program` and runs its steps on `pool`.
+    pub fn new(program: Program<'a>, pool: Pool) -> Result<Self, StepError> {
+        let most = |of: fn(&BucketInfo) -> u64| program.buckets().map(of).max().unwrap_or(0);
+        let private_stride = most(|b| b.private_bytes).max(128);
+        let vectors = if program.bidirectional { POOLED_VECTORS } else { 1 };
+        let output_bytes = most(|b| b.logit_rows.into()) * (program.output_stride * vectors * 4) as u64;
+        let rows = program.max_rows();
+        let pages = program.slots as usize * program.pages_per_slot as usize;
+        Ok(Self {
+            state: Area::new("KV cache", program.state_bytes)?,
+            arena: Area::new("arena", most(|b| b.arena_bytes))?,
+            private: Area::new("scratch", private_stride * u64::from(pool.threads()))?,
+            private_stride: private_stride as usize,
+            output: Area::new("output", output_bytes)?,
+            page_table: (0..pages as i32).collect(),
+            run_begin: Vec::with_capacity(rows + 1),
+            tiles: Vec::with_capacity(rows),
+            outputs: 0,
+            profile: None,
+            program,
+            pool,
+        })
+    }
+
+    /// What this session runs.
+    pub fn program(&self) -> &Program<'a> {
+        &self.program
+    }
+
+    /// Threads that run its steps.
+    pub fn threads(&self) -> u32 {
+        self.pool.threads()
+    }
+
+    /// Runs the rows. Afterwards [`Session::logits`] or [`Session::pooled`] has the output.
+    pub fn step(&mut self, rows: &RowTable) -> Result<(), StepError> {
+        self.check(rows)?;
+        let runs = self.group_runs(rows)?;
+        let outputs = if self.program.bidirectional { runs } else { rows.logit_rows() };
+        let bucket_index = self.program.bucket_for(rows.len(), outputs).ok_or_else(|| StepError::TooLarge {
+            rows: rows.len(),
+            outputs,
+            max_rows: self.program.max_rows(),
+            max_outputs: self.program.max_outputs(),
+        })?;
+        let bucket = &self.program.buckets[bucket_index];
+        cut_tiles(&mut self.tiles, &self.run_begin, rows, bucket.info.tile_rows as usize, self.program.bidirectional);
+        let (profile, profile_stride) = match &mut self.profile {
+            Some(profile) => profile.part(bucket_index),
+            None => (ptr::null_mut(), 0),
+        };
+        let ctx = StepCtx {
+            abi_version: ABI_VERSION,
+            rows: rows.len() as u32,
+            logit_rows: rows.logit_rows() as u32,
+            runs: runs as u32,
+            tiles: self.tiles.len() as u32,
+            pages_per_slot: self.program.pages_per_slot,
+            weights: self.program.weights.as_ptr(),
+            state: self.state.at,
+            arena: self.arena.at,
+            private: self.private.at,
+            private_stride: self.private_stride as u64,
+            output: self.output.at.cast(),
+            token: rows.token.as_ptr(),
+            slot: rows.slot.as_ptr(),
+            position: rows.position.as_ptr(),
+            kv_index: rows.kv_index.as_ptr(),
+            segment: rows.segment.as_ptr(),
+            logit_row: rows.logit_row.as_ptr(),
+            run_begin: self.run_begin.as_ptr(),
+            tile: self.tiles.as_ptr(),
+            page_table: self.page_table.as_ptr(),
+            barrier: self.pool.barrier(),
+            profile,
+            profile_stride,
+        };
+        // SAFETY: `Program::new` promised a function of this ABI. Tables have the lengths that `StepCtx` states, ids, slots and
+        // positions were checked above, areas have the sizes of the manifest, scratch is sized for the pool's threads, and
+        // `&mut self` keeps everything else away until all threads are done.
+        unsafe { self.pool.run(bucket.run, &ctx) };
+        self.outputs = outputs;
+        Ok(())
+    }
+
+    /// Logits of the `index`-th row that wanted them in the last step.
+    pub fn logits(&self, index: usize) -> &[f32] {
+        assert!(!self.program.bidirectional && index < self.outputs);
+        self.output_at(index * self.program.output_stride, self.program.vocab_size as usize)
+    }
+
+    /// Pooled vector of the `run`-th run of the last step: `vector` counts mean, cls, max, last, then the normalised four.
+    pub fn pooled(&self, run: usize, vector: usize) -> &[f32] {
+        assert!(self.program.bidirectional && run < self.outputs && vector < POOLED_VECTORS);
+        self.output_at((run * POOLED_VECTORS + vector) * self.program.output_stride, self.program.hidden_size)
+    }
+
+    fn output_at(&self, begin: usize, len: usize) -> &[f32] {
+        assert!((begin + len) * 4 <= self.output.len);
+        // SAFETY: in bounds by the assertion, initialised (mappings start as zeros), and no step runs while `self` is borrowed.
+        unsafe { std::slice::from_raw_parts(self.output.at.cast::<f32>().add(begin), len) }
+    }
+
+    /// Starts to measure regions; `events` per thread and bucket are kept one by one.
+    pub fn start_profile(&mut self, events: usize) {
+        self.profile = Some(Profile::new(&self.program, self.pool.threads(), events));
+    }
+
+    /// Stops measuring and returns what was measured.
+    pub fn take_profile(&mut self) -> Option<Profile> {
+        self.profile.take()
+    }
+
+    /// Ids, slots and positions become addresses in generated code, so nothing out of range may reach it.
+    fn check(&self, rows: &RowTable) -> Result<(), StepError> {
+        let below = |what, column: &[i32], bound: u32| match column.iter().find(|&&v| v < 0 || v as u32 >= bound) {
+            Some(&found) => Err(StepError::Bound { what, found: found as u32, bound }),
+            None => Ok(()),
+        };
+        if rows.is_empty() {
+            return Err(StepError::Bound { what: "first row", found: 0, bound: 0 });
+        }
+        let vocab = self.program.vocab_size;
+        if let Some(&id) = rows.token.iter().find(|&&id| id < 0 || id as u32 >= vocab) {
+            return Err(StepError::Token { id: id as u32, vocab });
+        }
+        below("slot", &rows.slot, self.program.slots)?;
+        below("position", &rows.position, self.program.ctx_size)?;
+        below("KV index", &rows.kv_index, self.program.ctx_size)?;
+        below("segment", &rows.segment, u16::MAX.into())
+    }
+
+    /// Fills `run_begin` and returns the number of runs.
+    fn group_runs(&mut self, rows: &RowTable) -> Result<usize, StepError> {
+        self.run_begin.clear();
+        if rows.len() > self.program.max_rows() {
+            return Err(StepError::TooLarge {
+                rows: rows.len(),
+                outputs: rows.logit_rows(),
+                max_rows: self.program.max_rows(),
+                max_outputs: self.program.max_outputs(),
+            });
+        }
+        for (row, slot) in rows.slot.iter().enumerate() {
+            if row == 0 || rows.slot[row - 1] != *slot {
+                self.run_begin.push(row as i32);
+            }
+        }
+        let runs = self.run_begin.len();
+        self.run_begin.push(rows.len() as i32);
+        Ok(runs)
+    }
+}
+
+/// Cuts each run into tiles of at most `tile_rows` rows.
+///
+/// A causal tile sees the positions up to its own last one, a bidirectional tile all of its run.
+fn cut_tiles(tiles: &mut Vec<Tile>, run_begin: &[i32], rows: &RowTable, tile_rows: usize, bidirectional: bool) {
+    tiles.clear();
+    let key_end = |of: &[i32]| of.iter().max().map_or(0, |&last| last + 1);
+    for run in run_begin.windows(2) {
+        let (begin, end) = (run[0] as usize, run[1] as usize);
+        let run_end = key_end(&rows.kv_index[begin..end]);
+        for row in (begin..end).step_by(tile_rows) {
+            let count = tile_rows.min(end - row);
+            tiles.push(Tile {
+                row_begin: row as i32,
+                row_count: count as i32,
+                slot: rows.slot[row],
+                key_end: if bidirectional { run_end } else { key_end(&rows.kv_index[row..row + count]) },
+            });
+        }
+    }
+}
+
+/// A context without anything in it, for tests of parts of a step.
+#[cfg(test)]
+pub(crate) fn empty_ctx() -> StepCtx {
+    StepCtx {
+        abi_version: ABI_VERSION,
+        rows: 0,
+        logit_rows: 0,
+        runs: 0,
+        tiles: 0,
+        pages_per_slot: 0,
+        weights: ptr::null(),
+        state: ptr::null_mut(),
+        arena: ptr::null_mut(),
+        private: ptr::null_mut(),
+        private_stride: 0,
+        output: ptr::null_mut(),
+        token: ptr::null(),
+        slot: ptr::null(),
+        position: ptr::null(),
+        kv_index: ptr::null(),
+        segment: ptr::null(),
+        logit_row: ptr::null(),
+        run_begin: ptr::null(),
+        tile: ptr::null(),
+        page_table: ptr::null(),
+        barrier: ptr::null_mut(),
+        profile: ptr::null_mut(),
+        profile_stride: 0,
+    }
+}
+
+/// Time per region, bucket and thread.
+pub struct Profile {
+    buckets: Vec<ProfiledBucket>,
+    threads: usize,
+    events: usize,
+}
+
+struct ProfiledBucket {
+    regions: usize,
+    steps: u64,
+    words: Vec<u64>,
+}
+
+/// One region that a thread ran.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Event {
+    /// Index into the bucket's regions.
+    pub region: usize,
+    /// Start on the monotonic clock.
+    pub begin_ns: u64,
+    /// Duration.
+    pub took_ns: u64,
+}
+
+impl Profile {
+    fn new(program: &Program, threads: u32, events: usize) -> Self {
+        let stride = |regions: usize| regions + events * PROFILE_EVENT + PROFILE_TAIL;
+        let buckets = program
+            .buckets()
+            .map(|info| {
+                let stride = stride(info.regions.len());
+                let mut words = vec![0; stride * threads as usize];
+                for part in words.chunks_mut(stride) {
+                    part[stride - PROFILE_TAIL] = events as u64;
+                }
+                ProfiledBucket { regions: info.regions.len(), steps: 0, words }
+            })
+            .collect();
+        Self { buckets, threads: threads as usize, events }
+    }
+
+    fn stride(&self, bucket: usize) -> usize {
+        self.buckets[bucket].words.len() / self.threads
+    }
+
+    fn part(&mut self, bucket: usize) -> (*mut u64, u64) {
+        let stride = self.stride(bucket);
+        let bucket = &mut self.buckets[bucket];
+        bucket.steps += 1;
+        (bucket.words.as_mut_ptr(), stride as u64)
+    }
+
+    /// Steps that ran in a bucket (index as in [`Program::buckets`]).
+    pub fn steps(&self, bucket: usize) -> u64 {
+        self.buckets[bucket].steps
+    }
+
+    /// Nanoseconds of each region, of one thread.
+    pub fn regions(&self, bucket: usize, thread: usize) -> &[u64] {
+        let begin = thread * self.stride(bucket);
+        let bucket = &self.buckets[bucket];
+        &bucket.words[begin..begin + bucket.regions]
+    }
+
+    /// Recorded events of one thread.
+    pub fn events(&self, bucket: usize, thread: usize) -> impl Iterator<Item = Event> + '_ {
+        let stride = self.stride(bucket);
+        let words = &self.buckets[bucket].words[thread * stride..(thread + 1) * stride];
+        let begin = self.buckets[bucket].regions;
+        let count = (words[stride - PROFILE_TAIL + 1] as usize).min(self.events);
+        words[begin..begin + count * PROFILE_EVENT].chunks(PROFILE_EVENT).map(|e| Event {
+            region: e[0] as usize,
+            begin_ns: e[1],
+            took_ns: e[2],
+        })
+    }
+
+    /// Threads that were measured.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,334 @@
+use super::*;
+use crate::abi::{GenerationInfo, StateInfo};
+use crate::decode::{DecodeError, Decoder};
+use crate::encode::{EncodeError, Encoder};
+use crate::threads::{rc_barrier, rc_profile};
+
+pub(crate) const VOCAB: u32 = 11;
+const HIDDEN: usize = 3;
+const CTX: u32 = 600;
+
+/// A model that one can check by hand: `state[slot][kv_index] = token + 1`, and the logits of a row are, per vocabulary id,
+/// how often it occurs in the positions that the row sees, plus 1000 x bucket in element 0.
+///
+/// Work is shared as generated code does it: all threads write, meet, and then take every `threads`-th tile.
+unsafe fn fake_decoder(ctx: *const StepCtx, thread: u32, threads: u32, bucket: u32) {
+    // SAFETY: the session passes a context with the tables and areas that `StepCtx` states.
+    unsafe {
+        let c = &*ctx;
+        let (t, n) = (thread as usize, threads as usize);
+        rc_profile(ctx, thread, 0);
+        let state = c.state.cast::<i32>();
+        let stride = c.pages_per_slot as usize * 256;
+        for row in (t..c.rows as usize).step_by(n) {
+            let (slot, at) = (*c.slot.add(row) as usize, *c.kv_index.add(row) as usize);
+            let page = *c.page_table.add(slot * c.pages_per_slot as usize + at / 256) as usize;
+            assert_eq!(page, slot * c.pages_per_slot as usize + at / 256);
+            *state.add(slot * stride + at) = *c.token.add(row) + 1;
+        }
+        rc_profile(ctx, thread, 0);
+        rc_barrier(ctx, thread, threads);
+        // Thread-private scratch holds the counts of the row at hand.
+        let counts = c.private.add(t * c.private_stride as usize).cast::<i32>();
+        for tile in (t..c.tiles as usize).step_by(n) {
+            let tile = *c.tile.add(tile);
+            for row in tile.row_begin..tile.row_begin + tile.row_count {
+                assert_eq!(*c.slot.add(row as usize), tile.slot);
+                let wanted = (0..c.logit_rows as usize).find(|&i| *c.logit_row.add(i) == row);
+                let seen = *c.kv_index.add(row as usize) + 1;
+                assert!(seen <= tile.key_end);
+                for id in 0..VOCAB as usize {
+                    *counts.add(id) = 0;
+                }
+                for at in 0..seen as usize {
+                    let token = *state.add(tile.slot as usize * stride + at) - 1;
+                    *counts.add(token as usize) += 1;
+                }
+                if let Some(index) = wanted {
+                    let out = c.output.add(index * 16);
+                    for id in 0..VOCAB as usize {
+                        *out.add(id) = *counts.add(id) as f32;
+                    }
+                    *out += (bucket * 1000) as f32;
+                }
+            }
+        }
+    }
+}
+
+/// Pooled vector `v` of a run: (run, tokens summed, key_end of its tiles) * (v + 1).
+unsafe fn fake_encoder(ctx: *const StepCtx, thread: u32, threads: u32) {
+    // SAFETY: as above.
+    unsafe {
+        let c = &*ctx;
+        for run in (thread as usize..c.runs as usize).step_by(threads as usize) {
+            let rows = *c.run_begin.add(run)..*c.run_begin.add(run + 1);
+            let sum: i32 = rows.clone().map(|r| *c.token.add(r as usize)).sum();
+            let tiles = (0..c.tiles as usize).map(|t| *c.tile.add(t));
+            let key_ends: Vec<i32> = tiles.filter(|t| rows.contains(&t.row_begin)).map(|t| t.key_end).collect();
+            assert!(key_ends.iter().all(|&k| k == rows.len() as i32));
+            for vector in 0..POOLED_VECTORS {
+                let out = c.output.add((run * POOLED_VECTORS + vector) * 16);
+                let scale = (vector + 1) as f32;
+                *out = *c.slot.add(rows.start as usize) as f32 * scale;
+                *out.add(1) = sum as f32 * scale;
+                *out.add(2) = rows.len() as f32 * scale;
+            }
+        }
+        rc_barrier(ctx, thread, threads);
+    }
+}
+
+macro_rules! decoder_bucket {
+    ($name:ident, $rows:literal) => {
+        unsafe extern "C" fn $name(ctx: *const StepCtx, thread: u32, threads: u32) {
+            // SAFETY: passed on.
+            unsafe { fake_decoder(ctx, thread, threads, $rows) }
+        }
+    };
+}
+decoder_bucket!(decoder_1, 1);
+decoder_bucket!(decoder_8, 8);
+decoder_bucket!(decoder_64, 64);
+unsafe extern "C" fn encoder_16(ctx: *const StepCtx, thread: u32, threads: u32) {
+    // SAFETY: passed on.
+    unsafe { fake_encoder(ctx, thread, threads) }
+}
+
+fn bucket(rows: u32, logit_rows: u32) -> BucketInfo {
+    BucketInfo { rows, logit_rows, tile_rows: 4, arena_bytes: 64, private_bytes: 128, regions: vec!["write".into()], barriers_per_layer: 1 }
+}
+
+pub(crate) fn manifest(entries: Vec<EntryInfo>, slots: u32) -> Manifest {
+    let pages_per_slot = CTX.div_ceil(256);
+    Manifest {
+        rcompile_version: "0".into(),
+        name: "fake".into(),
+        architecture: "Fake".into(),
+        task: "generate".into(),
+        target: String::new(),
+        cpu: String::new(),
+        features: Vec::new(),
+        cores: 1,
+        ctx_size: CTX,
+        slots,
+        dtype: "f32".into(),
+        compute: "f32".into(),
+        kv_dtype: "f32".into(),
+        quantization: "none".into(),
+        vocab_size: VOCAB,
+        hidden_size: HIDDEN as u32,
+        parameters: 0,
+        entries,
+        state: StateInfo { bytes: u64::from(slots * pages_per_slot * 256 * 4), bytes_per_token: 4, pages_per_slot, persistent: true },
+        weight_bytes: 0,
+        weight_bytes_per_token: 0,
+        flop_per_row: 0,
+        flop_per_logit_row: 0,
+        inputs: Vec::new(),
+        text: None,
+        generation: GenerationInfo::default(),
+        pooling: None,
+        notes: Vec::new(),
+    }
+}
+
+fn entry(name: &str, output: &str, buckets: Vec<BucketInfo>) -> EntryInfo {
+    EntryInfo { name: name.into(), buckets, output_stride: 16, output: output.into() }
+}
+
+const STEPS: [StepEntry; 3] = [
+    StepEntry { bucket: 1, entry: 0, run: Some(decoder_1) },
+    StepEntry { bucket: 8, entry: 0, run: Some(decoder_8) },
+    StepEntry { bucket: 64, entry: 0, run: Some(decoder_64) },
+];
+
+pub(crate) fn decoder_session(buckets: &[u32], slots: u32, threads: usize) -> Session<'static> {
+    let buckets = buckets.iter().map(|&rows| bucket(rows, rows.min(16))).collect();
+    let manifest = manifest(vec![entry("step", "logits", buckets)], slots);
+    // SAFETY: the fakes obey the ABI within these sizes.
+    let program = unsafe { Program::new(&manifest, 0, &STEPS, &[]) }.unwrap();
+    Session::new(program, Pool::new(threads, 2, None).unwrap()).unwrap()
+}
+
+fn encoder(slots: u32, threads: usize) -> Encoder<'static> {
+    let manifest = manifest(vec![entry("encode", "pooled", vec![bucket(16, 4)])], slots);
+    let steps = [StepEntry { bucket: 16, entry: 0, run: Some(encoder_16) }];
+    // SAFETY: the fakes obey the ABI within these sizes.
+    let program = unsafe { Program::new(&manifest, 0, &steps, &[]) }.unwrap();
+    Encoder::new(Session::new(program, Pool::new(threads, 2, None).unwrap()).unwrap())
+}
+
+fn tokens(count: usize) -> Vec<u32> {
+    (0..count as u32).map(|i| (i * 7 + 3) % VOCAB).collect()
+}
+
+fn counts(tokens: &[u32]) -> Vec<f32> {
+    let mut counts = vec![0.0; VOCAB as usize];
+    for &t in tokens {
+        counts[t as usize] += 1.0;
+    }
+    counts
+}
+
+fn without_bucket(logits: &[f32]) -> Vec<f32> {
+    let mut logits = logits.to_vec();
+    logits[0] %= 1000.0;
+    logits
+}
+
+#[test]
+fn every_length_bucket_set_and_thread_count_gives_the_same() {
+    for threads in 1..=3 {
+        for buckets in [&[1][..], &[1, 8, 64], &[8], &[64]] {
+            for length in [1, 2, 7, 8, 9, 63, 64, 65, 130, 300] {
+                let mut decoder = Decoder::new(decoder_session(buckets, 2, threads));
+                let tokens = tokens(length);
+                decoder.feed(1, &tokens).unwrap();
+                assert_eq!(without_bucket(decoder.logits(0)), counts(&tokens));
+                assert_eq!(decoder.slots().len(1), length);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_smallest_bucket_that_holds_the_step_runs() {
+    let mut decoder = Decoder::new(decoder_session(&[1, 8, 64], 1, 2));
+    for (length, bucket) in [(1, 1.0), (2, 8.0), (8, 8.0), (9, 64.0), (65, 1.0)] {
+        decoder.truncate(0, 0);
+        decoder.feed(0, &tokens(length)).unwrap();
+        assert_eq!((decoder.logits(0)[0] / 1000.0).floor(), bucket, "{length}");
+    }
+}
+
+#[test]
+fn rows_that_want_logits_are_bounded_per_step() {
+    // Bucket 64 allows 16 rows with logits: scoring goes in steps of 16, which still use bucket 64.
+    let mut decoder = Decoder::new(decoder_session(&[1, 8, 64], 1, 2));
+    let tokens = tokens(40);
+    let mut seen = 0;
+    decoder
+        .score(0, &tokens, |i, logits| {
+            assert_eq!(without_bucket(logits), counts(&tokens[..=i]));
+            seen += 1;
+        })
+        .unwrap();
+    assert_eq!(seen, 40);
+    let mut rows = RowTable::default();
+    for position in 0..17 {
+        rows.push(Row { token: 0, slot: 0, position, kv_index: position, segment: 0, wants_logits: true });
+    }
+    let error = decoder.session().step(&rows).unwrap_err();
+    assert!(matches!(error, StepError::TooLarge { outputs: 17, max_outputs: 16, .. }));
+}
+
+#[test]
+fn sequences_side_by_side_do_not_meet() {
+    let mut decoder = Decoder::new(decoder_session(&[1, 8, 64], 20, 2));
+    for slot in 0..20 {
+        decoder.feed(slot, &tokens(slot + 1)).unwrap();
+    }
+    // More than 16 at once are split into two steps.
+    let next: Vec<_> = (0..20).rev().map(|slot| (slot, 5)).collect();
+    let mut seen = 0;
+    decoder
+        .advance(&next, |i, logits| {
+            let slot = next[i].0;
+            let mut expected = counts(&tokens(slot + 1));
+            expected[5] += 1.0;
+            assert_eq!(without_bucket(logits), expected);
+            seen += 1;
+        })
+        .unwrap();
+    assert_eq!(seen, 20);
+}
+
+#[test]
+fn a_rolled_back_slot_continues_elsewhere() {
+    let mut decoder = Decoder::new(decoder_session(&[1, 8], 1, 1));
+    decoder.feed(0, &[1, 2, 3, 4]).unwrap();
+    decoder.truncate(0, 2);
+    decoder.feed(0, &[9]).unwrap();
+    assert_eq!(without_bucket(decoder.logits(0)), counts(&[1, 2, 9]));
+}
+
+#[test]
+fn what_is_out_of_range_never_reaches_generated_code() {
+    let mut decoder = Decoder::new(decoder_session(&[1, 8], 1, 1));
+    let error = decoder.feed(0, &[VOCAB]).unwrap_err();
+    assert!(matches!(error, DecodeError::Step(StepError::Token { id: 11, vocab: 11 })));
+    assert_eq!(decoder.slots().len(0), 0);
+    assert!(decoder.feed(0, &[u32::MAX]).is_err());
+    let error = decoder.feed(0, &vec![0; CTX as usize + 1]).unwrap_err();
+    assert!(error.to_string().contains("601") && error.to_string().contains("600"));
+    decoder.feed(0, &vec![0; CTX as usize]).unwrap();
+    assert!(matches!(decoder.feed(0, &[0]), Err(DecodeError::Full(_))));
+    let mut rows = RowTable::default();
+    assert!(decoder.session().step(&rows).is_err());
+    rows.push(Row { token: 0, slot: 1, position: 0, kv_index: 0, segment: 0, wants_logits: false });
+    assert!(decoder.session().step(&rows).is_err());
+}
+
+#[test]
+fn tiles_stay_inside_runs_and_end_at_their_last_key() {
+    let mut rows = RowTable::default();
+    for (slot, range) in [(2, 10..16), (0, 0..1), (1, 300..303)] {
+        for position in range {
+            rows.push(Row { token: 0, slot, position, kv_index: position, segment: 0, wants_logits: false });
+        }
+    }
+    let mut tiles = Vec::new();
+    let tile = |row_begin, row_count, slot, key_end| Tile { row_begin, row_count, slot, key_end };
+    cut_tiles(&mut tiles, &[0, 6, 7, 10], &rows, 4, false);
+    assert_eq!(tiles, [tile(0, 4, 2, 14), tile(4, 2, 2, 16), tile(6, 1, 0, 1), tile(7, 3, 1, 303)]);
+    cut_tiles(&mut tiles, &[0, 6, 7, 10], &rows, 4, true);
+    assert_eq!(tiles[0], tile(0, 4, 2, 16));
+}
+
+#[test]
+fn texts_are_packed_side_by_side() {
+    for (slots, threads) in [(1, 1), (3, 2), (8, 2)] {
+        let mut encoder = encoder(slots, threads);
+        assert_eq!(encoder.text_limit(), 16);
+        let texts: Vec<Vec<u32>> = [3, 1, 16, 5, 6, 5, 1, 1, 1, 1, 1].map(tokens).to_vec();
+        let mut order = Vec::new();
+        encoder
+            .encode(&texts, |text, session, run| {
+                let sum = texts[text].iter().sum::<u32>() as f32;
+                let length = texts[text].len() as f32;
+                assert_eq!(session.pooled(run, 0), [run as f32, sum, length]);
+                assert_eq!(session.pooled(run, 7)[1], sum * 8.0);
+                order.push(text);
+            })
+            .unwrap();
+        assert_eq!(order, (0..texts.len()).collect::<Vec<_>>());
+        let long = encoder.encode(&[tokens(2), tokens(17)], |_, _, _| panic!()).unwrap_err();
+        assert!(matches!(long, EncodeError::TooLong { index: 1, tokens: 17, limit: 16 }));
+        assert!(encoder.encode(&[tokens(0)], |_, _, _| ()).is_err());
+    }
+}
+
+#[test]
+fn a_profile_counts_steps_and_time_per_thread() {
+    let mut decoder = Decoder::new(decoder_session(&[1, 8], 1, 2));
+    decoder.session().start_profile(3);
+    decoder.feed(0, &tokens(33)).unwrap(); // four steps of 8, one of 1
+    let profile = decoder.session().take_profile().unwrap();
+    assert_eq!((profile.steps(0), profile.steps(1)), (1, 4));
+    for thread in 0..2 {
+        let events: Vec<_> = profile.events(1, thread).collect();
+        assert_eq!(events.len(), 3, "capacity");
+        assert!(events.iter().map(|e| e.took_ns).sum::<u64>() <= profile.regions(1, thread)[0]);
+        assert_eq!(profile.events(0, thread).count(), 1);
+    }
+    assert!(decoder.session().take_profile().is_none());
+}
+
+#[test]
+fn a_table_without_the_function_is_refused() {
+    let manifest = manifest(vec![entry("step", "logits", vec![bucket(32, 32)])], 1);
+    // SAFETY: nothing runs.
+    let error = unsafe { Program::new(&manifest, 0, &STEPS, &[]) }.err().unwrap();
+    assert!(error.to_string().contains("bucket 32"), "{error}");
+}

@@ -1,0 +1,482 @@
+//! The thread pool, the barrier and the profile clock of a step.
+//!
+//! All threads enter a generated step together; thread 0 is the caller. Inside a step they meet at [`rc_barrier`], between
+//! steps the workers wait for the next one. Both waits spin for at most 50 us, and not at all where more threads run than
+//! CPUs are available, because a spinning thread would hold the CPU that another one needs. Then they park on a futex;
+//! whoever releases them calls the kernel only if someone parked.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity};
+
+use crate::abi::{StepCtx, StepFn};
+
+const SPIN: Duration = Duration::from_micros(50);
+/// Pauses between two looks at the clock.
+const PAUSES: u32 = 32;
+
+/// A value on cache lines of its own: 128 bytes, because neighbouring lines are fetched in pairs.
+#[repr(align(128))]
+#[derive(Default)]
+struct Line<T>(T);
+
+/// A place to wait for a counter to change.
+#[derive(Default)]
+struct Gate {
+    generation: Line<AtomicU32>,
+    parked: Line<AtomicU32>,
+}
+
+impl Gate {
+    fn now(&self) -> u32 {
+        self.generation.0.load(Ordering::Acquire)
+    }
+
+    fn open(&self) {
+        // SeqCst on both sides: either the waiter's count is seen here, or the waiter sees the new generation.
+        self.generation.0.fetch_add(1, Ordering::SeqCst);
+        if self.parked.0.load(Ordering::SeqCst) > 0 {
+            // Waking can fail only for a bad address.
+            let _ = futex::wake(&self.generation.0, futex::Flags::PRIVATE, i32::MAX as u32);
+        }
+    }
+
+    fn wait(&self, seen: u32, spin: bool) {
+        if spin {
+            // The clock is read late: most waits end within the first pauses.
+            let mut begin = None;
+            loop {
+                for _ in 0..PAUSES {
+                    if self.now() != seen {
+                        return;
+                    }
+                    std::hint::spin_loop();
+                }
+                if begin.get_or_insert_with(Instant::now).elapsed() >= SPIN {
+                    break;
+                }
+            }
+        }
+        self.parked.0.fetch_add(1, Ordering::SeqCst);
+        while self.generation.0.load(Ordering::SeqCst) == seen {
+            // Returns at once when the generation moved, and on signals; the loop looks again in every case.
+            let _ = futex::wait(&self.generation.0, futex::Flags::PRIVATE, seen, None);
+        }
+        self.parked.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The barrier behind `StepCtx::barrier`: a counter of arrivals and a generation whose change is the sense reversal.
+#[derive(Default)]
+pub struct Barrier {
+    arrived: Line<AtomicU32>,
+    gate: Gate,
+    spin: bool,
+}
+
+impl Barrier {
+    /// A barrier whose waiters may spin.
+    pub fn new(spin: bool) -> Self {
+        Self { spin, ..Self::default() }
+    }
+
+    /// Returns when all `threads` have called it.
+    #[inline]
+    pub fn wait(&self, threads: u32) {
+        if threads <= 1 {
+            return;
+        }
+        let seen = self.gate.now();
+        if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == threads {
+            self.arrived.0.store(0, Ordering::Relaxed);
+            self.gate.open();
+        } else {
+            self.gate.wait(seen, self.spin);
+        }
+    }
+}
+
+/// Meeting point of all threads of a step; generated code calls it between regions.
+///
+/// # Safety
+/// `ctx` is the context of the running step, `ctx.barrier` points to a [`Barrier`], and all `threads` threads call it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rc_barrier(ctx: *const StepCtx, _thread: u32, threads: u32) {
+    if threads > 1 {
+        // SAFETY: by contract of this function; the barrier outlives the step.
+        unsafe { (*(*ctx).barrier.cast::<Barrier>()).wait(threads) }
+    }
+}
+
+/// Words at the end of each thread's part of the profile: capacity and number of recorded events, start of the open region.
+pub(crate) const PROFILE_TAIL: usize = 3;
+/// Words per event: region, start, duration.
+pub(crate) const PROFILE_EVENT: usize = 3;
+
+/// Region clock: the first call with a region starts it, the second adds the nanoseconds since then to its sum.
+///
+/// A thread's part of the profile is `sums[regions] .. events .. tail`, see `Profile` in `step`.
+///
+/// # Safety
+/// `ctx` is the context of the running step and `ctx.profile` was laid out by `step::Profile` for its bucket and threads.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rc_profile(ctx: *const StepCtx, thread: u32, region: u32) {
+    // SAFETY: by contract of this function; each thread writes only its own part.
+    let part = unsafe {
+        let ctx = &*ctx;
+        if ctx.profile.is_null() {
+            return;
+        }
+        let stride = ctx.profile_stride as usize;
+        std::slice::from_raw_parts_mut(ctx.profile.add(thread as usize * stride), stride)
+    };
+    record(part, region as usize, monotonic_ns());
+}
+
+fn record(part: &mut [u64], region: usize, now: u64) {
+    let (body, tail) = part.split_at_mut(part.len() - PROFILE_TAIL);
+    let [capacity, events, open] = tail else {
+        return;
+    };
+    if *open == 0 {
+        *open = now;
+        return;
+    }
+    let begin = std::mem::take(open);
+    let took = now - begin;
+    let sums = body.len() - *capacity as usize * PROFILE_EVENT;
+    if region < sums {
+        body[region] += took;
+    }
+    if *events < *capacity {
+        let at = sums + *events as usize * PROFILE_EVENT;
+        body[at..at + PROFILE_EVENT].copy_from_slice(&[region as u64, begin, took]);
+        *events += 1;
+    }
+}
+
+/// Nanoseconds of the monotonic clock.
+pub fn monotonic_ns() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `now` is valid for writing; this clock always exists.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// What the workers share with the caller.
+struct Shared {
+    start: Gate,
+    barrier: Barrier,
+    run: Line<AtomicPtr<()>>,
+    ctx: AtomicPtr<StepCtx>,
+    stop: AtomicBool,
+    spin: bool,
+    threads: u32,
+}
+
+/// Persistent threads that run generated steps.
+pub struct Pool {
+    shared: Arc<Shared>,
+    workers: Vec<JoinHandle<()>>,
+}
+
+impl Pool {
+    /// A pool of `threads` threads, the caller's included. Workers spin only if `threads <= available`.
+    ///
+    /// With `pin`, worker `i` is bound to CPU `pin[i]`; the caller binds itself if it wants to.
+    pub fn new(threads: usize, available: usize, pin: Option<&[usize]>) -> io::Result<Self> {
+        let spin = threads <= available;
+        let shared = Arc::new(Shared {
+            start: Gate::default(),
+            barrier: Barrier::new(spin),
+            run: Line::default(),
+            ctx: AtomicPtr::default(),
+            stop: AtomicBool::new(false),
+            spin,
+            threads: threads.max(1) as u32,
+        });
+        let mut pool = Self { shared, workers: Vec::with_capacity(threads.saturating_sub(1)) };
+        for thread in 1..threads {
+            let shared = Arc::clone(&pool.shared);
+            let cpu = pin.and_then(|cpus| cpus.get(thread)).copied();
+            let worker = std::thread::Builder::new().name(format!("step-{thread}")).spawn(move || {
+                if let Some(cpu) = cpu {
+                    // Without the right to pin, the thread runs unpinned.
+                    let _ = pin_to(cpu);
+                }
+                work(&shared, thread as u32);
+            })?;
+            pool.workers.push(worker);
+        }
+        Ok(pool)
+    }
+
+    /// Number of threads, the caller's included.
+    pub fn threads(&self) -> u32 {
+        self.shared.threads
+    }
+
+    /// The barrier for `StepCtx::barrier`.
+    pub fn barrier(&self) -> *mut std::ffi::c_void {
+        ptr::from_ref(&self.shared.barrier).cast_mut().cast()
+    }
+
+    /// Runs one step on all threads and returns when all are done.
+    ///
+    /// # Safety
+    /// `run` is a generated step (or obeys the same rules), all pointers of `ctx` are valid for it and for this number of
+    /// threads, and `ctx.barrier` is this pool's.
+    pub unsafe fn run(&mut self, run: StepFn, ctx: &StepCtx) {
+        let threads = self.shared.threads;
+        let at = ptr::from_ref(ctx);
+        if threads > 1 {
+            self.shared.run.0.store(run as *const () as *mut (), Ordering::Relaxed);
+            self.shared.ctx.store(at.cast_mut(), Ordering::Relaxed);
+            self.shared.start.open();
+        }
+        // SAFETY: by contract of this function.
+        unsafe { run(at, 0, threads) };
+        self.shared.barrier.wait(threads);
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        self.shared.start.open();
+        for worker in self.workers.drain(..) {
+            // A worker that panicked has nothing left to clean up.
+            let _ = worker.join();
+        }
+    }
+}
+
+fn work(shared: &Shared, thread: u32) {
+    let mut seen = 0;
+    loop {
+        if shared.start.now() == seen {
+            shared.start.wait(seen, shared.spin);
+        }
+        seen = seen.wrapping_add(1);
+        if shared.stop.load(Ordering::Relaxed) {
+            return;
+        }
+        let run = shared.run.0.load(Ordering::Relaxed);
+        let ctx = shared.ctx.load(Ordering::Relaxed);
+        // SAFETY: `Pool::run` stored a `StepFn` and a live context before it opened the gate, and it waits for the barrier
+        // below before it returns, so both stay valid here.
+        unsafe { std::mem::transmute::<*mut (), StepFn>(run)(ctx, thread, shared.threads) };
+        shared.barrier.wait(shared.threads);
+    }
+}
+
+/// Binds the calling thread to one CPU.
+pub fn pin_to(cpu: usize) -> io::Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu);
+    Ok(sched_setaffinity(None, &set)?)
+}
+
+/// The CPUs that this process may use.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cpus {
+    /// One CPU of each distinct physical core in the affinity mask.
+    pub cores: Vec<usize>,
+    /// CPUs that can run at the same time: the mask's size, capped by the CPU quota, at least 1.
+    pub available: usize,
+    /// Threads to use by default: physical cores, capped by the CPU quota, at least 1.
+    pub default_threads: usize,
+}
+
+impl Cpus {
+    /// Looks at the affinity mask, `/sys` and the control group; what is missing does not limit.
+    pub fn detect() -> Self {
+        let mask: Vec<usize> = match sched_getaffinity(None) {
+            Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
+            Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
+        };
+        Self::of(&mask, Path::new("/sys/devices/system/cpu"), cpu_quota(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")))
+    }
+
+    fn of(mask: &[usize], topology: &Path, quota: Option<usize>) -> Self {
+        let mut cores = Vec::new();
+        let mut taken = Vec::new();
+        for &cpu in mask {
+            let file = |name: &str| std::fs::read_to_string(topology.join(format!("cpu{cpu}/topology/{name}"))).ok();
+            let siblings = file("core_cpus_list").or_else(|| file("thread_siblings_list"));
+            match siblings {
+                Some(list) if taken.contains(&list) => continue,
+                Some(list) => taken.push(list),
+                None => {}
+            }
+            cores.push(cpu);
+        }
+        let cap = quota.unwrap_or(usize::MAX);
+        Self { available: mask.len().min(cap).max(1), default_threads: cores.len().min(cap).max(1), cores }
+    }
+}
+
+/// Whole CPUs of the tightest quota among this process's control group and its ancestors, at least 1.
+fn cpu_quota(membership: &Path, root: &Path) -> Option<usize> {
+    let groups = std::fs::read_to_string(membership).ok()?;
+    let mut tightest: Option<f64> = None;
+    let mut narrow = |cpus: Option<f64>| {
+        if let Some(cpus) = cpus {
+            tightest = Some(tightest.map_or(cpus, |t| t.min(cpus)));
+        }
+    };
+    for line in groups.lines() {
+        let mut fields = line.splitn(3, ':');
+        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
+            continue;
+        };
+        let own = Path::new(path.trim_start_matches('/'));
+        if controllers.is_empty() {
+            for group in own.ancestors() {
+                narrow(quota_v2(&root.join(group)));
+            }
+        } else if controllers.split(',').any(|c| c == "cpu") {
+            for mount in ["cpu", "cpu,cpuacct"] {
+                for group in own.ancestors() {
+                    narrow(quota_v1(&root.join(mount).join(group)));
+                }
+            }
+        }
+    }
+    tightest.map(|cpus| (cpus as usize).max(1))
+}
+
+fn quota_v2(group: &Path) -> Option<f64> {
+    let text = std::fs::read_to_string(group.join("cpu.max")).ok()?;
+    let (quota, period) = text.trim().split_once(' ')?;
+    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok().filter(|p| *p > 0.0)?)
+}
+
+fn quota_v1(group: &Path) -> Option<f64> {
+    let number = |name: PathBuf| std::fs::read_to_string(name).ok()?.trim().parse::<f64>().ok();
+    let quota = number(group.join("cpu.cfs_quota_us")).filter(|q| *q > 0.0)?;
+    Some(quota / number(group.join("cpu.cfs_period_us")).filter(|p| *p > 0.0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU64;
+
+    /// Counts arrivals per round; a thread that leaves a barrier early finds a wrong count.
+    struct Rounds {
+        counts: Vec<AtomicU64>,
+        wrong: AtomicU64,
+        pause: bool,
+    }
+
+    unsafe extern "C" fn rounds(ctx: *const StepCtx, thread: u32, threads: u32) {
+        // SAFETY: the test passes a live context whose state is a live `Rounds`.
+        let (barrier, rounds) = unsafe { (&*(*ctx).barrier.cast::<Barrier>(), &*(*ctx).state.cast::<Rounds>()) };
+        for (round, count) in rounds.counts.iter().enumerate() {
+            if rounds.pause && round % threads as usize == thread as usize {
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            count.fetch_add(1, Ordering::Relaxed);
+            barrier.wait(threads);
+            if count.load(Ordering::Relaxed) % u64::from(threads) != 0 {
+                rounds.wrong.fetch_add(1, Ordering::Relaxed);
+            }
+            barrier.wait(threads);
+        }
+    }
+
+    fn ctx_with(pool: &Pool, state: &Rounds) -> StepCtx {
+        let mut ctx = crate::step::empty_ctx();
+        ctx.barrier = pool.barrier();
+        ctx.state = ptr::from_ref(state).cast_mut().cast();
+        ctx
+    }
+
+    #[test]
+    fn no_thread_leaves_a_barrier_early() {
+        for threads in 1..=4 {
+            // Parked, spinning, and spinning too short.
+            for (available, pause, count) in [(0, false, 300), (64, false, 500), (64, true, 40), (0, true, 40)] {
+                let state = Rounds { counts: (0..count).map(|_| AtomicU64::new(0)).collect(), wrong: AtomicU64::new(0), pause };
+                let mut pool = Pool::new(threads, available, None).unwrap();
+                for step in 1..=5 {
+                    let ctx = ctx_with(&pool, &state);
+                    // SAFETY: `rounds` reads only what `ctx_with` set.
+                    unsafe { pool.run(rounds, &ctx) };
+                    let expected = step * threads as u64;
+                    assert!(state.counts.iter().all(|c| c.load(Ordering::Relaxed) == expected));
+                    if step == 3 {
+                        std::thread::sleep(Duration::from_millis(1)); // workers park between steps
+                    }
+                }
+                assert_eq!(state.wrong.load(Ordering::Relaxed), 0);
+            }
+        }
+    }
+
+    #[test]
+    fn a_pool_that_never_ran_stops() {
+        drop(Pool::new(4, 4, None).unwrap());
+    }
+
+    #[test]
+    fn siblings_count_once_and_quota_caps() {
+        let root = std::env::temp_dir().join(format!("rc-topology-{}", std::process::id()));
+        for cpu in 0..4 {
+            let folder = root.join(format!("cpu{cpu}/topology"));
+            std::fs::create_dir_all(&folder).unwrap();
+            let pair = if cpu % 2 == 0 { "0,2" } else { "1,3" };
+            std::fs::write(folder.join("core_cpus_list"), pair).unwrap();
+        }
+        let cpus = Cpus::of(&[0, 1, 2, 3], &root, None);
+        assert_eq!((cpus.cores, cpus.available, cpus.default_threads), (vec![0, 1], 4, 2));
+        assert_eq!(Cpus::of(&[2], &root, None).cores, [2]);
+        let capped = Cpus::of(&[0, 1, 2, 3], &root, Some(1));
+        assert_eq!((capped.available, capped.default_threads), (1, 1));
+        // Without topology every CPU counts.
+        assert_eq!(Cpus::of(&[5, 9], Path::new("/nowhere"), None).cores, [5, 9]);
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_tightest_quota_counts() {
+        let root = std::env::temp_dir().join(format!("rc-cgroup-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("a/b")).unwrap();
+        std::fs::create_dir_all(root.join("cpu/x")).unwrap();
+        let member = root.join("membership");
+        let quota = || cpu_quota(&member, &root);
+        std::fs::write(&member, "0::/a/b\n").unwrap();
+        assert_eq!(quota(), None);
+        std::fs::write(root.join("a/b/cpu.max"), "max 100000\n").unwrap();
+        assert_eq!(quota(), None);
+        std::fs::write(root.join("a/cpu.max"), "250000 100000\n").unwrap();
+        assert_eq!(quota(), Some(2));
+        std::fs::write(root.join("a/b/cpu.max"), "50000 100000\n").unwrap();
+        assert_eq!(quota(), Some(1));
+        std::fs::write(&member, "3:cpu,cpuacct:/x\n").unwrap();
+        std::fs::write(root.join("cpu/x/cpu.cfs_quota_us"), "-1\n").unwrap();
+        std::fs::write(root.join("cpu/x/cpu.cfs_period_us"), "100000\n").unwrap();
+        assert_eq!(quota(), None);
+        std::fs::write(root.join("cpu/x/cpu.cfs_quota_us"), "350000\n").unwrap();
+        assert_eq!(quota(), Some(3));
+        std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn the_region_clock_sums_and_records() {
+        // Two regions, one event.
+        let mut part = vec![0; 2 + PROFILE_EVENT + PROFILE_TAIL];
+        part[2 + PROFILE_EVENT] = 1;
+        for (region, now) in [(1, 10), (1, 15), (0, 20), (0, 22), (1, 30), (1, 31)] {
+            record(&mut part, region, now);
+        }
+        assert_eq!(part, [2, 6, 1, 10, 5, 1, 1, 0]);
+    }
+}
