@@ -414,6 +414,7 @@ fn private_prologue() {
 /// The largest tile's loop holds exactly its multiply-adds and nothing goes to the stack.
 #[test]
 fn hot_loop_asm() {
+    let mut failures: Vec<String> = vec![];
     for (cpu, dtype, compute, rows, instruction, count) in [
         ("x86-64-v3", DType::F32, Compute::F32, 6, "vfmadd", 12),
         ("x86-64-v3", DType::Bf16, Compute::F32, 6, "vfmadd", 24),
@@ -436,7 +437,9 @@ fn hot_loop_asm() {
                 assert!(!hot.is_empty(), "{cpu} {dtype}: no hot loop for {m} rows\n{asm}");
                 for body in &hot {
                     let stack = body.iter().filter(|i| i.contains("(%rsp)") || i.contains("(%rbp)")).count();
-                    assert_eq!(stack, 0, "{cpu} {dtype} {ways} ways, {m} rows: stack in the hot loop\n{}", body.join("\n"));
+                    if stack > 0 {
+                        failures.push(format!("{cpu} {dtype} {ways} ways, {m} rows: stack in the hot loop\n{}", body.join("\n")));
+                    }
                 }
                 if m == rows {
                     let found = hot[0].iter().filter(|i| i.starts_with(instruction)).count();
@@ -445,6 +448,7 @@ fn hot_loop_asm() {
             }
         }
     }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
 fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> String {

@@ -68,10 +68,10 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
 
-/// Do `m` rows times `vectors` of accumulators, the vectors themselves, a broadcast and a mask fit the register file? Beyond this
-/// bound LLVM spills inside the loop (kernels.md section 2).
-pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32) -> bool {
-    m * vectors + vectors.min(m) + 2 <= isa.registers
+/// Do `m` rows times `vectors` of accumulators, `held` weights, a broadcast and a mask fit the register file? Beyond this bound LLVM
+/// spills inside the loop (kernels.md section 2).
+pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
+    m * vectors + held + 2 <= isa.registers
 }
 
 /// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `piece * vectors * lanes` on).
@@ -92,13 +92,16 @@ impl Walk {
     fn choose(isa: &Isa, kernel: &Matmul, m: u32, most: u32) -> Walk {
         let per_panel = kernel.panels.nr / isa.lanes;
         let ways = kernel.panels.ways;
+        // Weights of a single row are memory operands, unless they have to be widened.
+        let widens = kernel.panels.k_pack == 2 && kernel.compute == Compute::F32;
+        let fits = |vectors: u32| tile_fits(isa, m, vectors, if widens { vectors } else { vectors.min(m) });
         let mut vectors = per_panel;
-        while vectors > 1 && !tile_fits(isa, m, vectors * ways) {
+        while vectors > 1 && !fits(vectors * ways) {
             vectors /= 2;
         }
         let mut panels = 1;
         if vectors == per_panel {
-            let side_by_side = |p: u32| p * m * vectors * ways <= kernel.tile.accumulators && tile_fits(isa, m, p * vectors * ways);
+            let side_by_side = |p: u32| p * m * vectors * ways <= kernel.tile.accumulators && fits(p * vectors * ways);
             while panels < most && side_by_side(panels + 1) {
                 panels += 1;
             }
@@ -305,16 +308,23 @@ impl<'c> Generator<'_, 'c> {
                 }
                 return acc;
             }
-            let widened: Vec<Vec<Value<'c>>> = if pack == 2 {
-                let pairs: Vec<_> = columns.iter().map(|&p| fb.load_bf16_pair(lanes, p, align)).collect();
-                let evens = pairs.iter().map(|p| p.0).collect();
-                if half { vec![evens] } else { vec![evens, pairs.iter().map(|p| p.1).collect()] }
-            } else {
-                vec![columns.iter().map(|&p| fb.load_f32(self.dtype, lanes, p, align)).collect()]
+            let words = |k: u32, p: Value<'c>| {
+                let ty = Ty::vec(Elem::I32, lanes);
+                // The odd halves' words are read again where they would not find registers beside the even halves.
+                let again = k == 1 && !tile_fits(fb.isa(), walk.m, n as u32, 2 * n as u32);
+                if again { fb.load_again(ty, p, align) } else { fb.load(ty, p, align) }
             };
-            for (k, columns) in widened.iter().enumerate() {
+            let half_of = |k: u32, p: Value<'c>| {
+                let (even, odd) = fb.split_bf16_pair(words(k, p));
+                if k == 0 { even } else { odd }
+            };
+            for k in 0..if half { 1 } else { pack } {
+                let columns: Vec<_> = columns
+                    .iter()
+                    .map(|&p| if pack == 2 { half_of(k as u32, p) } else { fb.load_f32(self.dtype, lanes, p, align) })
+                    .collect();
                 for r in 0..walk.m {
-                    let x = fb.load_broadcast(kernel.a.dtype, lanes, row(r, k as u64));
+                    let x = fb.load_broadcast(kernel.a.dtype, lanes, row(r, k));
                     for (c, &weight) in columns.iter().enumerate() {
                         let i = r as usize * n + c;
                         acc[i] = fb.fma(x, weight, acc[i]);

@@ -700,6 +700,13 @@ impl<'m, 'c> Fb<'m, 'c> {
         ok(raw.as_instruction_value().expect("load").set_alignment(align));
         self.value(raw, ty)
     }
+    /// As [`Fb::load`], but never merged with another load of the same address (volatile): reads again what would otherwise wait in a
+    /// register.
+    pub fn load_again(&self, ty: Ty, pointer: Value<'c>, align: u32) -> Value<'c> {
+        let value = self.load(ty, pointer, align);
+        ok(value.raw.as_instruction_value().expect("load").set_volatile(true));
+        value
+    }
     /// Store of any type.
     pub fn store(&self, value: Value<'c>, pointer: Value<'c>, align: u32) {
         let store = ok(self.builder.build_store(pointer.raw.into_pointer_value(), value.raw));
