@@ -274,6 +274,18 @@ pub enum Activation {
     Relu,
 }
 
+impl Activation {
+    /// The op that computes it.
+    pub fn op(self) -> rcompile_graph::Unary {
+        match self {
+            Activation::Silu => rcompile_graph::Unary::Silu,
+            Activation::GeluErf => rcompile_graph::Unary::Gelu,
+            Activation::GeluTanh => rcompile_graph::Unary::GeluTanh,
+            Activation::Relu => rcompile_graph::Unary::Relu,
+        }
+    }
+}
+
 /// The activation named by `key`.
 pub fn activation(config: &ConfigReader<'_>, key: &str, default: &'static str) -> Result<Activation, Error> {
     match config.str_or(key, default)? {

@@ -13,8 +13,11 @@
 
 pub mod arch;
 pub mod config;
+pub mod dir;
 pub mod error;
 pub mod json;
 pub mod rope;
+pub mod trace;
+pub mod weights;
 
 pub use error::{Error, Kind, Warning};

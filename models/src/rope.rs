@@ -38,13 +38,14 @@ pub fn inv_freq(rope: &RopeConfig, head_dim: usize, max_positions: usize) -> (Ve
             let high_wavelength = (length / high_freq_factor) as f32;
             let (scale, span) = (factor as f32, (high_freq_factor - low_freq_factor) as f32);
             let scaled = plain(rope.theta, dim).into_iter().map(|f| {
-                let wavelength = std::f64::consts::TAU as f32 / f;
+                // The reference divides a number by a tensor as reciprocal and product.
+                let wavelength = (1.0 / f) * std::f64::consts::TAU as f32;
                 if wavelength > low_wavelength {
                     f / scale
                 } else if wavelength < high_wavelength {
                     f
                 } else {
-                    let smooth = (length as f32 / wavelength - low_freq_factor as f32) / span;
+                    let smooth = ((1.0 / wavelength) * length as f32 - low_freq_factor as f32) / span;
                     (1.0 - smooth) * f / scale + smooth * f
                 }
             });
@@ -95,4 +96,45 @@ fn plain(theta: f64, dim: usize) -> Vec<f32> {
 fn powers(theta: f64, dim: usize) -> Vec<f32> {
     let theta = f64::from(theta as f32);
     (0..dim).step_by(2).map(|i| libm::pow(theta, f64::from(i as f32 / dim as f32)) as f32).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ConfigReader, rope};
+
+    /// Bits computed by transformers 5.23.0 with torch 2.15.0 on the CPU, head width 8.
+    #[test]
+    #[rustfmt::skip]
+    fn equal_to_the_reference_bit_for_bit() {
+        let cases: &[(&str, [u32; 4], f32)] = &[
+            (r#"{"rope_theta": 10000.0, "max_position_embeddings": 512}"#, [0x3f800000, 0x3dcccccd, 0x3c23d70a, 0x3a83126f], 1.0),
+            (r#"{"rope_theta": 10000.0, "max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}"#, [0x3ecccccd, 0x3d23d70a, 0x3b83126e, 0x39d1b718], 1.0),
+            (r#"{"rope_theta": 10000.0, "max_position_embeddings": 1000, "rope_scaling": {"rope_type": "dynamic", "factor": 1.1}}"#, [0x3f800000, 0x3dcccccd, 0x3c23d70a, 0x3a83126f], 1.0),
+            (r#"{"rope_theta": 10000.0, "max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}"#, [0x3f800000, 0x3dcccccd, 0x3c23d70a, 0x3907a276], 1.0),
+            (r#"{"rope_theta": 10000.0, "max_position_embeddings": 131072, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}"#, [0x3f800000, 0x3dcccccd, 0x3c23d70a, 0x3a23d70b], 1.138_629_436_111_989),
+            (r#"{"rope_theta": 10000.0, "max_position_embeddings": 256, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": false}}"#, [0x3f800000, 0x3c4ccccd, 0x3aa3d70a, 0x3903126f], 0.948_355_852_350_34),
+            (r#"{"rope_theta": 500000.0, "max_position_embeddings": 512}"#, [0x3f800000, 0x3d1a08c8, 0x3ab95d21, 0x385f10c4], 1.0),
+            (r#"{"rope_theta": 500000.0, "max_position_embeddings": 512, "rope_scaling": {"rope_type": "linear", "factor": 2.5}}"#, [0x3ecccccd, 0x3c767473, 0x3a144a81, 0x37b273d0], 1.0),
+            (r#"{"rope_theta": 500000.0, "max_position_embeddings": 1000, "rope_scaling": {"rope_type": "dynamic", "factor": 1.1}}"#, [0x3f800000, 0x3d1a08c8, 0x3ab95d21, 0x385f10c4], 1.0),
+            (r#"{"rope_theta": 500000.0, "max_position_embeddings": 131072, "rope_scaling": {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}}"#, [0x3f800000, 0x3d1a08c8, 0x39e13620, 0x35df10c4], 1.0),
+            (r#"{"rope_theta": 500000.0, "max_position_embeddings": 131072, "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}"#, [0x3f800000, 0x3d1a08c8, 0x3a67b469, 0x375f10c4], 1.138_629_436_111_989),
+            (r#"{"rope_theta": 500000.0, "max_position_embeddings": 256, "rope_scaling": {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 32, "beta_fast": 16.0, "beta_slow": 2.0, "mscale": 0.7, "mscale_all_dim": 1.0, "truncate": false}}"#, [0x3f800000, 0x3b9a08c8, 0x39395d21, 0x36df10c4], 0.948_355_852_350_34),
+        ];
+        for (config, bits, factor) in cases {
+            let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(config).unwrap();
+            let c = ConfigReader::new("config.json", &map);
+            let max_positions = c.usize("max_position_embeddings", 1..=1 << 20).unwrap();
+            let (frequencies, attention_factor) = inv_freq(&rope(&c, max_positions, &[]).unwrap(), 8, max_positions);
+            let found: Vec<u32> = frequencies.iter().map(|f| f.to_bits()).collect();
+            assert_eq!((found.as_slice(), attention_factor), (&bits[..], *factor), "{config}");
+        }
+    }
+
+    #[test]
+    fn partial_rotation_narrows_the_series() {
+        let config = |factor| RopeConfig { theta: 10_000.0, kind: RopeKind::Default, partial_rotary_factor: factor };
+        assert_eq!(inv_freq(&config(0.5), 16, 64), inv_freq(&config(1.0), 8, 64));
+        assert_eq!(rotary_dim(&config(0.75), 128), 96);
+    }
 }

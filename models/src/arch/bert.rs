@@ -7,6 +7,9 @@
 use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec, is_known_buffer};
 use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
 use crate::error::Error;
+use crate::trace::Trace;
+use rcompile_graph::build::Built;
+use rcompile_graph::{AttnExpr, TypeError, ValueId};
 
 /// A BERT encoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -74,8 +77,49 @@ impl Architecture for BertConfig {
         specs
     }
 
+    fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
+        let tokens = cx.embedding(EMBEDDING, self.vocab, self.hidden, cx.token)?;
+        let segments = cx.embedding("embeddings.token_type_embeddings.weight", self.segments, self.hidden, cx.segment)?;
+        let positions = cx.embedding("embeddings.position_embeddings.weight", self.positions, self.hidden, cx.position)?;
+        let x = cx.b.add(tokens, segments)?;
+        let x = cx.b.add(x, positions)?;
+        let mut x = cx.layer_norm(x, "embeddings.LayerNorm", self.hidden, self.eps)?;
+        for layer in 0..self.layers {
+            cx.b.scope_begin(&format!("layers.{layer}"));
+            x = self.layer(cx, layer, x)?;
+            cx.b.scope_end();
+        }
+        cx.pooled(x)
+    }
+
     fn ignores(&self, name: &str) -> bool {
         name.starts_with("pooler.") || name.starts_with("cls.") || is_known_buffer(name)
+    }
+}
+
+impl BertConfig {
+    /// One layer: `x: [T, hidden] -> [T, hidden]`. Source: HF `BertLayer.forward`.
+    fn layer(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId) -> Built {
+        let path = format!("encoder.layer.{layer}");
+        let hidden = self.hidden;
+        let mut project = |name: &str| {
+            let y = cx.linear(x, &format!("{path}.attention.self.{name}"), hidden, hidden, true)?;
+            cx.split_heads(y, self.heads, self.head_dim)
+        };
+        let (q, k, v) = (project("query")?, project("key")?, project("value")?);
+        let state = cx.kv_state(layer, self.heads, self.head_dim, false);
+        let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
+        let score = AttnExpr::scaled((self.head_dim as f64).powf(-0.5));
+        let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, AttnExpr::True)?;
+        let out = cx.join_heads(out, self.heads, self.head_dim)?;
+        let out = cx.linear(out, &format!("{path}.attention.output.dense"), hidden, hidden, true)?;
+        let sum = cx.b.add(x, out)?;
+        let x = cx.layer_norm(sum, &format!("{path}.attention.output.LayerNorm"), hidden, self.eps)?;
+        let inner = cx.linear(x, &format!("{path}.intermediate.dense"), hidden, self.intermediate, true)?;
+        let inner = cx.b.unary(self.act.op(), inner)?;
+        let out = cx.linear(inner, &format!("{path}.output.dense"), self.intermediate, hidden, true)?;
+        let sum = cx.b.add(x, out)?;
+        cx.layer_norm(sum, &format!("{path}.output.LayerNorm"), hidden, self.eps)
     }
 }
 

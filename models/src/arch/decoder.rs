@@ -10,6 +10,9 @@ use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec};
 use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, RopeConfig, RopeKind, SIZE_MAX};
 use crate::error::{Error, Kind};
 use crate::rope;
+use crate::trace::Trace;
+use rcompile_graph::build::Built;
+use rcompile_graph::{AttnExpr, Binary, DType, Dim, Recipe, Type, TypeError, ValueId};
 
 /// A Llama-like decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -119,6 +122,101 @@ impl Architecture for DecoderConfig {
         let head = [self.vocab, hidden];
         specs.push(TensorSpec { name: HEAD.to_string(), shape: head.to_vec(), optional: self.tied });
         specs
+    }
+
+    fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
+        let half = self.rotary_dim() / 2;
+        let (cos, sin) = self.rotary_rows(cx, half)?;
+        let x = cx.embedding(EMBEDDING, self.vocab, self.hidden, cx.token)?;
+        let mut x = cx.b.scale(x, self.embedding_multiplier)?;
+        for layer in 0..self.layers {
+            cx.b.scope_begin(&format!("layers.{layer}"));
+            x = self.layer(cx, layer, x, (cos, sin, half))?;
+            cx.b.scope_end();
+        }
+        let x = cx.rms_norm(x, "model.norm", self.hidden, self.eps)?;
+        let head = cx.weight(if self.tied { EMBEDDING } else { HEAD }, &[self.vocab, self.hidden]);
+        let logits = cx.b.linear(x, head)?;
+        let logits = if self.logits_scaling == 1.0 {
+            logits
+        } else {
+            let scaling = cx.b.constant(self.logits_scaling);
+            cx.b.binary(Binary::Div, logits, scaling)?
+        };
+        Ok(vec![cx.b.embedding(logits, cx.logit_row)?])
+    }
+}
+
+impl DecoderConfig {
+    /// Rows of the rotary tables for the step's positions: `cos, sin: f32[T, half]`.
+    fn rotary_rows(&self, cx: &mut Trace<'_>, half: usize) -> Result<(ValueId, ValueId), TypeError> {
+        let (inv_freq, scale) = rope::inv_freq(&self.rope, self.head_dim, self.facts.max_positions);
+        let positions = cx.options.ctx_size;
+        let mut rows = |name: &str, sin: bool| {
+            let ty = Type::new(DType::F32, [Dim::Const(positions), half.into()]);
+            let table = cx.b.param(name, ty, Recipe::Rope { sin, inv_freq: inv_freq.clone(), scale, positions });
+            cx.b.embedding(table, cx.position)
+        };
+        Ok((rows("rope.cos", false)?, rows("rope.sin", true)?))
+    }
+
+    /// One decoder layer: `x: [T, hidden] -> [T, hidden]`. Source: HF `LlamaDecoderLayer.forward`.
+    fn layer(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId, rotary: (ValueId, ValueId, usize)) -> Built {
+        let path = format!("model.layers.{layer}");
+        let normed = cx.rms_norm(x, &format!("{path}.input_layernorm"), self.hidden, self.eps)?;
+        let attention = self.attention(cx, layer, normed, rotary)?;
+        let attention = cx.b.scale(attention, self.residual_multiplier)?;
+        let x = cx.b.add(x, attention)?;
+        let normed = cx.rms_norm(x, &format!("{path}.post_attention_layernorm"), self.hidden, self.eps)?;
+        let mlp = self.mlp(cx, &format!("{path}.mlp"), normed)?;
+        let mlp = cx.b.scale(mlp, self.residual_multiplier)?;
+        cx.b.add(x, mlp)
+    }
+
+    fn attention(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId, (cos, sin, half): (ValueId, ValueId, usize)) -> Built {
+        let path = format!("model.layers.{layer}.self_attn");
+        let (q_width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (q, k, v) = if self.fused_qkv {
+            let qkv = cx.linear(x, &format!("{path}.qkv_proj"), self.hidden, self.qkv_rows(), self.qkv_bias)?;
+            let mut part = |start: usize, width: usize| cx.b.slice(qkv, 1, start, start + width);
+            (part(0, q_width)?, part(q_width, kv_width)?, part(q_width + kv_width, kv_width)?)
+        } else {
+            let mut project = |name: &str, width: usize| cx.linear(x, &format!("{path}.{name}"), self.hidden, width, self.qkv_bias);
+            (project("q_proj", q_width)?, project("k_proj", kv_width)?, project("v_proj", kv_width)?)
+        };
+        let mut q = cx.split_heads(q, self.heads, self.head_dim)?;
+        let mut k = cx.split_heads(k, self.kv_heads, self.head_dim)?;
+        let v = cx.split_heads(v, self.kv_heads, self.head_dim)?;
+        if self.qk_norm {
+            q = cx.rms_norm(q, &format!("{path}.q_norm"), self.head_dim, self.eps)?;
+            k = cx.rms_norm(k, &format!("{path}.k_norm"), self.head_dim, self.eps)?;
+        }
+        let q = cx.rope(q, cos, sin, half, self.head_dim)?;
+        let k = cx.rope(k, cos, sin, half, self.head_dim)?;
+        let state = cx.kv_state(layer, self.kv_heads, self.head_dim, true);
+        let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
+        let mask = match self.windows[layer] {
+            Some(window) => AttnExpr::causal_window(window as u64),
+            None => AttnExpr::causal(),
+        };
+        let score = AttnExpr::scaled(self.attention_multiplier);
+        let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, mask)?;
+        let out = cx.join_heads(out, self.heads, self.head_dim)?;
+        cx.linear(out, &format!("{path}.o_proj"), q_width, self.hidden, self.o_bias)
+    }
+
+    fn mlp(&self, cx: &mut Trace<'_>, path: &str, x: ValueId) -> Built {
+        let width = self.intermediate;
+        let (gate, up) = if self.fused_gate_up {
+            let both = cx.linear(x, &format!("{path}.gate_up_proj"), self.hidden, 2 * width, self.mlp_bias)?;
+            (cx.b.slice(both, 1, 0, width)?, cx.b.slice(both, 1, width, 2 * width)?)
+        } else {
+            let gate = cx.linear(x, &format!("{path}.gate_proj"), self.hidden, width, self.mlp_bias)?;
+            (gate, cx.linear(x, &format!("{path}.up_proj"), self.hidden, width, self.mlp_bias)?)
+        };
+        let gate = cx.b.unary(self.act.op(), gate)?;
+        let inner = cx.b.mul(gate, up)?;
+        cx.linear(inner, &format!("{path}.down_proj"), width, self.hidden, self.mlp_bias)
     }
 }
 

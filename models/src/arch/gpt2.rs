@@ -6,6 +6,9 @@
 use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec};
 use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
 use crate::error::Error;
+use crate::trace::Trace;
+use rcompile_graph::build::Built;
+use rcompile_graph::{AttnExpr, TypeError, ValueId};
 
 /// A GPT-2 decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -75,6 +78,48 @@ impl Architecture for Gpt2Config {
         specs.push(TensorSpec::required("transformer.ln_f.bias", &[hidden]));
         specs.push(TensorSpec { name: HEAD.to_string(), shape: vec![self.vocab, hidden], optional: self.tied });
         specs
+    }
+
+    fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
+        let tokens = cx.embedding(EMBEDDING, self.vocab, self.hidden, cx.token)?;
+        let positions = cx.embedding("transformer.wpe.weight", self.positions, self.hidden, cx.position)?;
+        let mut x = cx.b.add(tokens, positions)?;
+        for layer in 0..self.layers {
+            cx.b.scope_begin(&format!("layers.{layer}"));
+            x = self.layer(cx, layer, x)?;
+            cx.b.scope_end();
+        }
+        let x = cx.layer_norm(x, "transformer.ln_f", self.hidden, self.eps)?;
+        let head = cx.weight(if self.tied { EMBEDDING } else { HEAD }, &[self.vocab, self.hidden]);
+        let logits = cx.b.linear(x, head)?;
+        Ok(vec![cx.b.embedding(logits, cx.logit_row)?])
+    }
+}
+
+impl Gpt2Config {
+    /// One block: `x: [T, hidden] -> [T, hidden]`. Source: HF `GPT2Block.forward`.
+    fn layer(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId) -> Built {
+        let path = format!("transformer.h.{layer}");
+        let hidden = self.hidden;
+        let normed = cx.layer_norm(x, &format!("{path}.ln_1"), hidden, self.eps)?;
+        let qkv = cx.conv1d(normed, &format!("{path}.attn.c_attn"), hidden, 3 * hidden)?;
+        let mut part = |i: usize| {
+            let rows = cx.b.slice(qkv, 1, i * hidden, (i + 1) * hidden)?;
+            cx.split_heads(rows, self.heads, self.head_dim)
+        };
+        let (q, k, v) = (part(0)?, part(1)?, part(2)?);
+        let state = cx.kv_state(layer, self.heads, self.head_dim, true);
+        let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
+        let score = AttnExpr::scaled(self.attention_scales[layer]);
+        let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, AttnExpr::causal())?;
+        let out = cx.join_heads(out, self.heads, self.head_dim)?;
+        let out = cx.conv1d(out, &format!("{path}.attn.c_proj"), hidden, hidden)?;
+        let x = cx.b.add(x, out)?;
+        let normed = cx.layer_norm(x, &format!("{path}.ln_2"), hidden, self.eps)?;
+        let inner = cx.conv1d(normed, &format!("{path}.mlp.c_fc"), hidden, self.intermediate)?;
+        let inner = cx.b.unary(self.act.op(), inner)?;
+        let out = cx.conv1d(inner, &format!("{path}.mlp.c_proj"), self.intermediate, hidden)?;
+        cx.b.add(x, out)
     }
 }
 

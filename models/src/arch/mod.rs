@@ -9,6 +9,8 @@ pub mod gpt2;
 
 use crate::config::{ConfigReader, FloatType, RopeConfig};
 use crate::error::{Error, Kind};
+use crate::trace::Trace;
+use rcompile_graph::{TypeError, ValueId};
 
 /// What an executable of this architecture does; it decides the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +55,9 @@ pub trait Architecture: Send + Sync {
 
     /// The tensors that a checkpoint must or may hold, by canonical name.
     fn tensors(&self) -> Vec<TensorSpec>;
+
+    /// The forward computation: builds the graph and returns its outputs ([`crate::trace::trace`] says which).
+    fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError>;
 
     /// Whether a tensor outside [`Architecture::tensors`] is known and of no use (a buffer, the head of another task).
     fn ignores(&self, name: &str) -> bool {
