@@ -5,11 +5,17 @@
 
 pub mod abi;
 #[cfg(feature = "exe")]
+pub mod cpu;
+#[cfg(feature = "exe")]
 pub mod decode;
 #[cfg(feature = "exe")]
 pub mod encode;
 #[cfg(feature = "exe")]
 pub mod kv;
+#[cfg(feature = "exe")]
+pub mod payload;
+#[cfg(feature = "exe")]
+pub mod sample;
 #[cfg(feature = "exe")]
 pub mod step;
 #[cfg(feature = "text")]

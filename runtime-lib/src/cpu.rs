@@ -1,0 +1,145 @@
+//! Does this CPU have what the kernels were compiled for?
+//!
+//! Features are spelled as LLVM spells them. What the operating system has not switched on (AVX state in XCR0) does not count
+//! as present. A feature that cannot be asked for counts as missing: a clear refusal is better than an illegal instruction.
+
+/// Names in `needed` that this CPU lacks, in their order.
+pub fn missing(needed: &[String]) -> Vec<&str> {
+    needed.iter().map(String::as_str).filter(|name| !present(name)).collect()
+}
+
+/// The line that names both lists: `needs avx512f,avx512bf16; missing avx512bf16`.
+pub fn describe(needed: &[String], missing: &[&str]) -> String {
+    format!("needs {}; missing {}", needed.join(","), missing.join(","))
+}
+
+#[cfg(target_arch = "x86_64")]
+fn present(name: &str) -> bool {
+    macro_rules! table {
+        ($($llvm:literal => $rust:tt),* $(,)?) => {
+            match name {
+                // Part of every x86-64 CPU.
+                "64bit" | "cmov" | "cx8" | "fxsr" | "mmx" | "sse" | "sse2" | "x87" => true,
+                $($llvm => std::is_x86_feature_detected!($rust),)*
+                _ => false,
+            }
+        };
+    }
+    table! {
+        "adx" => "adx",
+        "aes" => "aes",
+        "avx" => "avx",
+        "avx2" => "avx2",
+        "avx512bf16" => "avx512bf16",
+        "avx512bitalg" => "avx512bitalg",
+        "avx512bw" => "avx512bw",
+        "avx512cd" => "avx512cd",
+        "avx512dq" => "avx512dq",
+        "avx512f" => "avx512f",
+        "avx512fp16" => "avx512fp16",
+        "avx512ifma" => "avx512ifma",
+        "avx512vbmi" => "avx512vbmi",
+        "avx512vbmi2" => "avx512vbmi2",
+        "avx512vl" => "avx512vl",
+        "avx512vnni" => "avx512vnni",
+        "avx512vp2intersect" => "avx512vp2intersect",
+        "avx512vpopcntdq" => "avx512vpopcntdq",
+        "avxifma" => "avxifma",
+        "avxneconvert" => "avxneconvert",
+        "avxvnni" => "avxvnni",
+        "avxvnniint16" => "avxvnniint16",
+        "avxvnniint8" => "avxvnniint8",
+        "bmi" => "bmi1",
+        "bmi2" => "bmi2",
+        "crc32" => "sse4.2",
+        "cx16" => "cmpxchg16b",
+        "f16c" => "f16c",
+        "fma" => "fma",
+        "gfni" => "gfni",
+        "lzcnt" => "lzcnt",
+        "movbe" => "movbe",
+        "pclmul" => "pclmulqdq",
+        "popcnt" => "popcnt",
+        "rdrnd" => "rdrand",
+        "rdseed" => "rdseed",
+        "sahf" => "sse3",
+        "sha" => "sha",
+        "sse3" => "sse3",
+        "sse4.1" => "sse4.1",
+        "sse4.2" => "sse4.2",
+        "sse4a" => "sse4a",
+        "ssse3" => "ssse3",
+        "vaes" => "vaes",
+        "vpclmulqdq" => "vpclmulqdq",
+        "xsave" => "xsave",
+        "xsavec" => "xsavec",
+        "xsaveopt" => "xsaveopt",
+        "xsaves" => "xsaves",
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+fn present(name: &str) -> bool {
+    macro_rules! table {
+        ($($llvm:literal => $rust:tt),* $(,)?) => {
+            match name {
+                // Part of every 64-bit Arm CPU that Linux runs on.
+                "v8a" | "fp-armv8" => true,
+                $($llvm => std::arch::is_aarch64_feature_detected!($rust),)*
+                _ => false,
+            }
+        };
+    }
+    table! {
+        "neon" => "neon",
+        "aes" => "aes",
+        "bf16" => "bf16",
+        "crc" => "crc",
+        "dotprod" => "dotprod",
+        "fhm" => "fhm",
+        "fp16fml" => "fhm",
+        "fullfp16" => "fp16",
+        "i8mm" => "i8mm",
+        "lse" => "lse",
+        "rcpc" => "rcpc",
+        "rdm" => "rdm",
+        "sha2" => "sha2",
+        "sha3" => "sha3",
+        "sve" => "sve",
+        "sve2" => "sve2",
+        "sve2p1" => "sve2p1",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unknown_features_are_missing_and_named() {
+        let needed: Vec<String> = ["sse2", "neon", "warp-drive"].map(String::from).to_vec();
+        let missing = missing(&needed);
+        assert!(missing.contains(&"warp-drive"));
+        assert_eq!(missing.len(), 2);
+        assert!(describe(&needed, &["warp-drive"]).ends_with("; missing warp-drive"));
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn what_the_kernel_reports_is_found() {
+        let Ok(info) = std::fs::read_to_string("/proc/cpuinfo") else {
+            return;
+        };
+        let flags: Vec<&str> = info.lines().find(|l| l.starts_with("flags")).map(|l| l.split_whitespace().collect()).unwrap_or_default();
+        for (kernel, llvm) in [
+            ("avx2", "avx2"),
+            ("avx512f", "avx512f"),
+            ("avx512_bf16", "avx512bf16"),
+            ("avx512_vnni", "avx512vnni"),
+            ("fma", "fma"),
+            ("f16c", "f16c"),
+        ] {
+            assert_eq!(flags.contains(&kernel), present(llvm), "{llvm}");
+        }
+    }
+}

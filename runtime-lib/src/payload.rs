@@ -1,0 +1,396 @@
+//! What lies behind the code in the executable: header, manifest, blobs, weights. Found, checked, and given out as slices.
+//!
+//! The start check reads nothing that the file may lack: first the length of the file against the program headers (a page
+//! beyond the end of the file would be SIGBUS), then the header and its hash, then manifest, blobs and code against their
+//! hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN};
+
+/// What is wrong with the executable. All of it is exit 9, except `Missing` (3).
+#[derive(Debug, thiserror::Error)]
+pub enum PayloadError {
+    /// The file is shorter than it was built.
+    #[error("{name}: truncated, expected {expected} bytes, found {found}")]
+    Truncated {
+        /// File.
+        name: String,
+        /// Length at build.
+        expected: u64,
+        /// Length now.
+        found: u64,
+    },
+    /// A part of the file differs from what was built.
+    #[error("{name}: {part}: {what}")]
+    Damaged {
+        /// File.
+        name: String,
+        /// Which part.
+        part: &'static str,
+        /// What is wrong.
+        what: String,
+    },
+    /// The weights file of `--weights split` is not there.
+    #[error("{name}: {what}")]
+    Missing {
+        /// File.
+        name: String,
+        /// Reason.
+        what: String,
+    },
+}
+
+impl PayloadError {
+    /// Exit code as in the table of the command line.
+    pub fn exit_code(&self) -> i32 {
+        match self {
+            Self::Missing { .. } => 3,
+            _ => 9,
+        }
+    }
+}
+
+/// The checked payload of this executable.
+pub struct Payload {
+    header: &'static PayloadHeader,
+    /// The payload segment, weights included when embedded.
+    bytes: &'static [u8],
+    manifest: Manifest,
+    name: String,
+}
+
+impl Payload {
+    /// Checks length, header, manifest, blobs and code of the running executable.
+    ///
+    /// # Safety
+    /// `header` is the address at which the payload segment of this executable is mapped, and the segment is never unmapped
+    /// or written.
+    pub unsafe fn open(header: *const u8) -> Result<Self, PayloadError> {
+        let name = executable_name();
+        let segments = load_segments();
+        let base = (header as u64).wrapping_sub(PAYLOAD_VADDR);
+        let segment = segments.iter().find(|s| s.vaddr == PAYLOAD_VADDR).copied().ok_or_else(|| PayloadError::Damaged {
+            name: name.clone(),
+            part: "program headers",
+            what: "no payload segment".into(),
+        })?;
+        let needed = segments.iter().map(|s| s.offset + s.file_len).max().unwrap_or(0);
+        let found = file_len();
+        let truncated = |expected: u64, found: u64| PayloadError::Truncated { name: name.clone(), expected, found };
+        match found {
+            Some(found) if found < needed => return Err(truncated(needed, found)),
+            Some(_) => {}
+            // Without a path to the file, ask the kernel whether the last page is there.
+            None => {
+                if !readable(header.wrapping_add(segment.file_len as usize - 1)) {
+                    return Err(truncated(needed, needed - 1));
+                }
+            }
+        }
+        if segment.file_len < size_of::<PayloadHeader>() as u64 {
+            return Err(truncated(needed, segment.file_len));
+        }
+        // SAFETY: by contract the segment starts here; it is at least as long as the header and inside the file.
+        let header_ref: &'static PayloadHeader = unsafe { &*header.cast::<PayloadHeader>() };
+        // SAFETY: as above, `file_len` bytes are mapped and inside the file.
+        let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(header, segment.file_len as usize) };
+        check_header(header_ref, &name)?;
+        // Tools like strip may move the segment within the file; what matters then was checked above.
+        if let Some(found) = found
+            && segment.offset == header_ref.payload_offset
+            && found < header_ref.file_len
+        {
+            return Err(truncated(header_ref.file_len, found));
+        }
+        if segment.file_len < header_ref.payload_len {
+            return Err(truncated(header_ref.payload_len, segment.file_len));
+        }
+        let part = |part, offset, len| slice(bytes, offset, len, part, &name);
+        let manifest = part("manifest", header_ref.manifest_offset, header_ref.manifest_len)?;
+        check_hash(manifest, &header_ref.manifest_hash, "manifest", &name)?;
+        let blobs = part("blobs", header_ref.blobs_offset, header_ref.blobs_len)?;
+        check_hash(blobs, &header_ref.blobs_hash, "blobs", &name)?;
+        let code_inside = segments.iter().any(|s| {
+            s.vaddr <= header_ref.code_begin && header_ref.code_begin <= header_ref.code_end && header_ref.code_end <= s.vaddr + s.file_len
+        });
+        if !code_inside {
+            return Err(PayloadError::Damaged { name, part: "code", what: "outside the executable's segments".into() });
+        }
+        let code_len = (header_ref.code_end - header_ref.code_begin) as usize;
+        // SAFETY: inside a PT_LOAD of this executable, checked above; code is mapped readable and never written.
+        let code = unsafe { std::slice::from_raw_parts(base.wrapping_add(header_ref.code_begin) as *const u8, code_len) };
+        check_hash(code, &header_ref.code_hash, "code", &name)?;
+        let manifest = serde_json::from_slice(manifest).map_err(|e| PayloadError::Damaged {
+            name: name.clone(),
+            part: "manifest",
+            what: e.to_string(),
+        })?;
+        Ok(Self { header: header_ref, bytes, manifest, name })
+    }
+
+    /// What the executable knows about itself.
+    pub fn manifest(&self) -> &Manifest {
+        &self.manifest
+    }
+
+    /// The header.
+    pub fn header(&self) -> &'static PayloadHeader {
+        self.header
+    }
+
+    /// Name of the executable, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// A piece of the blobs area.
+    pub fn blob(&self, span: Span, part: &'static str) -> Result<&'static [u8], PayloadError> {
+        let blobs = slice(self.bytes, self.header.blobs_offset, self.header.blobs_len, "blobs", &self.name)?;
+        slice(blobs, span.offset, span.len, part, &self.name)
+    }
+
+    /// The packed weights: part of this file, or `<executable>.weights`, mapped and not yet read.
+    pub fn weights(&self) -> Result<&'static [u8], PayloadError> {
+        if self.header.weights_embedded == 0 {
+            return map_file(&split_path(), self.header.weights_len);
+        }
+        let weights = slice(self.bytes, self.header.weights_offset, self.header.weights_len, "weights", &self.name)?;
+        advise_huge(weights);
+        Ok(weights)
+    }
+
+    /// Hashes the weights. Returns their length.
+    pub fn verify_weights(&self) -> Result<u64, PayloadError> {
+        let weights = self.weights()?;
+        check_hash(weights, &self.header.weights_hash, "weights", &self.name)?;
+        Ok(weights.len() as u64)
+    }
+}
+
+/// Checks magic, version and hash.
+fn check_header(header: &PayloadHeader, name: &str) -> Result<(), PayloadError> {
+    let damaged = |what: String| PayloadError::Damaged { name: name.into(), part: "header", what };
+    if header.magic != PAYLOAD_MAGIC {
+        return Err(damaged("no payload header".into()));
+    }
+    if header.header_hash != header_hash(header) {
+        return Err(damaged("hash differs".into()));
+    }
+    if header.abi_version != ABI_VERSION {
+        return Err(damaged(format!("expected ABI version {ABI_VERSION}, found {}", header.abi_version)));
+    }
+    Ok(())
+}
+
+/// Hash of the header with its `header_hash` zeroed.
+pub fn header_hash(header: &PayloadHeader) -> [u8; 32] {
+    let mut copy = *header;
+    copy.header_hash = [0; 32];
+    // SAFETY: the struct is repr(C) without padding (asserted in `abi`), so all its bytes are initialised.
+    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&copy).cast::<u8>(), size_of::<PayloadHeader>()) };
+    *blake3::hash(bytes).as_bytes()
+}
+
+fn check_hash(bytes: &[u8], expected: &[u8; 32], part: &'static str, name: &str) -> Result<(), PayloadError> {
+    if blake3::hash(bytes).as_bytes() == expected {
+        return Ok(());
+    }
+    Err(PayloadError::Damaged { name: name.into(), part, what: "hash differs".into() })
+}
+
+fn slice<'b>(bytes: &'b [u8], offset: u64, len: u64, part: &'static str, name: &str) -> Result<&'b [u8], PayloadError> {
+    usize::try_from(offset).ok().zip(usize::try_from(len).ok()).and_then(|(offset, len)| bytes.get(offset..)?.get(..len)).ok_or_else(|| {
+        PayloadError::Damaged { name: name.into(), part, what: format!("{offset} + {len} is outside of {} bytes", bytes.len()) }
+    })
+}
+
+/// One PT_LOAD of the running executable.
+#[derive(Clone, Copy, Debug)]
+struct Segment {
+    offset: u64,
+    vaddr: u64,
+    file_len: u64,
+}
+
+/// The program headers as the kernel mapped them; they lie in the first page, which every running executable has.
+fn load_segments() -> Vec<Segment> {
+    // SAFETY: no preconditions.
+    let (at, count, size) = unsafe {
+        (
+            libc::getauxval(libc::AT_PHDR) as *const libc::Elf64_Phdr,
+            libc::getauxval(libc::AT_PHNUM) as usize,
+            libc::getauxval(libc::AT_PHENT) as usize,
+        )
+    };
+    if at.is_null() || size != size_of::<libc::Elf64_Phdr>() {
+        return Vec::new();
+    }
+    // SAFETY: the kernel passes the address and number of the program headers it loaded this process from.
+    unsafe { std::slice::from_raw_parts(at, count) }
+        .iter()
+        .filter(|p| p.p_type == libc::PT_LOAD)
+        .map(|p| Segment { offset: p.p_offset, vaddr: p.p_vaddr, file_len: p.p_filesz })
+        .collect()
+}
+
+/// Length of the running executable's file, if there is a path to it.
+fn file_len() -> Option<u64> {
+    [PathBuf::from("/proc/self/exe"), started_as()].iter().find_map(|path| std::fs::metadata(path).ok()).map(|meta| meta.len())
+}
+
+/// The path that this executable was started with.
+fn started_as() -> PathBuf {
+    PathBuf::from(std::ffi::OsStr::from_bytes(rustix::param::linux_execfn().to_bytes()))
+}
+
+fn executable_path() -> PathBuf {
+    std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| started_as())
+}
+
+fn executable_name() -> String {
+    started_as().file_name().map_or_else(|| "executable".into(), |n| n.to_string_lossy().into_owned())
+}
+
+fn split_path() -> PathBuf {
+    let mut path = executable_path().into_os_string();
+    path.push(".weights");
+    path.into()
+}
+
+/// Asks the kernel to read one byte: EFAULT where touching it would be SIGBUS.
+fn readable(at: *const u8) -> bool {
+    let Ok((_read, write)) = rustix::pipe::pipe() else {
+        return true;
+    };
+    let write: OwnedFd = write;
+    // SAFETY: only the kernel looks at the address, and it answers a bad one with an error.
+    let written = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&write), at.cast(), 1) };
+    written == 1
+}
+
+/// Maps a whole file read-only at a 2 MB boundary, for the life of the process.
+fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadError> {
+    use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
+    let name = path.display().to_string();
+    let missing = |e: std::io::Error| PayloadError::Missing { name: name.clone(), what: e.to_string() };
+    let file = File::open(path).map_err(missing)?;
+    let found = file.metadata().map_err(missing)?.len();
+    if found != len {
+        return Err(PayloadError::Truncated { name, expected: len, found });
+    }
+    if len == 0 {
+        return Ok(&[]);
+    }
+    let align = WEIGHTS_ALIGN as usize;
+    let room = len as usize + align;
+    // SAFETY: reserves address space at an address of the kernel's choice.
+    let reserved = unsafe { mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }
+        .map_err(|e| missing(e.into()))?;
+    let at = (reserved as usize).next_multiple_of(align);
+    // SAFETY: `at .. at + len` lies inside the reservation, which nothing else uses. The file was just opened; a file that is
+    // truncated while the process runs is the owner's decision, as with the executable itself.
+    let mapped = unsafe { mmap(at as *mut _, len as usize, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED, &file, 0) }
+        .map_err(|e| missing(e.into()))?;
+    // SAFETY: just mapped, readable, and never unmapped.
+    let weights = unsafe { std::slice::from_raw_parts(mapped.cast::<u8>(), len as usize) };
+    advise_huge(weights);
+    Ok(weights)
+}
+
+/// Asks for huge pages; kernels that have none for files refuse, which does no harm.
+fn advise_huge(bytes: &'static [u8]) {
+    const PAGE: usize = 4096;
+    let begin = (bytes.as_ptr() as usize).next_multiple_of(PAGE);
+    let end = bytes.as_ptr() as usize + bytes.len();
+    if end > begin {
+        // SAFETY: a range inside a mapping of ours; the advice changes no contents.
+        let _ = unsafe { rustix::mm::madvise(begin as *mut _, end - begin, rustix::mm::Advice::LinuxHugepage) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> PayloadHeader {
+        let mut header = PayloadHeader {
+            magic: PAYLOAD_MAGIC,
+            abi_version: ABI_VERSION,
+            weights_embedded: 1,
+            file_len: 10,
+            payload_offset: 0,
+            payload_len: 10,
+            manifest_offset: 0,
+            manifest_len: 0,
+            blobs_offset: 0,
+            blobs_len: 0,
+            weights_offset: 0,
+            weights_len: 0,
+            manifest_hash: [0; 32],
+            blobs_hash: [0; 32],
+            code_hash: [0; 32],
+            weights_hash: [0; 32],
+            code_begin: 0,
+            code_end: 0,
+            header_hash: [0; 32],
+        };
+        header.header_hash = header_hash(&header);
+        header
+    }
+
+    #[test]
+    fn a_header_is_checked_field_by_field() {
+        let good = header();
+        check_header(&good, "x").unwrap();
+        let refused = |change: fn(&mut PayloadHeader), rehash: bool| {
+            let mut header = header();
+            change(&mut header);
+            if rehash {
+                header.header_hash = header_hash(&header);
+            }
+            let error = check_header(&header, "x").unwrap_err();
+            assert_eq!(error.exit_code(), 9);
+            error.to_string()
+        };
+        assert!(refused(|h| h.weights_len ^= 1, false).contains("hash"));
+        assert!(refused(|h| h.header_hash[31] ^= 1, false).contains("hash"));
+        assert!(refused(|h| h.magic[0] = 0, true).contains("no payload"));
+        assert!(refused(|h| h.abi_version += 1, true).contains("version"));
+    }
+
+    #[test]
+    fn slices_outside_are_refused() {
+        let bytes = [0u8; 8];
+        assert_eq!(slice(&bytes, 2, 6, "p", "x").unwrap().len(), 6);
+        for (offset, len) in [(2, 7), (9, 0), (u64::MAX, 1), (1, u64::MAX)] {
+            assert!(slice(&bytes, offset, len, "p", "x").is_err());
+        }
+    }
+
+    #[test]
+    fn the_kernel_tells_whether_a_page_is_there() {
+        let file = std::env::temp_dir().join(format!("rc-probe-{}", std::process::id()));
+        std::fs::write(&file, [7u8; 4096]).unwrap();
+        let mapped = map_file(&file, 4096).unwrap();
+        assert_eq!(mapped.as_ptr() as u64 % WEIGHTS_ALIGN, 0);
+        assert_eq!(mapped[4095], 7);
+        assert!(readable(&mapped[4095]));
+        File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
+        assert!(!readable(mapped.as_ptr()));
+        assert!(matches!(map_file(&file, 4096), Err(PayloadError::Truncated { found: 0, .. })));
+        std::fs::remove_file(&file).unwrap();
+        assert_eq!(map_file(&file, 4096).unwrap_err().exit_code(), 3);
+    }
+
+    #[test]
+    fn this_process_has_segments() {
+        let segments = load_segments();
+        assert!(!segments.is_empty());
+        let end = segments.iter().map(|s| s.offset + s.file_len).max().unwrap();
+        assert!(file_len().unwrap() >= end);
+    }
+}
