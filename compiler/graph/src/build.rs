@@ -367,12 +367,13 @@ impl Builder {
         self.module.main_mut().outputs = outputs;
         self.module
     }
-    /// Runs `body` in a scope: nodes made inside have `name` in their origin.
-    pub fn scope<R>(&mut self, name: &str, body: impl FnOnce(&mut Builder) -> R) -> R {
+    /// Opens a scope: nodes made until [`Builder::scope_end`] have `name` in their origin.
+    pub fn scope_begin(&mut self, name: &str) {
         self.scope.push(name.to_string());
-        let result = body(self);
+    }
+    /// Closes the innermost scope.
+    pub fn scope_end(&mut self) {
         self.scope.pop();
-        result
     }
     /// Declares a symbol.
     pub fn symbol(&mut self, name: &str, bound: u64) -> Dim {
