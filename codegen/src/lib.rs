@@ -7,5 +7,8 @@ pub mod kernels;
 pub mod llvm;
 pub mod math;
 pub mod program;
+pub mod unit;
 
 pub use error::Error;
+pub use llvm::module::{Compiled, Emit};
+pub use unit::{Options, Unit, compile, compile_units, step_symbol};

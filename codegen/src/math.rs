@@ -50,7 +50,8 @@ pub fn tanh<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let a = fb.abs(x);
     let e = exp(fb, fb.add(a, a));
     let large = fb.sub(k(1.0), fb.div(k(2.0), fb.add(e, k(1.0))));
-    fb.select(fb.cmp(Cmp::Lt, a, k(0.625)), small, fb.copysign(large, x))
+    // Also of the small side: -0 stays -0.
+    fb.copysign(fb.select(fb.cmp(Cmp::Lt, a, k(0.625)), small, large), x)
 }
 
 /// Error function, relative error below 3e-7 for |x| < 1, absolute error below 1.5e-7 everywhere.

@@ -1,6 +1,8 @@
 //! Compiles kernels to a shared object and calls them.
 #![allow(dead_code)] // each test binary uses a part
 
+pub mod program;
+
 use libloading::Library;
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::llvm::module::Compiled;
@@ -28,7 +30,9 @@ pub struct Loaded {
 pub fn load(objects: &[&Compiled]) -> Loaded {
     let dir = tempfile::tempdir().expect("temporary directory");
     let mut cc = Command::new("cc");
-    cc.args(["-shared", "-nostdlib", "-o"]).arg(dir.path().join("kernel.so"));
+    cc.arg(format!("-DPROFILE={}", rcompile_runtime::abi::field::PROFILE));
+    cc.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/support/runtime.c"));
+    cc.args(["-shared", "-fPIC", "-nostdlib", "-o"]).arg(dir.path().join("kernel.so"));
     for (i, unit) in objects.iter().enumerate() {
         let path = dir.path().join(format!("{i}.o"));
         std::fs::write(&path, &unit.object).expect("write object");

@@ -1,0 +1,160 @@
+//! Units of compilation: one LLVM module per distinct kernel and one per step function.
+//!
+//! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A kernel's symbol has a
+//! hash of all data that its code depends on: equal kernels of several buckets have equal keys, and the driver keeps one of each
+//! ([`Unit::key`]).
+
+use crate::error::Error;
+use crate::isa::Isa;
+use crate::kernels::{loops, matmul, step};
+use crate::llvm::module::{self, Compiled, Emit};
+use crate::program::{Compute, DType, Kernel, LoopNest, Matmul, Operand, Place, Program, Region};
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+/// Switches of code generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// 0 to 3.
+    pub opt_level: u8,
+    /// Texts to keep beside the object.
+    pub emit: Emit,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { opt_level: 3, emit: Emit::default() }
+    }
+}
+
+/// One object to be made.
+#[derive(Clone, Debug)]
+pub struct Unit<'a> {
+    /// Symbol that it defines; unique in an executable for one target.
+    pub symbol: String,
+    /// Text of everything that its code depends on; equal keys have equal symbols and code.
+    pub key: String,
+    program: &'a Program,
+    isa: &'a Isa,
+    options: Options,
+    what: What<'a>,
+}
+
+#[derive(Clone, Debug)]
+enum What<'a> {
+    Kernel(&'a Kernel),
+    /// Symbols of the regions.
+    Step(Vec<String>),
+}
+
+/// The step function's symbol.
+pub fn step_symbol(program: &Program) -> String {
+    format!("rc_step_{}_{}", word(&program.entry), program.bucket)
+}
+
+/// Units of a program, which must be valid (see [`crate::verify`]): kernels in order of regions without repetitions, then the step
+/// function. Drop units whose key another program's unit has.
+pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -> Vec<Unit<'a>> {
+    let mut units: Vec<Unit<'a>> = vec![];
+    let mut symbols = vec![];
+    for region in &program.regions {
+        let key = kernel_key(program, region, isa, options);
+        let symbol = kernel_symbol(region, isa, &key);
+        symbols.push(symbol.clone());
+        if !units.iter().any(|u| u.key == key) {
+            units.push(Unit { symbol, key, program, isa, options, what: What::Kernel(&region.kernel) });
+        }
+    }
+    let symbol = step_symbol(program);
+    let key = format!("{symbol} {options:?} {isa:?} {symbols:?} {:?}", program.body);
+    units.push(Unit { symbol, key, program, isa, options, what: What::Step(symbols) });
+    units
+}
+
+/// Compiles one unit.
+pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
+    module::build(&unit.symbol, unit.isa, unit.options.opt_level, unit.options.emit, |mb| {
+        match &unit.what {
+            What::Kernel(Kernel::Loops(nest)) => {
+                loops::define(mb, unit.program, &unit.symbol, nest);
+            }
+            What::Kernel(Kernel::Matmul(kernel)) => {
+                matmul::define(mb, unit.program, &unit.symbol, kernel)?;
+            }
+            What::Kernel(Kernel::Attention(_)) => return Err(Error::internal("codegen", "attention".into())),
+            What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
+        }
+        Ok(())
+    })
+}
+
+/// `rc_<kind>_<dtypes>_<name>_<tile>_<hash>__<cpu>`.
+fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
+    let (kind, dtypes, tile) = match &region.kernel {
+        Kernel::Loops(_) => ("loops", "f32".to_string(), String::new()),
+        Kernel::Matmul(m) => {
+            let compute = match m.compute {
+                Compute::F32 => "f32",
+                Compute::Bf16Dot => "dot",
+            };
+            let weight = if m.panels.k_pack == 2 { DType::Bf16.name() } else { m.a.dtype.name() };
+            ("matmul", format!("{}{weight}{compute}", m.a.dtype), format!("_{}x{}", m.tile.mr, m.panels.nr))
+        }
+        Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv_dtype), format!("_{}x{}", a.tile_rows, a.head_dim)),
+    };
+    format!("rc_{kind}_{dtypes}_{}{tile}_{:016x}__{}", word(&region.name), fnv1a(key.as_bytes()), word(&isa.name))
+}
+
+/// A kernel's data and those of the buffers and weights that it refers to.
+fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -> String {
+    let mut key = format!("{} {options:?} {isa:?} {:?}", region.name, region.kernel);
+    let (mut weights, mut buffers) = (BTreeSet::new(), BTreeSet::new());
+    for operand in operands(&region.kernel) {
+        match operand.place {
+            Place::Weight(id) => _ = weights.insert(id),
+            Place::Buffer(id) => _ = buffers.insert(id),
+            _ => {}
+        }
+    }
+    if let Kernel::Matmul(m) = &region.kernel {
+        weights.insert(m.weight);
+    }
+    for id in weights {
+        let w = &program.weights[id.index()];
+        let _ = write!(key, " w{} {} {:?} {:?}", id.0, w.dtype, w.layout, w.offsets);
+    }
+    for id in buffers {
+        let b = &program.buffers[id.index()];
+        let _ = write!(key, " b{} {} {} {}", id.0, b.dtype, b.stride, b.offset);
+    }
+    key
+}
+
+/// All memory operands of a kernel, those of its nests included.
+pub fn operands(kernel: &Kernel) -> Vec<&Operand> {
+    match kernel {
+        Kernel::Loops(nest) => nest.operands.iter().collect(),
+        Kernel::Matmul(m) => {
+            let mut list = vec![&m.a];
+            list.extend(&m.operands);
+            list.extend(nests(m).flat_map(|n| &n.operands));
+            list
+        }
+        Kernel::Attention(a) => vec![&a.q, &a.out],
+    }
+}
+
+/// Prologue and group nests of a matmul.
+pub fn nests(m: &Matmul) -> impl Iterator<Item = &LoopNest> {
+    m.prologue.iter().chain(m.group_nests.iter().map(|g| &g.nest))
+}
+
+/// Letters, digits and `_` only.
+fn word(text: &str) -> String {
+    text.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()
+}
+
+/// FNV-1a, 64 bits: stable over versions of compilers and crates.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, b| (hash ^ u64::from(*b)).wrapping_mul(0x0100_0000_01b3))
+}

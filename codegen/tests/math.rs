@@ -1,0 +1,101 @@
+//! exp, tanh, erf and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars.
+
+mod support;
+
+use rcompile_codegen::llvm::builder::{Fb, Ty, Value, Visibility};
+use rcompile_codegen::llvm::module::{Emit, build};
+use rcompile_codegen::math;
+use rcompile_codegen::program::DType;
+
+type Kernel = extern "C" fn(*const f32, *mut f32, i64);
+
+/// `y[i] = f(x[i])`, first vectors of all lanes, then single elements: both must give the same bits.
+fn kernel(isa: &rcompile_codegen::isa::Isa, f: for<'c> fn(&Fb<'_, 'c>, Value<'c>) -> Value<'c>) -> support::Loaded {
+    let unit = build("t", isa, 3, Emit::default(), |mb| {
+        for (name, wide) in [("vector", true), ("scalar", false)] {
+            mb.define(name, &[Ty::PTR, Ty::PTR, Ty::I64], None, Visibility::Export, |fb, args| {
+                let lanes = if wide { fb.lanes() } else { 1 };
+                fb.for_(fb.int(0), args[2], lanes.into(), |i| {
+                    let x = fb.load_f32(DType::F32, lanes, fb.index(args[0], i, 4), 4);
+                    fb.store_f32(DType::F32, f(fb, x), fb.index(args[1], i, 4), 4);
+                });
+            });
+        }
+        Ok(())
+    })
+    .expect("compile");
+    support::load(&[&unit])
+}
+
+/// Greatest relative and absolute error over all f32 with a stride of bit patterns, and special points.
+fn errors(
+    f: for<'c> fn(&Fb<'_, 'c>, Value<'c>) -> Value<'c>,
+    reference: impl Fn(f64) -> f64,
+    keep: impl Fn(f32) -> bool,
+    special: &[(f32, f32)],
+) -> (f64, f64) {
+    let mut x: Vec<f32> = (0..=u32::MAX / 3001).map(|i| f32::from_bits(i * 3001)).filter(|x| keep(*x)).collect();
+    // Densely where the functions bend.
+    x.extend((-400_000..400_000).map(|i| i as f32 * 3e-5).filter(|x| keep(*x)));
+    x.resize(x.len().div_ceil(16) * 16, 0.5);
+    let mut worst = (0f64, 0f64);
+    for isa in support::isas() {
+        let lib = kernel(&isa, f);
+        let mut y = vec![0f32; x.len()];
+        lib.get::<Kernel>("vector")(x.as_ptr(), y.as_mut_ptr(), x.len() as i64);
+        for (x, y) in x.iter().zip(&y) {
+            let want = reference((*x).into());
+            let error = (f64::from(*y) - want).abs();
+            if (want as f32).is_infinite() {
+                assert_eq!(*y, want as f32, "{} at {x:e}", isa.name);
+                continue;
+            }
+            if want.abs() >= f64::from(f32::MIN_POSITIVE) && error / want.abs() > worst.0 {
+                worst.0 = error / want.abs();
+                println!("{} rel {:e} at {x:e}: {y:e} for {want:e}", isa.name, worst.0);
+            }
+            worst.1 = worst.1.max(error);
+        }
+        let mut again = vec![0f32; x.len()];
+        lib.get::<Kernel>("scalar")(x.as_ptr(), again.as_mut_ptr(), x.len() as i64);
+        assert!(y.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()), "{}: scalar and vector differ", isa.name);
+        for (x, want) in special {
+            let mut y = 7f32;
+            lib.get::<Kernel>("scalar")(x, &mut y, 1);
+            assert!(y.to_bits() == want.to_bits() || (y.is_nan() && want.is_nan()), "{} f({x:e}) = {y:e}, not {want:e}", isa.name);
+        }
+    }
+    println!("relative {:e} absolute {:e}", worst.0, worst.1);
+    worst
+}
+
+const NAN: f32 = f32::NAN;
+const INF: f32 = f32::INFINITY;
+
+#[test]
+fn exp() {
+    let special = [(NAN, NAN), (INF, INF), (-INF, 0.0), (0.0, 1.0), (-0.0, 1.0), (-104.0, 0.0), (-1e30, 0.0), (88.74, INF), (1e30, INF)];
+    let (relative, _) = errors(math::exp, f64::exp, |x| (-110.0..90.0).contains(&x), &special);
+    assert!(relative < 2e-7, "{relative:e}");
+}
+
+#[test]
+fn tanh() {
+    let special = [(NAN, NAN), (INF, 1.0), (-INF, -1.0), (0.0, 0.0), (-0.0, -0.0), (20.0, 1.0), (-20.0, -1.0), (1e-30, 1e-30)];
+    let (relative, _) = errors(math::tanh, f64::tanh, |x| x.is_finite(), &special);
+    assert!(relative < 3e-7, "{relative:e}");
+}
+
+#[test]
+fn erf() {
+    let special = [(NAN, NAN), (INF, 1.0), (-INF, -1.0), (0.0, 0.0), (-0.0, -0.0), (5.0, 1.0), (-5.0, -1.0)];
+    let (relative, absolute) = errors(math::erf, libm::erf, |x| x.is_finite(), &special);
+    assert!(relative < 3e-7 && absolute < 1.5e-7, "{relative:e} {absolute:e}");
+}
+
+#[test]
+fn sigmoid() {
+    let special = [(NAN, NAN), (INF, 1.0), (-INF, 0.0), (0.0, 0.5)];
+    let (relative, _) = errors(math::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |x| (-85.0..1e9).contains(&x), &special);
+    assert!(relative < 3e-7, "{relative:e}");
+}
