@@ -1,0 +1,475 @@
+//! The command line of `rcompile`: clap types, and their values checked.
+//!
+//! In: arguments. Out: [`Command`]. Flags that belong to the contract (cli.md) but whose feature does not exist yet are known
+//! here and refused by name with exit code 6, never accepted in silence.
+
+use crate::error::Error;
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use std::path::PathBuf;
+
+/// Buckets beyond this many rows are refused: the arena grows with them.
+const MAX_BUCKET: u32 = 1 << 16;
+/// More buckets than this are refused: each is compiled on its own.
+const MAX_BUCKETS: usize = 64;
+
+/// Compiles a Hugging Face model directory into one standalone executable.
+#[derive(Debug, Parser)]
+#[command(name = "rcompile", version, about, max_term_width = 120)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Compile a model directory into an executable
+    Build(Box<Build>),
+    /// Show what is inside a model directory or an executable
+    Inspect(Inspect),
+    /// Compare the output of two executables
+    #[command(hide = true)]
+    Compare {
+        /// Not supported yet
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        rest: Vec<String>,
+    },
+    /// Show or clean the cache
+    #[command(hide = true)]
+    Cache {
+        /// Not supported yet
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        rest: Vec<String>,
+    },
+    /// List triples and CPUs, and which runtimes and linkers are present
+    Targets(Listing),
+    /// Check that everything needed is installed
+    Doctor(Listing),
+}
+
+/// `rcompile targets`, `rcompile doctor`.
+#[derive(Debug, Args)]
+pub struct Listing {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `rcompile inspect`.
+#[derive(Debug, Args)]
+pub struct Inspect {
+    /// Model directory or executable
+    #[arg(value_name = "DIR|OUT")]
+    pub path: PathBuf,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Predict scaling over cores (not supported yet)
+    #[arg(long, hide = true)]
+    pub scaling: bool,
+}
+
+/// `rcompile build`.
+#[derive(Clone, Debug, Args)]
+pub struct Build {
+    /// Hugging Face model directory
+    #[arg(long, value_name = "DIR")]
+    pub model: PathBuf,
+    /// Executable to write
+    #[arg(short, long = "output", value_name = "OUT")]
+    pub output: Option<PathBuf>,
+
+    /// Rows per step: `1,8,64,512`, `8-512*8`, `8-64+8`
+    #[arg(long, value_name = "LIST", default_value = "1,8,64,512", value_parser = parse_buckets)]
+    pub buckets: Buckets,
+    /// Positions per sequence [default: the model's maximum, at most 4096]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx_size: Option<u32>,
+    /// Sequence slots
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub parallel: u32,
+    /// What the executable does: auto, generate, embed
+    #[arg(long, default_value = "auto")]
+    pub task: String,
+
+    /// Type of the stored weights (auto: as in the checkpoint)
+    #[arg(long, value_enum, default_value_t = WeightType::Auto)]
+    pub dtype: WeightType,
+    /// Type that matmul inputs are rounded to
+    #[arg(long, value_enum, default_value_t = ComputeType::Auto)]
+    pub compute: ComputeType,
+    /// Type of the KV cache
+    #[arg(long, value_enum, default_value_t = ComputeType::Auto)]
+    pub kv_dtype: ComputeType,
+
+    /// Target triple [default: this machine's]
+    #[arg(long, value_name = "TRIPLE", default_value = rcompile_codegen::isa::HOST_TRIPLE, hide_default_value = true)]
+    pub target: String,
+    /// CPU to compile for; see `rcompile targets`
+    #[arg(long, default_value = "native")]
+    pub cpu: String,
+    /// CPU features to add or to leave out
+    #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
+    pub cpu_features: Vec<Edit>,
+    /// Cores that the work is split for [default: this machine's]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub cores: Option<u32>,
+
+    /// Optimisation level 0 to 3
+    #[arg(short = 'O', value_name = "LEVEL", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub opt_level: u8,
+    /// Passes to add or to leave out
+    #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
+    pub passes: Vec<Edit>,
+
+    /// What to write: exe, graph, program, llvm-ir, asm, obj; `=PATH` for a file or directory of its own
+    #[arg(long, value_name = "KIND[=PATH]", value_delimiter = ',', default_value = "exe", value_parser = parse_emit)]
+    pub emit: Vec<Emit>,
+    /// Stop after this stage or pass
+    #[arg(long, value_name = "STAGE|PASS")]
+    pub stop_after: Option<String>,
+    /// Write the graph after each pass that changed it, and the programs, into this directory
+    #[arg(long, value_name = "DIR")]
+    pub dump_dir: Option<PathBuf>,
+    /// Verify the graph after each pass (always on in debug builds)
+    #[arg(long)]
+    pub verify_each: bool,
+    /// Print why passes did or did not apply
+    #[arg(long)]
+    pub explain: bool,
+    /// Print the time of every stage and pass
+    #[arg(long)]
+    pub timings: bool,
+    /// Keep objects, entry stub and the command line of the linker in `OUT.temps`
+    #[arg(long)]
+    pub save_temps: bool,
+
+    /// Weights inside the executable, or beside it in `OUT.weights`
+    #[arg(long, value_enum, default_value_t = WeightsPlace::Embed)]
+    pub weights: WeightsPlace,
+    /// Link mode
+    #[arg(long, value_enum, default_value_t = LinkMode::Static)]
+    pub link: LinkMode,
+    /// Threads of this build [default: all CPUs]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub jobs: Option<u32>,
+    /// Check and plan everything, write nothing
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Treat warnings about the model directory as errors
+    #[arg(long)]
+    pub strict: bool,
+    /// Accept NaN and infinity in weights
+    #[arg(long)]
+    pub allow_nonfinite: bool,
+    /// Print the report as JSON on stdout
+    #[arg(long)]
+    pub json: bool,
+    /// No progress, no report; errors only
+    #[arg(long)]
+    pub quiet: bool,
+
+    /// Flags of features that do not exist yet.
+    #[command(flatten)]
+    pub later: Later,
+}
+
+/// Flags of the contract whose feature does not exist yet: each is refused by name.
+#[derive(Clone, Debug, Default, Args)]
+#[allow(missing_docs)]
+pub struct Later {
+    #[arg(long, hide = true)]
+    quantize: Option<String>,
+    #[arg(long, hide = true)]
+    group_size: Option<u32>,
+    #[arg(long, hide = true)]
+    quantize_head: Option<String>,
+    #[arg(long, hide = true, value_name = "PATTERN=TYPE")]
+    keep: Vec<String>,
+    #[arg(long, hide = true)]
+    calibrate: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    autotune: Option<String>,
+    #[arg(long, hide = true)]
+    tuning: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    cache_dir: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    cache_weights: bool,
+    /// There is no cache yet, so this changes nothing.
+    #[arg(long, hide = true)]
+    no_cache: bool,
+}
+
+/// Rows per step, ascending.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets(pub Vec<u32>);
+
+/// `+name` or `-name`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Edit {
+    /// True for `+`.
+    pub add: bool,
+    /// The name.
+    pub name: String,
+}
+
+impl std::fmt::Display for Edit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}{}", if self.add { '+' } else { '-' }, self.name)
+    }
+}
+
+/// `--dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum WeightType {
+    Auto,
+    F32,
+    Bf16,
+    F16,
+}
+
+/// `--compute`, `--kv-dtype`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum ComputeType {
+    Auto,
+    F32,
+    Bf16,
+    Int8,
+}
+
+/// `--weights`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum WeightsPlace {
+    Embed,
+    Split,
+}
+
+/// `--link`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum LinkMode {
+    Static,
+    Dynamic,
+}
+
+/// One thing to write.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Emit {
+    /// What.
+    pub kind: EmitKind,
+    /// Where, when it was said.
+    pub path: Option<PathBuf>,
+}
+
+/// Kinds of `--emit`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum EmitKind {
+    Exe,
+    Graph,
+    Program,
+    LlvmIr,
+    Asm,
+    Obj,
+}
+
+impl Build {
+    /// Refuses what is known but not supported yet, and contradictions.
+    pub fn check(&self) -> Result<(), Error> {
+        let later = &self.later;
+        let not_none = |v: &Option<String>| v.as_deref().is_some_and(|v| v != "none" && v != "off");
+        let refused = [
+            ("--quantize", not_none(&later.quantize), "leave it out: weights keep the checkpoint's type"),
+            ("--group-size", later.group_size.is_some(), "leave it out: weights keep the checkpoint's type"),
+            ("--quantize-head", not_none(&later.quantize_head), "leave it out: weights keep the checkpoint's type"),
+            ("--keep", !later.keep.is_empty(), "leave it out: weights keep the checkpoint's type"),
+            ("--calibrate", later.calibrate.is_some(), "leave it out: nothing is quantised"),
+            ("--compute int8", self.compute == ComputeType::Int8, "use --compute auto, f32 or bf16"),
+            ("--kv-dtype int8", self.kv_dtype == ComputeType::Int8, "use --kv-dtype auto, f32 or bf16"),
+            ("--autotune", not_none(&later.autotune), "leave it out: tiles come from the table of the CPU"),
+            ("--tuning", later.tuning.is_some(), "leave it out: tiles come from the table of the CPU"),
+            ("--cache-dir", later.cache_dir.is_some(), "leave it out: every build is complete"),
+            ("--cache-weights", later.cache_weights, "leave it out: every build is complete"),
+            ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
+        ];
+        if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
+            return Err(not_yet(flag, help));
+        }
+        if self.target != "x86_64-unknown-linux-gnu" {
+            let place = format!("--target {}", self.target);
+            return Err(not_yet(&place, "use --target x86_64-unknown-linux-gnu"));
+        }
+        let exe = self.emit.iter().find(|e| e.kind == EmitKind::Exe);
+        if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
+            return Err(Error::usage("-o and --emit exe=PATH name the executable twice"));
+        }
+        if self.writes_exe() && self.exe_path().is_none() {
+            return Err(Error::Usage {
+                what: "no output, expected -o OUT, found none".into(),
+                help: Some("rcompile build --model DIR -o OUT, or --dry-run, or --stop-after STAGE".into()),
+            });
+        }
+        Ok(())
+    }
+
+    /// Will an executable be written?
+    pub fn writes_exe(&self) -> bool {
+        !self.dry_run && self.stop_after.is_none() && self.emits(EmitKind::Exe).is_some()
+    }
+
+    /// Where to.
+    pub fn exe_path(&self) -> Option<&PathBuf> {
+        self.emits(EmitKind::Exe).and_then(|e| e.path.as_ref()).or(self.output.as_ref())
+    }
+
+    /// The request for this kind.
+    pub fn emits(&self, kind: EmitKind) -> Option<&Emit> {
+        self.emit.iter().find(|e| e.kind == kind)
+    }
+}
+
+/// The error for features of the contract that are still to come.
+pub fn not_yet(place: &str, help: &str) -> Error {
+    Error::Unsupported { place: place.into(), what: "is not supported yet".into(), help: Some(help.into()) }
+}
+
+/// Parses the arguments of the process. `Ok(Err(text))` is text for stdout (`--help`, `--version`).
+pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Result<Command, String>, Error> {
+    use clap::error::ErrorKind;
+    match Cli::try_parse_from(args) {
+        Ok(cli) => Ok(Ok(cli.command)),
+        Err(e) => match e.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Err(e.to_string())),
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Error::Usage {
+                what: "no verb, expected build, inspect, targets or doctor".into(),
+                help: Some("rcompile --help".into()),
+            }),
+            _ => {
+                // clap's first paragraph is the message (sometimes with a list of missing arguments), the rest is advice.
+                let text = e.to_string();
+                let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
+                let what = message.split_whitespace().collect::<Vec<_>>().join(" ");
+                let help = text.lines().find_map(|l| l.trim().strip_prefix("tip: ")).map(str::to_string);
+                Err(Error::Usage { what, help: Some(help.unwrap_or_else(|| "rcompile --help".into())) })
+            }
+        },
+    }
+}
+
+fn parse_edit(text: &str) -> Result<Edit, String> {
+    let (add, name) = match (text.strip_prefix('+'), text.strip_prefix('-')) {
+        (Some(name), _) => (true, name),
+        (_, Some(name)) => (false, name),
+        _ => return Err("expected +NAME or -NAME".into()),
+    };
+    let ok = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    if ok { Ok(Edit { add, name: name.into() }) } else { Err("expected +NAME or -NAME".into()) }
+}
+
+fn parse_emit(text: &str) -> Result<Emit, String> {
+    let (kind, path) = match text.split_once('=') {
+        Some((_, "")) => return Err("expected a path after '='".into()),
+        Some((kind, path)) => (kind, Some(PathBuf::from(path))),
+        None => (text, None),
+    };
+    let kind = EmitKind::from_str(kind, false).map_err(|_| "expected exe, graph, program, llvm-ir, asm or obj".to_string())?;
+    Ok(Emit { kind, path })
+}
+
+/// `1,8,64`, `FIRST-LAST*FACTOR`, `FIRST-LAST+STEP`, and any mix with commas; the last value of a range is included.
+fn parse_buckets(text: &str) -> Result<Buckets, String> {
+    let number = |s: &str| match s.parse::<u32>() {
+        Ok(n) if (1..=MAX_BUCKET).contains(&n) => Ok(n),
+        _ => Err(format!("expected a number of rows from 1 to {MAX_BUCKET}, found '{s}'")),
+    };
+    let mut rows = Vec::new();
+    for item in text.split(',') {
+        let Some((first, rest)) = item.split_once('-') else {
+            rows.push(number(item)?);
+            continue;
+        };
+        let at = rest.find(['*', '+']).ok_or("expected FIRST-LAST*FACTOR or FIRST-LAST+STEP")?;
+        let (first, last, step) = (number(first)?, number(&rest[..at])?, number(&rest[at + 1..])?);
+        let times = rest.as_bytes()[at] == b'*';
+        if first > last || (times && step < 2) {
+            return Err(format!("'{item}' is no ascending range"));
+        }
+        let mut row = first;
+        while row < last && rows.len() <= MAX_BUCKETS {
+            rows.push(row);
+            row = if times { row.saturating_mul(step) } else { row.saturating_add(step) };
+        }
+        rows.push(last);
+    }
+    rows.sort_unstable();
+    rows.dedup();
+    if rows.len() > MAX_BUCKETS { Err(format!("more than {MAX_BUCKETS} buckets")) } else { Ok(Buckets(rows)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn build(args: &str) -> Result<Build, Error> {
+        let args = format!("rcompile build {args}");
+        match parse(args.split_whitespace().map(Into::into))? {
+            Ok(Command::Build(b)) => b.check().map(|()| *b),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn contract() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+        let b = build("--model m -o out --passes +a,-b-c --cpu-features -avx512bf16 -O2 --emit exe,asm=/x/y,graph").unwrap();
+        assert_eq!(b.buckets.0, [1, 8, 64, 512]);
+        assert_eq!(b.passes, [Edit { add: true, name: "a".into() }, Edit { add: false, name: "b-c".into() }]);
+        assert_eq!(b.cpu_features[0].to_string(), "-avx512bf16");
+        assert_eq!((b.opt_level, b.emit.len()), (2, 3));
+        assert_eq!(b.emits(EmitKind::Asm).unwrap().path, Some("/x/y".into()));
+    }
+
+    #[test]
+    fn buckets() {
+        let p = |s: &str| parse_buckets(s).map(|b| b.0);
+        assert_eq!(p("64,1,8,8").unwrap(), [1, 8, 64]);
+        assert_eq!(p("1,8-512*8").unwrap(), [1, 8, 64, 512]);
+        assert_eq!(p("8-32+8").unwrap(), [8, 16, 24, 32]);
+        assert_eq!(p("8-100*8").unwrap(), [8, 64, 100]);
+        assert_eq!(p("8-30+8").unwrap(), [8, 16, 24, 30]);
+        for bad in ["", "0", "-1", "1-", "8-4+1", "1-8*1", "1-8*0", "1-8+0", "4294967296", "65537", "1-65536+1", "a", "1,,2", "1-8"] {
+            assert!(p(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn refusals() {
+        let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
+        for later in [
+            "--quantize int8",
+            "--kv-dtype int8",
+            "--compute int8",
+            "--target aarch64-unknown-linux-gnu",
+            "--autotune fast",
+            "--cache-dir d",
+            "--link dynamic",
+            "--keep a=f32",
+        ] {
+            assert_eq!(code(later), 6, "{later}");
+        }
+        for wrong in ["--buckets 0", "--nope", "-O4", "--emit foo", "--passes a", "--emit exe=x", "--ctx-size 0", "--dtype f64"] {
+            assert_eq!(code(wrong), 2, "{wrong}");
+        }
+        for fine in ["--quantize none", "--autotune off", "--no-cache", "--weights split"] {
+            assert_eq!(code(fine), 0, "{fine}");
+        }
+        assert_eq!(build("--model m").unwrap_err().exit_code(), 2);
+        assert!(build("--model m --dry-run").is_ok() && build("--model m --stop-after trace").is_ok());
+    }
+}

@@ -1,0 +1,76 @@
+//! Conversion of element types (round to nearest even) and the check for NaN and infinity, on little-endian bytes.
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+use rcompile_graph::DType;
+
+/// Elements converted at a time, on the stack.
+const CHUNK: usize = 512;
+
+/// Converts `src` to `dst`; both hold the same number of elements. Returns how many finite ones became infinite, or None where the pair
+/// of types is not supported.
+pub(super) fn convert(from: DType, to: DType, src: &[u8], dst: &mut [u8]) -> Option<u64> {
+    if !from.is_float() || !to.is_float() {
+        return None;
+    }
+    let (from_size, to_size) = (from.size() as usize, to.size() as usize);
+    debug_assert_eq!(src.len() / from_size, dst.len() / to_size);
+    let mut overflows = 0;
+    let mut values = [0f32; CHUNK];
+    for (src, dst) in src.chunks(CHUNK * from_size).zip(dst.chunks_mut(CHUNK * to_size)) {
+        let values = &mut values[..src.len() / from_size];
+        widen(from, src, values);
+        match to {
+            DType::F32 => dst.as_chunks_mut().0.iter_mut().zip(values).for_each(|(d, v)| *d = v.to_le_bytes()),
+            DType::F16 => {
+                let mut half = [f16::ZERO; CHUNK];
+                let half = &mut half[..values.len()];
+                half.convert_from_f32_slice(values);
+                dst.as_chunks_mut().0.iter_mut().zip(half.iter()).for_each(|(d, h)| *d = h.to_le_bytes());
+                overflows += values.iter().zip(half).filter(|(v, h)| v.is_finite() && !h.is_finite()).count();
+            }
+            _ => {
+                for (d, v) in dst.as_chunks_mut().0.iter_mut().zip(values) {
+                    let b = bf16::from_f32(*v);
+                    overflows += usize::from(v.is_finite() && !b.is_finite());
+                    *d = b.to_le_bytes();
+                }
+            }
+        }
+    }
+    Some(overflows as u64)
+}
+
+fn widen(from: DType, src: &[u8], values: &mut [f32]) {
+    match from {
+        DType::F32 => values.iter_mut().zip(src.as_chunks().0).for_each(|(v, s)| *v = f32::from_le_bytes(*s)),
+        DType::F16 => {
+            let mut half = [f16::ZERO; CHUNK];
+            let half = &mut half[..values.len()];
+            half.iter_mut().zip(src.as_chunks().0).for_each(|(h, s)| *h = f16::from_le_bytes(*s));
+            half.convert_to_f32_slice(values);
+        }
+        _ => values.iter_mut().zip(src.as_chunks().0).for_each(|(v, s)| *v = bf16::from_le_bytes(*s).to_f32()),
+    }
+}
+
+/// The first element that is NaN or infinite: its index and value.
+pub(super) fn first_nonfinite(dtype: DType, bytes: &[u8]) -> Option<(u64, f32)> {
+    // A whole block is looked at without branches first; blocks with a hit are searched.
+    fn search<const N: usize>(bytes: &[u8], hit: impl Fn([u8; N]) -> bool) -> Option<u64> {
+        let elements = bytes.as_chunks::<N>().0;
+        let block = elements.chunks(4096).position(|c| c.iter().fold(false, |any, e| any | hit(*e)))?;
+        let at = elements[block * 4096..].iter().position(|e| hit(*e))?;
+        Some((block * 4096 + at) as u64)
+    }
+    let index = match dtype {
+        DType::F32 => search(bytes, |e: [u8; 4]| u32::from_le_bytes(e) & 0x7f80_0000 == 0x7f80_0000),
+        DType::F16 => search(bytes, |e: [u8; 2]| u16::from_le_bytes(e) & 0x7c00 == 0x7c00),
+        DType::BF16 => search(bytes, |e: [u8; 2]| u16::from_le_bytes(e) & 0x7f80 == 0x7f80),
+        _ => None,
+    }?;
+    let mut value = [0f32];
+    let size = dtype.size() as usize;
+    widen(dtype, &bytes[index as usize * size..][..size], &mut value);
+    Some((index, value[0]))
+}

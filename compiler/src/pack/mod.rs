@@ -1,0 +1,233 @@
+//! Pack: evaluates the recipe of every planned tensor and writes it, laid out for its kernels, to its place in the weights area.
+//!
+//! In: a [`WeightTable`], the checkpoint's tensors ([`Tensors`]), a file. Out: the bytes in the file and their BLAKE3 hash.
+//!
+//! Work is cut into items of about 2 MB of output (a run of panels or rows), evaluated on all threads of the current rayon
+//! pool and written with `pwrite`; while one batch of items is evaluated, the one before is hashed in file order. So memory stays at some
+//! tens of MB whatever the model's size, and the bytes do not depend on the number of threads.
+
+mod convert;
+mod panels;
+mod view;
+
+use crate::error::Error;
+use crate::plan::{PackJob, WeightTable};
+use rayon::prelude::*;
+use rcompile_codegen::program;
+use rcompile_codegen::program::Layout;
+use rcompile_graph::DType;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use view::{Seen, View};
+
+/// Where tensors of the checkpoint come from.
+pub trait Tensors: Sync {
+    /// Element type and shape of a tensor.
+    fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)>;
+    /// Reads bytes of a tensor from `offset` on.
+    fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error>;
+}
+
+/// Where the weights area goes.
+#[derive(Clone, Copy, Debug)]
+pub struct Sink<'a> {
+    /// Open for writing.
+    pub file: &'a File,
+    /// For messages.
+    pub path: &'a Path,
+    /// File offset of the weights area.
+    pub base: u64,
+}
+
+/// What came out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packed {
+    /// BLAKE3 of the whole weights area.
+    pub hash: [u8; 32],
+    /// The first element that is not finite (allowed by `--allow-nonfinite`): tensor, index.
+    pub nonfinite: Option<(String, u64)>,
+}
+
+/// Bytes of output per item.
+const ITEM_BYTES: u64 = 2 << 20;
+
+/// One piece of a job: panels (of all ways) or rows `units` of it.
+struct Item {
+    job: usize,
+    units: Range<u64>,
+    offset: u64,
+    bytes: u64,
+}
+
+/// Packs all jobs. `progress` is called with bytes written since the last call.
+///
+/// Errors: not finite (4, unless allowed), does not fit the target type (5), reading (the source's), writing (8).
+pub fn pack(
+    table: &WeightTable,
+    tensors: &dyn Tensors,
+    sink: Sink<'_>,
+    allow_nonfinite: bool,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Packed, Error> {
+    let views = table.jobs.iter().map(|job| check_job(job, tensors)).collect::<Result<Vec<_>, Error>>()?;
+    let items = items(table, &views)?;
+    let mut order = InOrder { hasher: blake3::Hasher::new(), position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
+    let batch = 4 * rayon::current_num_threads();
+    let mut done: Vec<(&Item, Done)> = Vec::new();
+    for next in items.chunks(batch) {
+        let evaluate = || {
+            let all: Vec<_> =
+                next.par_iter().map(|item| evaluate(&table.jobs[item.job], &views[item.job], item, tensors, sink, progress)).collect();
+            all.into_iter().zip(next).map(|(done, item)| Ok((item, done?))).collect::<Result<Vec<_>, Error>>()
+        };
+        let (absorbed, evaluated) = rayon::join(|| order.absorb(&done), evaluate);
+        absorbed?;
+        done = evaluated?;
+    }
+    order.absorb(&done)?;
+    if let Some((tensor, (count, dtype))) = order.overflows.into_iter().next() {
+        return Err(Error::Weights {
+            code: 5,
+            tensor,
+            what: format!("{count} elements overflow, expected values that fit {dtype}, found larger ones"),
+            help: Some("choose --dtype auto or f32".into()),
+        });
+    }
+    order.hasher.update(&vec![0; (table.len - order.position) as usize]);
+    Ok(Packed { hash: *order.hasher.finalize().as_bytes(), nonfinite: order.nonfinite })
+}
+
+/// What is done item by item in file order, so that the hash and the first error do not depend on threads.
+struct InOrder {
+    hasher: blake3::Hasher,
+    position: u64,
+    allow_nonfinite: bool,
+    nonfinite: Option<(String, u64)>,
+    /// By source tensor: elements that became infinite, and the type they do not fit.
+    overflows: BTreeMap<String, (u64, DType)>,
+}
+
+impl InOrder {
+    fn absorb(&mut self, items: &[(&Item, Done)]) -> Result<(), Error> {
+        for (item, done) in items {
+            self.hasher.update(&vec![0; (item.offset - self.position) as usize]);
+            self.hasher.update(&done.bytes);
+            self.position = item.offset + item.bytes;
+            if let Some((tensor, index, value)) = &done.seen.nonfinite {
+                if !self.allow_nonfinite {
+                    return Err(Error::Weights {
+                        code: 4,
+                        tensor: tensor.clone(),
+                        what: format!("element {index} is not finite, expected a finite number, found {value}"),
+                        help: Some("--allow-nonfinite accepts it".into()),
+                    });
+                }
+                self.nonfinite.get_or_insert_with(|| (tensor.clone(), *index));
+            }
+            for (tensor, count, dtype) in &done.seen.overflows {
+                self.overflows.entry(tensor.clone()).or_insert((0, *dtype)).0 += count;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An evaluated and written item.
+struct Done {
+    bytes: Vec<u8>,
+    seen: Seen,
+}
+
+fn evaluate(
+    job: &PackJob,
+    view: &View,
+    item: &Item,
+    tensors: &dyn Tensors,
+    sink: Sink<'_>,
+    progress: &(dyn Fn(u64) + Sync),
+) -> Result<Done, Error> {
+    let mut seen = Seen::default();
+    let mut bytes = vec![0; item.bytes as usize];
+    match job.layout {
+        Layout::Plain => view.block(item.units.clone(), 0..view.cols(), &mut bytes, tensors, &mut seen)?,
+        Layout::Panels(p) => {
+            let mut block = Vec::new();
+            for way in 0..p.ways {
+                let rows = panels::rows(&p, way, &item.units);
+                block.clear();
+                block.resize(((rows.end - rows.start) * view.row_bytes()) as usize, 0);
+                view.block(rows.clone(), 0..view.cols(), &mut block, tensors, &mut seen)?;
+                panels::fill(&p, way, &item.units, &block, job.dtype.size() as usize, &mut bytes)?;
+            }
+        }
+    }
+    sink.file.write_all_at(&bytes, sink.base + item.offset).map_err(|e| Error::output(sink.path, "writing weights", &e))?;
+    progress(item.bytes);
+    Ok(Done { bytes, seen })
+}
+
+/// The view of a job, after checking that recipe, shape, layout and size say the same.
+fn check_job(job: &PackJob, tensors: &dyn Tensors) -> Result<View, Error> {
+    let view = View::new(&job.recipe, tensors)?;
+    let bug = |what: String| Error::bug(format_args!("pack {}", job.name), what);
+    let dtype = match job.dtype {
+        program::DType::F32 => DType::F32,
+        program::DType::F16 => DType::F16,
+        program::DType::Bf16 => DType::BF16,
+        program::DType::I32 => DType::I32,
+        program::DType::I8 => DType::I8,
+        program::DType::U8 => DType::U8,
+    };
+    if view.dtype() != dtype || view.shape() != job.shape {
+        return Err(bug(format!("recipe gives {}{:?}, planned {dtype}{:?}", view.dtype(), view.shape(), job.shape)));
+    }
+    let bytes = match job.layout {
+        Layout::Plain => view.rows() * view.row_bytes(),
+        Layout::Panels(p) => {
+            let rows = u64::from(p.ways) * u64::from(p.groups) * u64::from(p.group_cols);
+            if (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.nr == 0 || p.k_pack == 0 || p.ways == 0 || p.is_empty() {
+                return Err(bug(format!("[{}, {}] does not fit {p:?}", view.rows(), view.cols())));
+            }
+            p.len() * job.dtype.size()
+        }
+    };
+    if bytes != job.bytes {
+        return Err(bug(format!("{bytes} bytes, planned {}", job.bytes)));
+    }
+    Ok(view)
+}
+
+/// Cuts jobs into items in file order.
+fn items(table: &WeightTable, views: &[View]) -> Result<Vec<Item>, Error> {
+    let mut order: Vec<usize> = (0..table.jobs.len()).collect();
+    order.sort_by_key(|&i| table.jobs[i].offset);
+    let mut items = Vec::new();
+    let mut end = 0;
+    for index in order {
+        let job = &table.jobs[index];
+        if job.offset < end || job.offset.checked_add(job.bytes).is_none_or(|e| e > table.len) {
+            return Err(Error::bug(format_args!("pack {}", job.name), "its place overlaps or lies outside the weights area"));
+        }
+        end = job.offset + job.bytes;
+        let (units, unit_bytes) = match job.layout {
+            Layout::Plain => (views[index].rows(), views[index].row_bytes()),
+            Layout::Panels(p) => (u64::from(p.panels()), p.panel_len() * u64::from(p.ways) * job.dtype.size()),
+        };
+        if unit_bytes == 0 {
+            continue;
+        }
+        let step = (ITEM_BYTES / unit_bytes).max(1);
+        for start in (0..units).step_by(step as usize) {
+            let units = start..units.min(start + step);
+            let bytes = (units.end - units.start) * unit_bytes;
+            items.push(Item { job: index, offset: job.offset + start * unit_bytes, bytes, units });
+        }
+    }
+    Ok(items)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,190 @@
+use super::*;
+use rcompile_codegen::program::{DType as P, Panels};
+use rcompile_graph::Recipe;
+
+/// Tensors in memory.
+struct Memory(Vec<(&'static str, DType, Vec<u64>, Vec<u8>)>);
+
+impl Tensors for Memory {
+    fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)> {
+        self.0.iter().find(|t| t.0 == tensor).map(|t| (t.1, t.2.clone()))
+    }
+    fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        let t = self.0.iter().find(|t| t.0 == tensor).unwrap();
+        into.copy_from_slice(&t.3[offset as usize..][..into.len()]);
+        Ok(())
+    }
+}
+
+fn values(n: u64, seed: u32) -> Vec<f32> {
+    (0..n as u32).map(|i| (i.wrapping_mul(2654435761).wrapping_add(seed) >> 8) as f32 / 65536.0 - 128.0).collect()
+}
+
+fn bytes(dtype: DType, values: &[f32]) -> Vec<u8> {
+    match dtype {
+        DType::F32 => values.iter().flat_map(|v| v.to_le_bytes()).collect(),
+        DType::F16 => values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect(),
+        _ => values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect(),
+    }
+}
+
+fn model() -> Memory {
+    let tensor = |name, dtype, shape: &[u64], seed| (name, dtype, shape.to_vec(), bytes(dtype, &values(shape.iter().product(), seed)));
+    Memory(vec![
+        tensor("a", DType::BF16, &[70, 37], 1),
+        tensor("b", DType::BF16, &[13, 37], 2),
+        tensor("conv1d", DType::F16, &[37, 70], 3),
+        tensor("v", DType::F32, &[41], 4),
+    ])
+}
+
+fn source(name: &str) -> Recipe {
+    Recipe::Source { tensor: name.into() }
+}
+
+fn run(table: &WeightTable, tensors: &Memory, threads: usize, allow: bool) -> Result<(Vec<u8>, Packed), Error> {
+    let file = tempfile::tempfile().unwrap();
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let sink = Sink { file: &file, path: Path::new("test"), base: 100 };
+    let packed = pool.install(|| pack(table, tensors, sink, allow, &|_| {}))?;
+    file.set_len(100 + table.len).unwrap();
+    let mut all = vec![0; table.len as usize];
+    file.read_exact_at(&mut all, 100).unwrap();
+    assert_eq!(packed.hash, *blake3::hash(&all).as_bytes());
+    Ok((all, packed))
+}
+
+/// The definition of the layout, element by element.
+fn panel_reference(p: &Panels, matrix: &[u8], element: usize) -> Vec<u8> {
+    let mut out = vec![0; p.len() as usize * element];
+    for way in 0..p.ways {
+        for group in 0..p.groups {
+            for col in 0..p.group_cols {
+                for k in 0..p.k {
+                    let row = (way * p.groups + group) * p.group_cols + col;
+                    let panel = (group * p.panels_per_group() + col / p.nr) * p.ways + way;
+                    let within = (k / p.k_pack * p.nr + col % p.nr) * p.k_pack + k % p.k_pack;
+                    let to = (u64::from(panel) * p.panel_len() + u64::from(within)) as usize * element;
+                    let from = (row * p.k + k) as usize * element;
+                    out[to..to + element].copy_from_slice(&matrix[from..from + element]);
+                }
+            }
+        }
+    }
+    out
+}
+
+#[test]
+fn every_layout_equals_its_definition() {
+    let m = model();
+    let both = Recipe::Concat(vec![source("a"), source("b")]);
+    let matrix: Vec<u8> = [&m.0[0].3[..], &m.0[1].3].concat();
+    let mut table = WeightTable::default();
+    let mut expected = Vec::new();
+    // One group of 83; grouped heads of 35 in two; ways of 35; each with both packings.
+    for k_pack in [1, 2] {
+        let p = Panels { nr: 32, k_pack, k: 37, groups: 1, group_cols: 83, ways: 1 };
+        table.place("both", &both, P::Bf16, &[83, 37], Layout::Panels(p));
+        expected.push(panel_reference(&p, &matrix, 2));
+        for (groups, group_cols, ways) in [(2, 35, 1), (1, 35, 2), (5, 7, 2), (70, 1, 1)] {
+            let p = Panels { nr: 16, k_pack, k: 37, groups, group_cols, ways };
+            table.place("a", &source("a"), P::Bf16, &[70, 37], Layout::Panels(p));
+            expected.push(panel_reference(&p, &m.0[0].3, 2));
+        }
+    }
+    // Transposed and converted: f16 [37, 70] -> f32 [70, 37].
+    let wide: Vec<f32> = m.0[2].3.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
+    let turned: Vec<f32> = (0..70).flat_map(|c| (0..37).map(move |r| (r, c))).map(|(r, c)| wide[r * 70 + c]).collect();
+    let recipe = Recipe::Convert { of: Box::new(Recipe::Transpose(Box::new(source("conv1d")))), dtype: DType::F32 };
+    let p = Panels { nr: 32, k_pack: 1, k: 37, groups: 1, group_cols: 70, ways: 1 };
+    table.place("c", &recipe, P::F32, &[70, 37], Layout::Panels(p));
+    expected.push(panel_reference(&p, &bytes(DType::F32, &turned), 4));
+    // Plain: a slice across the border of a concat, a vector rounded to bf16.
+    let slice = Recipe::Slice { of: Box::new(both), start: 60, end: 75 };
+    table.place("s", &slice, P::Bf16, &[15, 37], Layout::Plain);
+    expected.push(matrix[60 * 37 * 2..75 * 37 * 2].to_vec());
+    let rounded = Recipe::Convert { of: Box::new(source("v")), dtype: DType::BF16 };
+    table.place("v", &rounded, P::Bf16, &[41], Layout::Plain);
+    expected.push(bytes(DType::BF16, &values(41, 4)));
+
+    let (all, packed) = run(&table, &m, 2, false).unwrap();
+    for (job, expected) in table.jobs.iter().zip(&expected) {
+        assert!(all[job.offset as usize..][..job.bytes as usize] == expected[..], "{job:?}");
+    }
+    assert_eq!(packed.nonfinite, None);
+    assert_eq!(run(&table, &m, 1, false).unwrap(), (all, packed));
+}
+
+#[test]
+fn items_join_without_seams() {
+    // 6 MB of panels and of rows: several items each.
+    let n = 1500;
+    let data = bytes(DType::F32, &values(n * 1000, 9));
+    let m = Memory(vec![("big", DType::F32, vec![n, 1000], data.clone())]);
+    let mut table = WeightTable::default();
+    let p = Panels { nr: 32, k_pack: 1, k: 1000, groups: 1, group_cols: n as u32, ways: 1 };
+    table.place("p", &source("big"), P::F32, &[n, 1000], Layout::Panels(p));
+    table.place("q", &source("big"), P::F32, &[n, 1000], Layout::Plain);
+    let turned = Recipe::Transpose(Box::new(Recipe::Transpose(Box::new(source("big")))));
+    table.place("t", &turned, P::F32, &[n, 1000], Layout::Plain);
+    let (all, _) = run(&table, &m, 2, false).unwrap();
+    let at = |i: usize| &all[table.jobs[i].offset as usize..][..table.jobs[i].bytes as usize];
+    assert!(at(0) == panel_reference(&p, &data, 4) && at(1) == data && at(2) == data);
+}
+
+#[test]
+fn rope_table() {
+    let inv_freq = vec![1.0, 0.25, 1e-4];
+    let mut table = WeightTable::default();
+    for sin in [false, true] {
+        let recipe = Recipe::Rope { sin, inv_freq: inv_freq.clone(), scale: 1.5, positions: 10 };
+        table.place("rope", &recipe, P::F32, &[10, 3], Layout::Plain);
+    }
+    let (all, _) = run(&table, &Memory(vec![]), 1, false).unwrap();
+    let value = |job: usize, position: usize, i: usize| {
+        f32::from_le_bytes(all[table.jobs[job].offset as usize + (position * 3 + i) * 4..][..4].try_into().unwrap())
+    };
+    assert_eq!(value(0, 0, 2), 1.5);
+    assert_eq!(value(1, 8, 1), (2f64.sin() * 1.5) as f32);
+    assert_eq!(value(0, 9, 0), (9f64.cos() * 1.5) as f32);
+}
+
+#[test]
+fn not_finite_and_overflow() {
+    let with = |at: usize, value: f32| {
+        let mut v = values(6000, 5);
+        v[at] = value;
+        Memory(vec![("x", DType::F32, vec![100, 60], bytes(DType::F32, &v))])
+    };
+    let mut plain = WeightTable::default();
+    let turned = Recipe::Transpose(Box::new(Recipe::Slice { of: Box::new(source("x")), start: 10, end: 100 }));
+    plain.place("x", &turned, P::F32, &[60, 90], Layout::Plain);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let e = run(&plain, &with(5000, bad), 2, false).unwrap_err();
+        assert_eq!(e.exit_code(), 4);
+        assert!(e.to_string().starts_with("error[E4-weights]: x: element 5000 is not finite"), "{e}");
+        let (_, packed) = run(&plain, &with(5000, bad), 2, true).unwrap();
+        assert_eq!(packed.nonfinite, Some(("x".into(), 5000)));
+    }
+    let mut half = WeightTable::default();
+    half.place("x", &Recipe::Convert { of: Box::new(source("x")), dtype: DType::F16 }, P::F16, &[100, 60], Layout::Plain);
+    assert!(run(&half, &with(0, 65504.0), 2, false).is_ok());
+    let e = run(&half, &with(7, 1e10), 2, false).unwrap_err();
+    assert_eq!(e.exit_code(), 5);
+    assert!(e.to_string().contains("x: 1 elements overflow") && e.to_string().contains("f16"), "{e}");
+}
+
+#[test]
+fn our_own_mistakes_are_bugs() {
+    let m = model();
+    let place = |recipe: &Recipe, dtype, shape: &[u64]| {
+        let mut table = WeightTable::default();
+        table.place("x", recipe, dtype, shape, Layout::Plain);
+        run(&table, &m, 1, false).unwrap_err().exit_code()
+    };
+    assert_eq!(place(&source("nope"), P::F32, &[1]), 70);
+    assert_eq!(place(&source("a"), P::F32, &[70, 37]), 70);
+    assert_eq!(place(&source("a"), P::Bf16, &[37, 70]), 70);
+    assert_eq!(place(&Recipe::Transpose(Box::new(source("v"))), P::F32, &[41]), 70);
+    assert_eq!(place(&Recipe::Slice { of: Box::new(source("v")), start: 5, end: 42 }, P::F32, &[37]), 70);
+}

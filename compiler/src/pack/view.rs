@@ -1,0 +1,230 @@
+//! A recipe as something that rectangular blocks can be read from.
+//!
+//! Conversions are moved to the leaves (they are elementwise), so that a leaf knows which tensor does not fit a type.
+
+use super::{Tensors, convert};
+use crate::error::Error;
+use rcompile_graph::{DType, Recipe};
+use std::ops::Range;
+
+/// What was noticed while reading.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Seen {
+    /// First NaN or infinity: tensor, element index, value.
+    pub nonfinite: Option<(String, u64, f32)>,
+    /// Finite elements that a conversion made infinite: tensor, count, type.
+    pub overflows: Vec<(String, u64, DType)>,
+}
+
+/// A recipe with its type. As a matrix it has `shape[0]` rows of all other dimensions together (vectors: rows of one element).
+#[derive(Clone, Debug)]
+pub(super) struct View {
+    dtype: DType,
+    shape: Vec<u64>,
+    node: Node,
+}
+
+#[derive(Clone, Debug)]
+enum Node {
+    Source { tensor: String, stored: DType, conversions: Vec<DType> },
+    Rope { sin: bool, inv_freq: Vec<f32>, scale: f32, conversions: Vec<DType> },
+    Transpose(Box<View>),
+    Concat(Vec<View>),
+    Slice { of: Box<View>, start: u64 },
+}
+
+impl View {
+    /// The view of a recipe. Recipes are made and typed by us: what does not fit is a bug.
+    pub fn new(recipe: &Recipe, tensors: &dyn Tensors) -> Result<View, Error> {
+        View::converted(recipe, tensors, &[])
+    }
+
+    /// The view with conversions (first to last) applied afterwards.
+    fn converted(recipe: &Recipe, tensors: &dyn Tensors, conversions: &[DType]) -> Result<View, Error> {
+        let bug = |what: String| Err(Error::bug("pack recipe", what));
+        let last = |stored| conversions.last().copied().unwrap_or(stored);
+        match recipe {
+            Recipe::Source { tensor } => {
+                let Some((stored, shape)) = tensors.info(tensor) else {
+                    return bug(format!("tensor {tensor} is not in the checkpoint"));
+                };
+                if !conversions.is_empty() && (!stored.is_float() || !conversions.iter().all(|c| c.is_float())) {
+                    return bug(format!("{tensor}: conversion of {stored} to {conversions:?}"));
+                }
+                let conversions = steps(stored, conversions);
+                Ok(View { dtype: last(stored), shape, node: Node::Source { tensor: tensor.clone(), stored, conversions } })
+            }
+            Recipe::Rope { sin, inv_freq, scale, positions } => {
+                let shape = vec![*positions, inv_freq.len() as u64];
+                let conversions = steps(DType::F32, conversions);
+                let node = Node::Rope { sin: *sin, inv_freq: inv_freq.clone(), scale: *scale, conversions };
+                Ok(View { dtype: last(DType::F32), shape, node })
+            }
+            Recipe::Convert { of, dtype } => {
+                let conversions: Vec<DType> = [*dtype].into_iter().chain(conversions.iter().copied()).collect();
+                View::converted(of, tensors, &conversions)
+            }
+            Recipe::Transpose(of) => {
+                let of = View::converted(of, tensors, conversions)?;
+                match of.shape[..] {
+                    [rows, cols] => Ok(View { dtype: of.dtype, shape: vec![cols, rows], node: Node::Transpose(Box::new(of)) }),
+                    _ => bug(format!("transpose of {:?}", of.shape)),
+                }
+            }
+            Recipe::Concat(parts) => {
+                let parts = parts.iter().map(|p| View::converted(p, tensors, conversions)).collect::<Result<Vec<_>, _>>()?;
+                let Some(first) = parts.first() else { return bug("concat of nothing".into()) };
+                let tail = |v: &View| v.shape.get(1..).map(<[u64]>::to_vec);
+                if parts.iter().any(|p| p.dtype != first.dtype || tail(p).is_none() || tail(p) != tail(first)) {
+                    return bug(format!("concat of {:?}", parts.iter().map(|p| (p.dtype, &p.shape)).collect::<Vec<_>>()));
+                }
+                let mut shape = first.shape.clone();
+                shape[0] = parts.iter().map(View::rows).sum();
+                Ok(View { dtype: first.dtype, shape, node: Node::Concat(parts) })
+            }
+            Recipe::Slice { of, start, end } => {
+                let of = View::converted(of, tensors, conversions)?;
+                if of.shape.is_empty() || start > end || *end > of.rows() {
+                    return bug(format!("slice {start}..{end} of {:?}", of.shape));
+                }
+                let mut shape = of.shape.clone();
+                shape[0] = end - start;
+                Ok(View { dtype: of.dtype, shape, node: Node::Slice { of: Box::new(of), start: *start } })
+            }
+        }
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+    pub fn shape(&self) -> &[u64] {
+        &self.shape
+    }
+    pub fn rows(&self) -> u64 {
+        self.shape.first().copied().unwrap_or(1)
+    }
+    pub fn cols(&self) -> u64 {
+        self.shape.iter().skip(1).product()
+    }
+    pub fn row_bytes(&self) -> u64 {
+        self.cols() * self.dtype.size()
+    }
+
+    /// Writes elements `rows x cols`, row-major and without gaps, to `out`.
+    pub fn block(&self, rows: Range<u64>, cols: Range<u64>, out: &mut [u8], tensors: &dyn Tensors, seen: &mut Seen) -> Result<(), Error> {
+        let (height, width) = (rows.end - rows.start, cols.end - cols.start);
+        debug_assert_eq!(out.len() as u64, height * width * self.dtype.size());
+        if out.is_empty() {
+            return Ok(());
+        }
+        match &self.node {
+            Node::Source { tensor, stored, conversions } => {
+                let mut raw = Vec::new();
+                let target = if conversions.is_empty() {
+                    &mut *out
+                } else {
+                    raw.resize((height * width * stored.size()) as usize, 0);
+                    &mut raw[..]
+                };
+                let stride = self.cols() * stored.size();
+                let begin = rows.start * stride + cols.start * stored.size();
+                if width == self.cols() {
+                    tensors.read_into(tensor, begin, target)?;
+                } else {
+                    for (row, part) in target.chunks_mut((width * stored.size()) as usize).enumerate() {
+                        tensors.read_into(tensor, begin + row as u64 * stride, part)?;
+                    }
+                }
+                if let Some((at, value)) = convert::first_nonfinite(*stored, target)
+                    && seen.nonfinite.is_none()
+                {
+                    let index = (rows.start + at / width) * self.cols() + cols.start + at % width;
+                    seen.nonfinite = Some((tensor.clone(), index, value));
+                }
+                convert_all(tensor, *stored, conversions, raw, out, seen)
+            }
+            Node::Rope { sin, inv_freq, scale, conversions } => {
+                let mut table = Vec::with_capacity((height * width * 4) as usize);
+                for position in rows {
+                    for i in cols.clone() {
+                        let angle = f64::from(position as f32 * inv_freq[i as usize]);
+                        let value = if *sin { libm::sin(angle) } else { libm::cos(angle) };
+                        table.extend(((value * f64::from(*scale)) as f32).to_le_bytes());
+                    }
+                }
+                if conversions.is_empty() {
+                    out.copy_from_slice(&table);
+                    return Ok(());
+                }
+                convert_all("rotary table", DType::F32, conversions, table, out, seen)
+            }
+            Node::Transpose(of) => {
+                let mut block = vec![0; out.len()];
+                of.block(cols, rows, &mut block, tensors, seen)?;
+                let (height, width) = (height as usize, width as usize);
+                match self.dtype.size() {
+                    1 => transpose::<1>(&block, width, height, out),
+                    2 => transpose::<2>(&block, width, height, out),
+                    4 => transpose::<4>(&block, width, height, out),
+                    _ => transpose::<8>(&block, width, height, out),
+                }
+                Ok(())
+            }
+            Node::Concat(parts) => {
+                let row_bytes = (width * self.dtype.size()) as usize;
+                let (mut first, mut out) = (0, out);
+                for part in parts {
+                    let begin = rows.start.clamp(first, first + part.rows()) - first;
+                    let end = rows.end.clamp(first, first + part.rows()) - first;
+                    let (mine, rest) = out.split_at_mut((end - begin) as usize * row_bytes);
+                    part.block(begin..end, cols.clone(), mine, tensors, seen)?;
+                    (first, out) = (first + part.rows(), rest);
+                }
+                Ok(())
+            }
+            Node::Slice { of, start } => of.block(rows.start + start..rows.end + start, cols, out, tensors, seen),
+        }
+    }
+}
+
+/// Conversions that change the type.
+fn steps(stored: DType, conversions: &[DType]) -> Vec<DType> {
+    let mut at = stored;
+    conversions.iter().copied().filter(|&to| std::mem::replace(&mut at, to) != to).collect()
+}
+
+/// Applies `conversions` to `raw`, the last one into `out`. Without conversions `out` is filled already.
+fn convert_all(tensor: &str, stored: DType, conversions: &[DType], raw: Vec<u8>, out: &mut [u8], seen: &mut Seen) -> Result<(), Error> {
+    let (mut from, mut raw) = (stored, raw);
+    for (step, &to) in conversions.iter().enumerate() {
+        let mut next = Vec::new();
+        let target = if step + 1 == conversions.len() {
+            &mut *out
+        } else {
+            next.resize(raw.len() / from.size() as usize * to.size() as usize, 0);
+            &mut next[..]
+        };
+        match convert::convert(from, to, &raw, target) {
+            Some(0) => {}
+            Some(count) => seen.overflows.push((tensor.to_string(), count, to)),
+            None => return Err(Error::bug("pack recipe", format!("{tensor}: conversion of {from} to {to}"))),
+        }
+        (from, raw) = (to, next);
+    }
+    Ok(())
+}
+
+/// `src: [rows][cols]` to `dst: [cols][rows]`, elements of `N` bytes, in square blocks that fit the first-level cache.
+fn transpose<const N: usize>(src: &[u8], rows: usize, cols: usize, dst: &mut [u8]) {
+    const BLOCK: usize = 32;
+    let (src, dst) = (src.as_chunks::<N>().0, dst.as_chunks_mut::<N>().0);
+    for row0 in (0..rows).step_by(BLOCK) {
+        for col0 in (0..cols).step_by(BLOCK) {
+            for col in col0..cols.min(col0 + BLOCK) {
+                for row in row0..rows.min(row0 + BLOCK) {
+                    dst[col * rows + row] = src[row * cols + col];
+                }
+            }
+        }
+    }
+}
