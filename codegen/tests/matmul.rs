@@ -75,11 +75,8 @@ impl Case {
             offset += u64::from(CAPACITY * stride) * 4;
             b
         };
-        let buffers = vec![
-            buffer("a", self.a_dtype(), a_stride),
-            buffer("residual", DType::F32, columns),
-            buffer("out", self.out, columns),
-        ];
+        let buffers =
+            vec![buffer("a", self.a_dtype(), a_stride), buffer("residual", DType::F32, columns), buffer("out", self.out, columns)];
         let arena_bytes = offset;
         let panel_bytes = (panels.len() * self.dtype.size()).next_multiple_of(64);
         let bias_bytes = u64::from(columns) * 4;
@@ -169,10 +166,7 @@ impl Case {
         let dtype = self.a_dtype();
         LoopNest {
             outer: vec![(VarId(0), Extent::Rows)],
-            operands: vec![
-                Operand { place: Place::Buffer(BufferId(0)), dtype },
-                Operand { place: Place::Private(64), dtype },
-            ],
+            operands: vec![Operand { place: Place::Buffer(BufferId(0)), dtype }, Operand { place: Place::Private(64), dtype }],
             exprs: e,
             layer_ints: vec![],
             stages: vec![Stage {
@@ -213,8 +207,7 @@ impl Case {
     /// Compiles, runs all row counts with 1 to 3 threads, compares numbers with f64 and bits with each other. Returns the assembly.
     fn check(&self, isa: &Isa) -> String {
         let (program, kernel) = self.program();
-        let (loaded, asm) =
-            Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let (loaded, asm) = Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         let mr = self.tile.mr;
         let row_counts: Vec<u32> = (1..=mr + 1).chain([2 * mr + 1, 33, CAPACITY]).filter(|&r| r <= CAPACITY).collect();
         let mut first: Option<Vec<Vec<u32>>> = None;
@@ -235,16 +228,7 @@ impl Case {
     }
 
     #[allow(clippy::too_many_arguments, reason = "one test body")]
-    fn run(
-        &self,
-        isa: &Isa,
-        program: &Program,
-        kernel: &Matmul,
-        loaded: &Loaded,
-        rows: u32,
-        threads: u32,
-        compare: bool,
-    ) -> Vec<Vec<u32>> {
+    fn run(&self, isa: &Isa, program: &Program, kernel: &Matmul, loaded: &Loaded, rows: u32, threads: u32, compare: bool) -> Vec<Vec<u32>> {
         let layer = 1;
         let p = self.panels();
         let weight_bytes = (program.weights[1].offsets[1] + u64::from(p.padded_cols()) * 4) as usize;
@@ -262,8 +246,7 @@ impl Case {
                 let panel = (group * ppg + inside / 32) * p.ways as usize + way;
                 for (k, value) in ks.iter_mut().enumerate() {
                     let pack = p.k_pack as usize;
-                    let element =
-                        panel * p.panel_len() as usize + k / pack * 32 * pack + inside % 32 * pack + k % pack;
+                    let element = panel * p.panel_len() as usize + k / pack * 32 * pack + inside % 32 * pack + k % pack;
                     let at = program.weights[0].offsets[layer] as usize + element * size;
                     let x = rng.signed();
                     *value = match self.dtype {
@@ -283,9 +266,7 @@ impl Case {
                 }
             }
         }
-        let padded = |column: usize| {
-            column / p.group_cols as usize * p.padded_group() as usize + column % p.group_cols as usize
-        };
+        let padded = |column: usize| column / p.group_cols as usize * p.padded_group() as usize + column % p.group_cols as usize;
         let mut bias = vec![0f32; real];
         for (column, value) in bias.iter_mut().enumerate() {
             *value = rng.signed();
@@ -329,9 +310,7 @@ impl Case {
                 if !compare {
                     continue;
                 }
-                let dot = |way: usize| -> f64 {
-                    a[row].iter().zip(&w[way][column]).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum()
-                };
+                let dot = |way: usize| -> f64 { a[row].iter().zip(&w[way][column]).map(|(x, y)| f64::from(*x) * f64::from(*y)).sum() };
                 let want = match self.epilogue {
                     Epilogue::Plain => dot(0),
                     Epilogue::BiasResidual => dot(0) + f64::from(bias[column]) + f64::from(residual[row][column]),
@@ -341,11 +320,7 @@ impl Case {
                 let want = if negated { -want } else { want };
                 let relative = if self.out == DType::F32 { 2e-5 } else { 5e-3 };
                 let tolerance = relative * (f64::from(p.k).sqrt() + want.abs());
-                assert!(
-                    (f64::from(got) - want).abs() <= tolerance,
-                    "{self:?} on {}: [{row}, {column}] = {got}, expected {want}",
-                    isa.name
-                );
+                assert!((f64::from(got) - want).abs() <= tolerance, "{self:?} on {}: [{row}, {column}] = {got}, expected {want}", isa.name);
             }
         }
         bits

@@ -281,8 +281,7 @@ impl<'c> Generator<'_, 'c> {
         let panel_bytes = panels.panel_len() * size;
         // One stream per panel and way; vectors within it.
         let streams: Vec<u64> = (0..u64::from(walk.panels * panels.ways)).map(|s| s * panel_bytes).collect();
-        let vectors: Vec<u64> =
-            streams.iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * vector_bytes)).collect();
+        let vectors: Vec<u64> = streams.iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * vector_bytes)).collect();
         let lines = (u64::from(walk.vectors) * vector_bytes).div_ceil(64);
 
         let step = |a: Value<'c>, w: Value<'c>, acc: &[Value<'c>], half: bool| -> Vec<Value<'c>> {

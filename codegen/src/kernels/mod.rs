@@ -3,6 +3,7 @@
 //! Every kernel is `void NAME(ptr ctx, i32 thread, i32 threads, i32 layer)`: all threads of a step call it, each does its share. Here is
 //! what the generators have in common: the call's arguments ([`Call`]), operand addresses, extents, shares.
 
+pub mod attention;
 pub mod loops;
 pub mod matmul;
 pub mod step;

@@ -1,0 +1,547 @@
+//! Attention over the paged KV cache with online softmax.
+//!
+//! In: [`Attention`]. Out: one function per kernel and, private to the module, `unit` (one tile of rows and one KV head), one `block`
+//! function per number of (row, head) pairs in a register tile, and `softmax`.
+//!
+//! ```text
+//! kernel: for unit in the thread's share: unit
+//! unit:   widen q of all pairs (row, query head of the group) into scratch
+//!         for block of 256 keys that some row sees { for up to 6 pairs: block };  out = acc / sum
+//! block:  s = q K^T in register tiles of pairs x keys;  per pair softmax(s);  acc = acc * alpha + p V in tiles of pairs x columns
+//! ```
+//!
+//! Rows of a group's heads are pairs alike, so that all of them share the reads of K and V. Scores of a block live in L1, and so do
+//! neither rows nor keys that nobody sees cost anything.
+//!
+//! Bits: a score is one `fma` chain over d; the running sum is one chain per lane (key modulo lanes) over all keys; an output element
+//! is one chain over keys, rescaled at block borders (multiples of 256 from key 0). Keys that a row does not see add an exact zero,
+//! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
+//! V rows at or beyond the last key that the tile sees are never read: memory there may hold anything.
+//!
+//! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks); kernels.md section 7 for tiles.
+
+use super::matmul::tile_fits;
+use super::{Call, KERNEL_PARAMS, define_kernel};
+use crate::error::Error;
+use crate::expr::{Eval, Point};
+use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::math;
+use crate::program::{Attention, DType, Expr, ExprId, Place, Program, Table};
+use rcompile_runtime::abi::{PAGE_POSITIONS, field};
+
+/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
+pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
+    check(name, kernel)?;
+    let group = kernel.heads / kernel.kv_heads;
+    let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
+    let softmax = generator.softmax();
+    let most = MAX_PAIRS.min(kernel.tile_rows * group);
+    let blocks: Vec<_> = (1..=most).map(|pairs| generator.block(pairs, &softmax)).collect();
+    let unit = generator.unit(&blocks);
+    Ok(generator.kernel(&unit))
+}
+
+/// Combinations that the planner must not ask for.
+fn check(name: &str, kernel: &Attention) -> Result<(), Error> {
+    let mut problems = vec![];
+    let float = |d: DType| matches!(d, DType::F32 | DType::F16 | DType::Bf16);
+    if kernel.kv_heads == 0 || kernel.heads % kernel.kv_heads != 0 || kernel.heads == 0 {
+        problems.push(format!("{name}: {} heads over {} KV heads", kernel.heads, kernel.kv_heads));
+    }
+    if kernel.head_dim == 0 || kernel.tile_rows == 0 {
+        problems.push(format!("{name}: head_dim {}, tile_rows {}", kernel.head_dim, kernel.tile_rows));
+    }
+    if !float(kernel.kv_dtype) || !float(kernel.q.dtype) || !float(kernel.out.dtype) {
+        problems.push(format!("{name}: q {}, cache {}, out {}", kernel.q.dtype, kernel.kv_dtype, kernel.out.dtype));
+    }
+    if kernel.exprs.nodes().iter().any(|e| matches!(e, Expr::Load(..))) {
+        problems.push(format!("{name}: score and mask have no operands to load from"));
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
+}
+
+/// Most (row, head) pairs in a register tile: with 4 vectors of keys or columns 24 accumulators of 32 registers, with 2 vectors 12 of 16.
+const MAX_PAIRS: u32 = 6;
+/// Keys per block.
+const BLOCK: i64 = PAGE_POSITIONS as i64;
+/// Keys that lie together in K: `[256 / 16][head_dim][16]`.
+const KEY_GROUP: u32 = 16;
+/// Scratch up to this size is on the stack; more is at the end of the thread's private area, see [`private_bytes`].
+const STACK_BYTES: u64 = 64 << 10;
+/// What a unit costs per row beside its keys, in keys: shares of threads are weighted with it.
+const UNIT_KEYS: i64 = 32;
+/// `size_of::<abi::Tile>()`.
+const TILE_BYTES: u64 = 16;
+/// First running maximum: finite, so that a block in which a row sees nothing changes nothing (`exp(m - m)` is 1).
+const LOWEST: f32 = -1e30;
+
+/// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
+/// of all kernels to what it places there itself. 0 when the scratch fits the stack.
+pub fn private_bytes(kernel: &Attention) -> u64 {
+    let bytes = Scratch::new(kernel).bytes;
+    if bytes > STACK_BYTES { bytes } else { 0 }
+}
+
+/// Byte offsets in a thread's scratch.
+#[derive(Clone, Copy, Debug)]
+struct Scratch {
+    /// `q: f32[pairs][width]`
+    q: u64,
+    /// `acc: f32[pairs][width]`
+    acc: u64,
+    /// `sum: f32[pairs][16]`, a chain per lane
+    sum: u64,
+    /// `max: f32[pairs]`
+    max: u64,
+    /// `bounds: i64[pairs][4]`: first key, end of keys, the query's place, unused
+    bounds: u64,
+    /// `scores: f32[MAX_PAIRS][256]`
+    scores: u64,
+    /// `alpha: f32[MAX_PAIRS]`
+    alpha: u64,
+    /// Elements per pair in `q` and `acc`.
+    width: u64,
+    /// In all, a multiple of 128.
+    bytes: u64,
+}
+
+impl Scratch {
+    fn new(kernel: &Attention) -> Scratch {
+        let pairs = u64::from(kernel.tile_rows) * u64::from(kernel.heads / kernel.kv_heads);
+        let width = u64::from(kernel.head_dim).next_multiple_of(16);
+        let mut end = 0;
+        let mut take = |bytes: u64| {
+            let begin = end;
+            end += bytes.next_multiple_of(64);
+            begin
+        };
+        let q = take(pairs * width * 4);
+        let acc = take(pairs * width * 4);
+        let sum = take(pairs * 64);
+        let max = take(pairs * 4);
+        let bounds = take(pairs * 32);
+        let scores = take(u64::from(MAX_PAIRS) * BLOCK as u64 * 4);
+        let alpha = take(u64::from(MAX_PAIRS) * 4);
+        Scratch { q, acc, sum, max, bounds, scores, alpha, width, bytes: end.next_multiple_of(128) }
+    }
+}
+
+/// One kernel's generator.
+struct Generator<'a, 'c> {
+    mb: &'a ModuleBuilder<'c>,
+    program: &'a Program,
+    kernel: &'a Attention,
+    name: &'a str,
+    at: Scratch,
+    /// Query heads per KV head.
+    group: i64,
+    lanes: u32,
+}
+
+impl<'a, 'c> Generator<'a, 'c> {
+    /// Vectors side by side with `pairs` pairs in a register tile.
+    fn vectors(&self, pairs: u32, most: u32) -> u32 {
+        let mut vectors = most;
+        while vectors > 1 && !tile_fits(self.mb.isa(), pairs, vectors, vectors.min(pairs)) {
+            vectors /= 2;
+        }
+        vectors
+    }
+
+    /// `kernel(ctx, thread, threads, layer)`: the units of the thread's share.
+    ///
+    /// Units are ordered by KV head, then tile, and weighted by rows and keys, so that the long tiles of a causal prompt are shared out
+    /// evenly. A unit belongs to the thread in whose piece of the total weight it begins: each is done by one thread, whole.
+    fn kernel(&self, unit: &Function<'c>) -> Function<'c> {
+        define_kernel(self.mb, self.program, self.name, |call| {
+            let fb = call.fb;
+            let scratch = match private_bytes(self.kernel) {
+                0 => fb.stack(self.at.bytes, 64),
+                bytes => fb.offset(call.private(), fb.sub(call.u64_field(field::PRIVATE_STRIDE), fb.int(bytes as i64))),
+            };
+            let tiles = call.u32_field(field::TILES);
+            let tile_table = call.pointer_field(field::TILE);
+            let tile_at = |i: Value<'c>| fb.index(tile_table, i, TILE_BYTES);
+            let weight = |tile: Value<'c>| {
+                let part = |i: u64| fb.sext(fb.load(Ty::I32, fb.offset_const(tile, i * 4), 4), Elem::I64);
+                fb.mul(part(1), fb.add_int(part(3), UNIT_KEYS))
+            };
+            let sum = fb.loop_(fb.int(0), tiles, 1, &[fb.int(0)], |i, sum| vec![fb.add(sum[0], weight(tile_at(i)))]);
+            let (begin, end) = call.share(fb.mul_int(sum[0], self.kernel.kv_heads.into()));
+            let narrow = |v| fb.trunc(v, Elem::I32);
+            let args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
+            fb.loop_(fb.int(0), fb.int(self.kernel.kv_heads.into()), 1, &[fb.int(0)], |kv_head, sum| {
+                fb.loop_(fb.int(0), tiles, 1, sum, |i, sum| {
+                    let tile = tile_at(i);
+                    let mine = fb.and(fb.cmp(Cmp::Le, begin, sum[0]), fb.cmp(Cmp::Lt, sum[0], end));
+                    fb.if_(mine, || {
+                        fb.call(unit, &[&args[..], &[tile, kv_head, scratch]].concat());
+                    });
+                    vec![fb.add(sum[0], weight(tile))]
+                })
+            });
+        })
+    }
+
+    /// `unit(.., tile, kv_head, scratch)`.
+    fn unit(&self, blocks: &[Function<'c>]) -> Function<'c> {
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR]].concat();
+        self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [tile, kv_head, scratch] = *rest else { unreachable!() };
+            let call = Call::new(fb, self.program, args);
+            let k = self.kernel;
+            let tile_field = |i: u64| fb.sext(fb.load(Ty::I32, fb.offset_const(tile, i * 4), 4), Elem::I64);
+            let [row_begin, row_count, slot, key_end] = [0, 1, 2, 3].map(tile_field);
+            let pairs = fb.mul_int(row_count, self.group);
+            let seen = self.begin_pairs(&call, scratch, kv_head, row_begin, pairs, key_end);
+
+            let pages_per_slot = call.u32_field(field::PAGES_PER_SLOT);
+            let page_table = fb.index(call.pointer_field(field::PAGE_TABLE), fb.mul(slot, pages_per_slot), 4);
+            let state = call.base(&Place::State(k.state_offsets.clone()));
+            let state = fb.offset(state, fb.mul_int(kv_head, k.head_bytes as i64));
+            // Balanced chunks of pairs, so that no small tile is left over where it can be avoided.
+            let most = blocks.len() as i64;
+            let chunks = fb.div(fb.add_int(pairs, most - 1), fb.int(most));
+            let each = fb.div(pairs, chunks);
+            let more = fb.rem(pairs, chunks);
+            let first = fb.lshr(seen.0, BLOCK.trailing_zeros());
+            let end = fb.lshr(fb.add_int(seen.1, BLOCK - 1), BLOCK.trailing_zeros());
+            fb.for_(first, end, 1, |block| {
+                let page = fb.sext(fb.load(Ty::I32, fb.index(page_table, block, 4), 4), Elem::I64);
+                let keys = fb.offset(state, fb.mul_int(page, k.page_bytes as i64));
+                let key_begin = fb.mul_int(block, BLOCK);
+                fb.for_(fb.int(0), chunks, 1, |chunk| {
+                    let first = fb.add(fb.mul(chunk, each), fb.min(chunk, more));
+                    let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
+                    for (i, function) in blocks.iter().enumerate() {
+                        fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
+                            let own = [scratch, keys, key_begin, key_end, kv_head, first];
+                            fb.call(function, &[args, &own[..]].concat());
+                        });
+                    }
+                });
+            });
+            self.end_pairs(&call, scratch, kv_head, row_begin, pairs);
+        })
+    }
+
+    /// Fills scratch for each pair; returns the keys that some row sees, `begin .. end`.
+    fn begin_pairs(
+        &self,
+        call: &Call<'_, '_, 'c>,
+        scratch: Value<'c>,
+        kv_head: Value<'c>,
+        row_begin: Value<'c>,
+        pairs: Value<'c>,
+        key_end: Value<'c>,
+    ) -> (Value<'c>, Value<'c>) {
+        let fb = call.fb;
+        let k = self.kernel;
+        let q = call.base(&k.q.place);
+        let kv_index = call.base(&Place::Table(Table::KvIndex));
+        let scope = call.scope(&[], &k.exprs, &k.layer_ints);
+        let bound = |e: ExprId, query: Value<'c>, head: Value<'c>| {
+            let mut scope = scope.clone();
+            scope.set(k.query_var, query);
+            scope.set(k.head_var, head);
+            let point = Point { var: None, first: fb.int(0), divisor: 0, lanes: 1, active: 1, acc: vec![], score: None };
+            Eval::new(fb, &scope, point).int(e)
+        };
+        let seen = fb.loop_(fb.int(0), pairs, 1, &[key_end, fb.int(0)], |pair, seen| {
+            let (row, head) = self.row_and_head(fb, row_begin, kv_head, pair);
+            let query = fb.sext(fb.load(Ty::I32, fb.index(kv_index, row, 4), 4), Elem::I64);
+            let lower = match k.key_lower {
+                Some(e) => fb.max(bound(e, query, head), fb.int(0)),
+                None => fb.int(0),
+            };
+            let upper = match k.key_upper {
+                Some(e) => fb.min(bound(e, query, head), key_end),
+                None => key_end,
+            };
+            let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
+            for (i, value) in [lower, upper, query].into_iter().enumerate() {
+                fb.store(value, fb.offset_const(bounds, i as u64 * 8), 8);
+            }
+            let source = fb.add(fb.mul_int(row, k.q_stride.into()), fb.mul_int(head, k.q_head_stride.into()));
+            let source = fb.index(q, source, k.q.dtype.size());
+            let target = self.pair_row(fb, scratch, self.at.q, pair);
+            let acc = self.pair_row(fb, scratch, self.at.acc, pair);
+            for (column, lanes, mask) in self.columns(fb) {
+                let from = fb.offset_const(source, column * k.q.dtype.size());
+                let align = k.q.dtype.size() as u32;
+                let x = match mask {
+                    Some(mask) => fb.load_f32_masked(k.q.dtype, from, mask, align),
+                    None => fb.load_f32(k.q.dtype, lanes, from, align),
+                };
+                fb.store(x, fb.offset_const(target, column * 4), 4 * lanes);
+                fb.store(fb.zero(x.ty()), fb.offset_const(acc, column * 4), 4 * lanes);
+            }
+            let sum = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
+            fb.store(fb.zero(Ty::vec(Elem::F32, self.lanes)), sum, self.lanes * 4);
+            fb.store(fb.f32(LOWEST), fb.index(fb.offset_const(scratch, self.at.max), pair, 4), 4);
+            vec![fb.min(seen[0], lower), fb.max(seen[1], upper)]
+        });
+        (seen[0], seen[1])
+    }
+
+    /// `out = acc / sum`.
+    fn end_pairs(&self, call: &Call<'_, '_, 'c>, scratch: Value<'c>, kv_head: Value<'c>, row_begin: Value<'c>, pairs: Value<'c>) {
+        let fb = call.fb;
+        let k = self.kernel;
+        let out = call.base(&k.out.place);
+        let size = k.out.dtype.size();
+        fb.for_(fb.int(0), pairs, 1, |pair| {
+            let (row, head) = self.row_and_head(fb, row_begin, kv_head, pair);
+            let sum = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
+            let sum = fb.reduce(fb.load(Ty::vec(Elem::F32, self.lanes), sum, self.lanes * 4), |a, b| fb.add(a, b));
+            // A row that sees no key gives zeros, as ATen's safe softmax does.
+            let sum = fb.select(fb.cmp(Cmp::Eq, sum, fb.f32(0.0)), fb.f32(1.0), sum);
+            let acc = self.pair_row(fb, scratch, self.at.acc, pair);
+            let target = fb.add(fb.mul_int(row, k.out_stride.into()), fb.mul_int(head, k.head_dim.into()));
+            let target = fb.index(out, target, size);
+            for (column, lanes, mask) in self.columns(fb) {
+                let x = fb.load(Ty::vec(Elem::F32, lanes), fb.offset_const(acc, column * 4), 4 * lanes);
+                let x = fb.div(x, fb.splat(sum, lanes));
+                let to = fb.offset_const(target, column * size);
+                match mask {
+                    Some(mask) => fb.store_f32_masked(k.out.dtype, x, to, mask, size as u32),
+                    None => fb.store_f32(k.out.dtype, x, to, size as u32),
+                }
+            }
+        });
+    }
+
+    /// `block(.., scratch, keys, key_begin, key_end, kv_head, first_pair)` for `pairs` pairs and 256 keys.
+    fn block(&self, pairs: u32, softmax: &Function<'c>) -> Function<'c> {
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
+        let name = format!("{}.block{pairs}", self.name);
+        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [scratch, keys, key_begin, key_end, kv_head, first] = *rest else { unreachable!() };
+            let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(first, 32));
+            let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * 32 + i * 8), 8);
+            let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
+            let upper = (1..pairs).fold(bound(0, 1), |a, pair| fb.max(a, bound(pair, 1)));
+            let begin = fb.max(fb.sub(lower, key_begin), fb.int(0));
+            let end = fb.min(fb.sub(upper, key_begin), fb.int(BLOCK));
+            fb.if_(fb.cmp(Cmp::Lt, begin, end), || {
+                let tile_keys = self.vectors(pairs, 4) * self.lanes;
+                let tiles =
+                    (fb.div(begin, fb.int(tile_keys.into())), fb.div(fb.add_int(end, i64::from(tile_keys) - 1), fb.int(tile_keys.into())));
+                self.scores(fb, pairs, scratch, keys, first, tiles);
+                let columns = (fb.mul_int(tiles.0, tile_keys.into()), fb.mul_int(tiles.1, tile_keys.into()));
+                fb.for_(fb.int(0), fb.int(pairs.into()), 1, |i| {
+                    let own = [scratch, key_begin, key_end, kv_head, fb.add(first, i), i, columns.0, columns.1];
+                    fb.call(softmax, &[args, &own[..]].concat());
+                });
+                self.values(fb, pairs, scratch, keys, first, (begin, end));
+            });
+        })
+    }
+
+    /// `softmax(.., scratch, key_begin, key_end, kv_head, pair, i, begin, end)`: scores `begin .. end` (multiples of the lanes) of the
+    /// block's row `i` become `exp(score - max)`; updates the pair's maximum and sum, sets `alpha[i]`.
+    fn softmax(&self) -> Function<'c> {
+        let own = [Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+        let params = [&KERNEL_PARAMS[..], &own[..]].concat();
+        self.mb.define(&format!("{}.softmax", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [scratch, key_begin, key_end, kv_head, pair, i, begin, end] = *rest else { unreachable!() };
+            let k = self.kernel;
+            let lanes = self.lanes;
+            let vector = Ty::vec(Elem::F32, lanes);
+            let mut scope = Call::new(fb, self.program, args).scope(&[], &k.exprs, &k.layer_ints);
+            let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
+            scope.set(k.query_var, fb.load(Ty::I64, fb.offset_const(bounds, 16), 8));
+            let group = fb.int(self.group);
+            scope.set(k.head_var, fb.add(fb.mul(kv_head, group), fb.rem(pair, group)));
+            let point = |key: Value<'c>, score: Value<'c>| Point {
+                var: Some(k.key_var),
+                first: key,
+                divisor: lanes.into(),
+                lanes,
+                active: lanes,
+                acc: vec![],
+                score: Some(score),
+            };
+            let outside = Eval::new(fb, &scope, point(key_begin, fb.zero(vector)));
+            outside.hoist(&[k.score, k.mask]);
+            let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
+            let max_at = fb.index(fb.offset_const(scratch, self.at.max), pair, 4);
+            let sum_at = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
+
+            let nothing = fb.f32s(f32::NEG_INFINITY, lanes);
+            let old = fb.load(Ty::F32, max_at, 4);
+            let max = fb.loop_(begin, end, lanes.into(), &[fb.splat(old, lanes)], |column, max| {
+                let at = fb.index(row, column, 4);
+                let key = fb.add(key_begin, column);
+                let eval = outside.at(point(key, fb.load(vector, at, lanes * 4)));
+                let keys = fb.add(fb.splat(fb.trunc(key, Elem::I32), lanes), fb.iota(Elem::I32, lanes));
+                let exists = fb.cmp(Cmp::Lt, keys, fb.splat(fb.trunc(key_end, Elem::I32), lanes));
+                let seen = fb.and(exists, eval.cond(k.mask));
+                let score = fb.select(seen, eval.float(k.score), nothing);
+                fb.store(score, at, lanes * 4);
+                vec![fb.max(score, max[0])]
+            });
+            let new = fb.reduce(max[0], |a, b| fb.max(a, b));
+            fb.store(new, max_at, 4);
+            let alpha = math::exp(fb, fb.sub(old, new));
+            fb.store(alpha, fb.index(fb.offset_const(scratch, self.at.alpha), i, 4), 4);
+
+            let new = fb.splat(new, lanes);
+            let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), fb.splat(alpha, lanes));
+            let sum = fb.loop_(begin, end, lanes.into(), &[sum], |column, sum| {
+                let at = fb.index(row, column, 4);
+                let x = fb.sub(fb.load(vector, at, lanes * 4), new);
+                // Below, exp is subnormal: slow to multiply, and nothing beside the 1 of the maximum.
+                let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, lanes));
+                let p = fb.select(small, fb.zero(vector), math::exp(fb, x));
+                fb.store(p, at, lanes * 4);
+                vec![fb.add(sum[0], p)]
+            });
+            fb.store(sum[0], sum_at, lanes * 4);
+        })
+    }
+
+    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of keys.
+    fn scores(&self, fb: &Fb<'_, 'c>, pairs: u32, scratch: Value<'c>, keys: Value<'c>, first: Value<'c>, tiles: (Value<'c>, Value<'c>)) {
+        let k = self.kernel;
+        let size = k.kv_dtype.size();
+        let vectors = self.vectors(pairs, 4);
+        let group_bytes = u64::from(k.head_dim) * u64::from(KEY_GROUP) * size;
+        let tile_keys = u64::from(vectors * self.lanes);
+        let q = self.pair_row(fb, scratch, self.at.q, first);
+        fb.for_(tiles.0, tiles.1, 1, |tile| {
+            let begin = fb.mul_int(tile, tile_keys as i64);
+            let k_tile = match tile_keys.is_multiple_of(u64::from(KEY_GROUP)) {
+                true => fb.offset(keys, fb.mul_int(tile, (tile_keys / u64::from(KEY_GROUP) * group_bytes) as i64)),
+                false => {
+                    let group = fb.lshr(begin, KEY_GROUP.trailing_zeros());
+                    let inside = fb.and(begin, fb.int(i64::from(KEY_GROUP) - 1));
+                    fb.offset(fb.offset(keys, fb.mul_int(group, group_bytes as i64)), fb.mul_int(inside, size as i64))
+                }
+            };
+            let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); (pairs * vectors) as usize];
+            let scores = fb.loop_(fb.int(0), fb.int(k.head_dim.into()), 1, &zeros, |d, acc| {
+                let q = fb.index(q, d, 4);
+                let k_row = fb.offset(k_tile, fb.mul_int(d, (u64::from(KEY_GROUP) * size) as i64));
+                let k_vectors: Vec<_> = (0..vectors)
+                    .map(|v| {
+                        let key = v * self.lanes;
+                        let at = u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size;
+                        fb.load_f32(k.kv_dtype, self.lanes, fb.offset_const(k_row, at), (u64::from(self.lanes) * size) as u32)
+                    })
+                    .collect();
+                let mut next = vec![];
+                for pair in 0..pairs {
+                    let x = fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(q, u64::from(pair) * self.at.width * 4));
+                    next.extend(k_vectors.iter().enumerate().map(|(v, &y)| fb.fma(x, y, acc[pair as usize * vectors as usize + v])));
+                }
+                next
+            });
+            let target = fb.index(fb.offset_const(scratch, self.at.scores), begin, 4);
+            for (i, &s) in scores.iter().enumerate() {
+                let (pair, v) = (i as u64 / u64::from(vectors), i as u64 % u64::from(vectors));
+                fb.store(s, fb.offset_const(target, pair * BLOCK as u64 * 4 + v * u64::from(self.lanes) * 4), self.lanes * 4);
+            }
+        });
+    }
+
+    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block.
+    fn values(&self, fb: &Fb<'_, 'c>, pairs: u32, scratch: Value<'c>, page: Value<'c>, first: Value<'c>, keys: (Value<'c>, Value<'c>)) {
+        let head_dim = self.kernel.head_dim;
+        let all = head_dim.div_ceil(self.lanes);
+        let mut most = 1;
+        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, pairs.min(most + 1)) {
+            most += 1;
+        }
+        // Equal pieces in a loop, the last one (which may be smaller and end inside a vector) after it.
+        let each = all.div_ceil(all.div_ceil(most));
+        let before = (all - 1) / each;
+        fb.for_(fb.int(0), fb.int(before.into()), 1, |piece| {
+            let column = fb.mul_int(piece, (each * self.lanes).into());
+            self.values_piece(fb, pairs, scratch, page, first, keys, column, each, None);
+        });
+        let tail = (!head_dim.is_multiple_of(self.lanes)).then(|| lane_mask(fb, head_dim % self.lanes, self.lanes));
+        let column = fb.int((before * each * self.lanes).into());
+        self.values_piece(fb, pairs, scratch, page, first, keys, column, all - before * each, tail);
+    }
+
+    /// [`Generator::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
+    #[allow(clippy::too_many_arguments, reason = "IR values of one function")]
+    fn values_piece(
+        &self,
+        fb: &Fb<'_, 'c>,
+        pairs: u32,
+        scratch: Value<'c>,
+        page: Value<'c>,
+        first: Value<'c>,
+        keys: (Value<'c>, Value<'c>),
+        column: Value<'c>,
+        vectors: u32,
+        tail: Option<Value<'c>>,
+    ) {
+        let k = self.kernel;
+        let size = k.kv_dtype.size();
+        let vector = Ty::vec(Elem::F32, self.lanes);
+        let acc_at = fb.index(self.pair_row(fb, scratch, self.at.acc, first), column, 4);
+        let acc_at = |i: u32| {
+            let (pair, v) = (u64::from(i / vectors), u64::from(i % vectors));
+            fb.offset_const(acc_at, pair * self.at.width * 4 + v * u64::from(self.lanes) * 4)
+        };
+        let alpha = |pair: u32| fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(scratch, self.at.alpha + u64::from(pair) * 4));
+        let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), self.lanes * 4), alpha(i / vectors))).collect();
+        let values = fb.index(fb.offset_const(page, k.v_offset), column, size);
+        let p = fb.offset_const(scratch, self.at.scores);
+        let after = fb.loop_(keys.0, keys.1, 1, &before, |key, acc| {
+            let p = fb.index(p, key, 4);
+            let row = fb.offset(values, fb.mul_int(key, (u64::from(k.head_dim) * size) as i64));
+            let columns: Vec<_> = (0..vectors)
+                .map(|v| {
+                    let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
+                    match tail {
+                        Some(mask) if v + 1 == vectors => fb.load_f32_masked(k.kv_dtype, at, mask, size as u32),
+                        _ => fb.load_f32(k.kv_dtype, self.lanes, at, size as u32),
+                    }
+                })
+                .collect();
+            let mut next = vec![];
+            for pair in 0..pairs {
+                let x = fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4));
+                next.extend(columns.iter().enumerate().map(|(v, &y)| fb.fma(x, y, acc[pair as usize * vectors as usize + v])));
+            }
+            next
+        });
+        for (i, &value) in after.iter().enumerate() {
+            fb.store(value, acc_at(i as u32), self.lanes * 4);
+        }
+    }
+
+    /// `(row, query head)` of a pair: the heads of a row's group are neighbours.
+    fn row_and_head(&self, fb: &Fb<'_, 'c>, row_begin: Value<'c>, kv_head: Value<'c>, pair: Value<'c>) -> (Value<'c>, Value<'c>) {
+        let group = fb.int(self.group);
+        (fb.add(row_begin, fb.div(pair, group)), fb.add(fb.mul(kv_head, group), fb.rem(pair, group)))
+    }
+
+    /// Address of a pair's row in `q` or `acc`.
+    fn pair_row(&self, fb: &Fb<'_, 'c>, scratch: Value<'c>, area: u64, pair: Value<'c>) -> Value<'c> {
+        fb.offset(fb.offset_const(scratch, area), fb.mul_int(pair, self.at.width as i64 * 4))
+    }
+
+    /// Vectors that cover `head_dim` columns: first column, lanes, mask of the last one if it is not full.
+    fn columns(&self, fb: &Fb<'_, 'c>) -> Vec<(u64, u32, Option<Value<'c>>)> {
+        let (head_dim, lanes) = (self.kernel.head_dim, self.lanes);
+        (0..head_dim.div_ceil(lanes))
+            .map(|v| {
+                let left = head_dim - v * lanes;
+                (u64::from(v * lanes), lanes, (left < lanes).then(|| lane_mask(fb, left, lanes)))
+            })
+            .collect()
+    }
+}
+
+/// The first `count` of `lanes` lanes.
+fn lane_mask<'c>(fb: &Fb<'_, 'c>, count: u32, lanes: u32) -> Value<'c> {
+    fb.int_vec(Elem::I1, &(0..lanes).map(|i| i64::from(i < count)).collect::<Vec<_>>())
+}

@@ -1,0 +1,429 @@
+//! Attention kernels against plain Rust, and the promise that a row's bits do not depend on its tile, thread or company.
+
+mod kernel_harness;
+
+use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, inner_loops, isas, to_bf16, to_f16};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::kernels::attention;
+use rcompile_codegen::program::*;
+use rcompile_runtime::abi::Tile;
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Mask {
+    Causal,
+    /// Causal, and at most this many keys back.
+    Window(i64),
+    /// Bidirectional: all keys of the slot.
+    Full,
+}
+
+#[derive(Clone, Debug)]
+struct Case {
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    kv: DType,
+    q: DType,
+    out: DType,
+    mask: Mask,
+    /// `10 tanh(s / 10)` after the scale.
+    soft_cap: bool,
+    tile_rows: u32,
+}
+
+/// Lengths of the slots.
+const LENGTHS: [i64; 8] = [1, 15, 16, 17, 255, 256, 257, 600];
+const PAGES_PER_SLOT: u32 = 3;
+const LAYERS: u64 = 2;
+const CAPACITY: u32 = 64;
+const SCALE: f32 = 0.25;
+/// Bytes between K and V of a head and after V, to see that offsets are obeyed.
+const GAP: u64 = 64;
+
+impl Case {
+    fn new() -> Case {
+        Case {
+            heads: 4,
+            kv_heads: 2,
+            head_dim: 64,
+            kv: DType::F32,
+            q: DType::F32,
+            out: DType::F32,
+            mask: Mask::Causal,
+            soft_cap: false,
+            tile_rows: 16,
+        }
+    }
+    fn q_head_stride(&self) -> u32 {
+        self.head_dim.next_multiple_of(32)
+    }
+    fn q_stride(&self) -> u32 {
+        self.heads * self.q_head_stride()
+    }
+    fn out_stride(&self) -> u32 {
+        (self.heads * self.head_dim).next_multiple_of(32)
+    }
+    fn v_offset(&self) -> u64 {
+        256 * u64::from(self.head_dim) * self.kv.size() + GAP
+    }
+    fn head_bytes(&self) -> u64 {
+        2 * self.v_offset()
+    }
+    fn page_bytes(&self) -> u64 {
+        u64::from(self.kv_heads) * self.head_bytes()
+    }
+    fn layer_bytes(&self) -> u64 {
+        self.page_bytes() * u64::from(PAGES_PER_SLOT) * LENGTHS.len() as u64
+    }
+
+    fn program(&self) -> (Program, Attention) {
+        let q_bytes = u64::from(CAPACITY * self.q_stride()) * self.q.size();
+        let out_bytes = u64::from(CAPACITY * self.out_stride()) * self.out.size();
+        let buffer = |name: &str, dtype: DType, stride: u32, offset: u64| Buffer {
+            name: name.into(),
+            dtype,
+            rows: CAPACITY,
+            stride,
+            offset,
+        };
+        let buffers = vec![
+            buffer("q", self.q, self.q_stride(), 0),
+            buffer("out", self.out, self.out_stride(), q_bytes.next_multiple_of(64)),
+        ];
+        let mut e = Exprs::default();
+        let (head_var, query_var, key_var) = (VarId(0), VarId(1), VarId(2));
+        let [query, key] = [query_var, key_var].map(|v| e.add(Expr::Var(v)));
+        let raw = e.add(Expr::Score);
+        let scale = e.float(SCALE);
+        let mut score = e.binary(BinaryOp::Mul, raw, scale);
+        if self.soft_cap {
+            let (cap, inverse) = (e.float(10.0), e.float(0.1));
+            let x = e.binary(BinaryOp::Mul, score, inverse);
+            let t = e.add(Expr::Unary(UnaryOp::Tanh, x));
+            score = e.binary(BinaryOp::Mul, t, cap);
+        }
+        let zero = e.int(0);
+        let one = e.int(1);
+        let causal = e.add(Expr::Cmp(CmpOp::Le, key, query));
+        let next = e.binary(BinaryOp::Add, query, one);
+        let (mask, key_lower, key_upper) = match self.mask {
+            Mask::Causal => (causal, None, Some(next)),
+            Mask::Window(_) => {
+                // The window comes from a table by layer.
+                let window = e.add(Expr::LayerInt(0));
+                let first = e.binary(BinaryOp::Sub, next, window);
+                let inside = e.add(Expr::Cmp(CmpOp::Ge, key, first));
+                (e.binary(BinaryOp::And, causal, inside), Some(first), Some(next))
+            }
+            Mask::Full => (e.add(Expr::Cmp(CmpOp::Ge, key, zero)), None, None),
+        };
+        let window = if let Mask::Window(w) = self.mask { w } else { 0 };
+        let kernel = Attention {
+            q: Operand { place: Place::Buffer(BufferId(0)), dtype: self.q },
+            q_stride: self.q_stride(),
+            q_head_stride: self.q_head_stride(),
+            out: Operand { place: Place::Buffer(BufferId(1)), dtype: self.out },
+            out_stride: self.out_stride(),
+            heads: self.heads,
+            kv_heads: self.kv_heads,
+            head_dim: self.head_dim,
+            kv_dtype: self.kv,
+            state_offsets: (0..LAYERS).map(|l| l * self.layer_bytes()).collect(),
+            page_bytes: self.page_bytes(),
+            head_bytes: self.head_bytes(),
+            v_offset: self.v_offset(),
+            tile_rows: self.tile_rows,
+            exprs: e,
+            layer_ints: vec![vec![3, window]],
+            head_var,
+            query_var,
+            key_var,
+            score,
+            mask,
+            key_lower,
+            key_upper,
+        };
+        let program = Program {
+            entry: "step".into(),
+            bucket: CAPACITY,
+            max_logit_rows: 1,
+            max_runs: 1,
+            tile_rows: self.tile_rows,
+            arena_bytes: buffers[1].offset + out_bytes,
+            buffers,
+            weights: vec![],
+            regions: vec![Region { name: "attention".into(), kernel: Kernel::Attention(kernel.clone()) }],
+            body: vec![Item::Layers { count: LAYERS as u32, body: vec![Item::Region(RegionId(0))] }],
+            private_bytes: 256 + attention::private_bytes(&kernel),
+        };
+        (program, kernel)
+    }
+
+    fn build(&self, isa: &Isa) -> Model {
+        let (program, kernel) = self.program();
+        let (loaded, _) = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+        let state = (LAYERS * self.layer_bytes()) as usize;
+        let mut step = Step::new(0, state, program.arena_bytes as usize, program.private_bytes);
+        step.pages_per_slot = PAGES_PER_SLOT;
+        let pages = LENGTHS.len() as i32 * PAGES_PER_SLOT as i32;
+        step.page_table = (0..pages).map(|p| pages - 1 - p).collect();
+        // Memory that nothing was written to may hold anything, but only where no key is.
+        step.state.bytes_mut().fill(0xff);
+        let mut model = Model { case: self.clone(), program, loaded, step, k: vec![], v: vec![], isa: isa.name.clone() };
+        model.fill();
+        model
+    }
+
+    /// All checks on one target.
+    fn check(&self, isa: &Isa) {
+        let mut model = self.build(isa);
+        // The last row of every slot, alone: decode.
+        let last: Vec<_> = LENGTHS.iter().enumerate().map(|(slot, &l)| (slot, l - 1)).collect();
+        let decode = model.run(&last, 1, 1);
+        model.compare(&last, &decode);
+        // Prompts: the first rows of one slot and the last of another, in tiles of several shapes, on several threads.
+        let rows: Vec<_> = (0..20).map(|i| (7, 580 + i)).chain((0..17).map(|i| (3, i))).collect();
+        let alone = model.run(&rows, 1, 1);
+        model.compare(&rows, &alone);
+        for (tile, threads) in [(self.tile_rows, 1), (self.tile_rows, 2), (5, 3), (2, 2)] {
+            let together = model.run(&rows, tile.min(self.tile_rows), threads);
+            assert!(alone == together, "{self:?} on {}: bits differ in tiles of {tile}, {threads} threads", isa.name);
+        }
+    }
+}
+
+/// A kernel with a filled cache.
+struct Model {
+    case: Case,
+    program: Program,
+    loaded: Loaded,
+    step: Step,
+    /// `[slot][kv_head][position][d]` as seen after rounding.
+    k: Vec<f32>,
+    v: Vec<f32>,
+    isa: String,
+}
+
+fn index(case: &Case, slot: usize, head: u32, position: i64, d: u32) -> usize {
+    let at = (slot * case.kv_heads as usize + head as usize) * 768 + position as usize;
+    at * case.head_dim as usize + d as usize
+}
+
+fn put(area: &mut kernel_harness::Area, dtype: DType, at: usize, x: f32) -> f32 {
+    match dtype {
+        DType::F32 => {
+            area.put(at, &x.to_le_bytes());
+            x
+        }
+        DType::F16 => {
+            area.put(at, &to_f16(x).to_le_bytes());
+            from_f16(to_f16(x))
+        }
+        _ => {
+            area.put(at, &to_bf16(x).to_le_bytes());
+            from_bf16(to_bf16(x))
+        }
+    }
+}
+
+impl Model {
+    fn fill(&mut self) {
+        let c = &self.case;
+        let mut rng = Rng::new(11);
+        let len = index(c, LENGTHS.len(), 0, 0, 0);
+        (self.k, self.v) = (vec![0.0; len], vec![0.0; len]);
+        let size = c.kv.size();
+        for (slot, &length) in LENGTHS.iter().enumerate() {
+            for head in 0..c.kv_heads {
+                for position in 0..length {
+                    let page = self.step.page_table[slot * PAGES_PER_SLOT as usize + position as usize / 256] as u64;
+                    let base = c.layer_bytes() + page * c.page_bytes() + u64::from(head) * c.head_bytes();
+                    let inside = position as u64 % 256;
+                    for d in 0..c.head_dim {
+                        let hd = u64::from(c.head_dim);
+                        let k_at = base + (inside / 16 * hd * 16 + u64::from(d) * 16 + inside % 16) * size;
+                        let v_at = base + c.v_offset() + (inside * hd + u64::from(d)) * size;
+                        let i = index(c, slot, head, position, d);
+                        self.k[i] = put(&mut self.step.state, c.kv, k_at as usize, 2.0 * rng.signed());
+                        self.v[i] = put(&mut self.step.state, c.kv, v_at as usize, rng.signed());
+                    }
+                }
+            }
+        }
+    }
+
+    fn query(&self, slot: usize, position: i64, head: u32, d: u32) -> f32 {
+        let seed = ((slot as u64 * 1000 + position as u64) * 64 + u64::from(head)) * 512 + u64::from(d) + 1;
+        let mut rng = Rng::new(seed);
+        rng.bits();
+        let x = rng.signed();
+        if self.case.q == DType::F32 { x } else { from_bf16(to_bf16(x)) }
+    }
+
+    /// Runs rows (slot, position), neighbours of the same slot together in tiles of at most `tile_rows`; bits of the outputs.
+    fn run(&mut self, rows: &[(usize, i64)], tile_rows: u32, threads: u32) -> Vec<Vec<u32>> {
+        let c = self.case.clone();
+        self.step.rows = rows.len() as u32;
+        self.step.kv_index = rows.iter().map(|r| r.1 as i32).collect();
+        self.step.slot = rows.iter().map(|r| r.0 as i32).collect();
+        self.step.tiles.clear();
+        for (row, &(slot, position)) in rows.iter().enumerate() {
+            let key_end = if c.mask == Mask::Full { LENGTHS[slot] } else { position + 1 } as i32;
+            match self.step.tiles.last_mut() {
+                Some(t) if t.slot == slot as i32 && t.row_count < tile_rows as i32 => {
+                    t.row_count += 1;
+                    t.key_end = key_end;
+                }
+                _ => self.step.tiles.push(Tile { row_begin: row as i32, row_count: 1, slot: slot as i32, key_end }),
+            }
+            for head in 0..c.heads {
+                for d in 0..c.q_head_stride() {
+                    let x = if d < c.head_dim { self.query(slot, position, head, d) } else { f32::NAN };
+                    let at = (row as u32 * c.q_stride() + head * c.q_head_stride() + d) as usize * c.q.size() as usize;
+                    if x.is_nan() {
+                        self.step.arena.put(at, &vec![0xff; c.q.size() as usize]);
+                    } else {
+                        put(&mut self.step.arena, c.q, at, x);
+                    }
+                }
+            }
+        }
+        let out = self.program.buffers[1].offset as usize;
+        self.step.arena.bytes_mut()[out..].fill(0xff);
+        self.step.run(&self.loaded, threads, 1);
+        let columns = (c.heads * c.head_dim) as usize;
+        (0..rows.len())
+            .map(|row| {
+                let at = |i: usize| out + (row * c.out_stride() as usize + i) * c.out.size() as usize;
+                let value = |i: usize| match c.out {
+                    DType::F32 => self.step.arena.f32(at(i)).to_bits(),
+                    _ => from_bf16(self.step.arena.u16(at(i))).to_bits(),
+                };
+                (0..columns).map(value).collect()
+            })
+            .collect()
+    }
+
+    fn compare(&self, rows: &[(usize, i64)], bits: &[Vec<u32>]) {
+        let c = &self.case;
+        for (row, &(slot, position)) in rows.iter().enumerate() {
+            for head in 0..c.heads {
+                let kv_head = head / (c.heads / c.kv_heads);
+                let keys = match c.mask {
+                    Mask::Causal => 0..position + 1,
+                    Mask::Window(w) => (position + 1 - w).max(0)..position + 1,
+                    Mask::Full => 0..LENGTHS[slot],
+                };
+                let score = |key: i64| {
+                    let dot: f64 = (0..c.head_dim)
+                        .map(|d| {
+                            let q = f64::from(self.query(slot, position, head, d));
+                            q * f64::from(self.k[index(c, slot, kv_head, key, d)])
+                        })
+                        .sum();
+                    let s = dot * f64::from(SCALE);
+                    if c.soft_cap { 10.0 * (s / 10.0).tanh() } else { s }
+                };
+                let scores: Vec<f64> = keys.clone().map(score).collect();
+                let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
+                let sum: f64 = weights.iter().sum();
+                for d in 0..c.head_dim {
+                    let want: f64 = keys
+                        .clone()
+                        .zip(&weights)
+                        .map(|(key, w)| w * f64::from(self.v[index(c, slot, kv_head, key, d)]))
+                        .sum::<f64>()
+                        / sum;
+                    let got = f32::from_bits(bits[row][(head * c.head_dim + d) as usize]);
+                    let tolerance = if c.out == DType::F32 { 3e-5 } else { 5e-3 };
+                    assert!(
+                        (f64::from(got) - want).abs() <= tolerance,
+                        "{c:?} on {}: slot {slot} position {position} head {head} d {d}: {got}, expected {want}",
+                        self.isa
+                    );
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn head_dims() {
+    for isa in isas() {
+        for head_dim in [8, 20, 64, 80, 128] {
+            Case { head_dim, ..Case::new() }.check(&isa);
+        }
+    }
+}
+
+#[test]
+fn groups() {
+    for isa in isas() {
+        for (heads, kv_heads) in [(3, 3), (3, 1), (8, 2), (7, 1)] {
+            Case { heads, kv_heads, ..Case::new() }.check(&isa);
+        }
+    }
+}
+
+#[test]
+fn masks_and_scores() {
+    for isa in isas() {
+        for mask in [Mask::Causal, Mask::Window(7), Mask::Window(300), Mask::Full] {
+            Case { mask, soft_cap: mask == Mask::Window(300), ..Case::new() }.check(&isa);
+        }
+    }
+}
+
+#[test]
+fn types() {
+    for isa in isas() {
+        for (kv, q, out) in [
+            (DType::F16, DType::F32, DType::F32),
+            (DType::Bf16, DType::F32, DType::F32),
+            (DType::Bf16, DType::Bf16, DType::Bf16),
+        ] {
+            for head_dim in [36, 64] {
+                Case { kv, q, out, head_dim, ..Case::new() }.check(&isa);
+            }
+        }
+    }
+}
+
+/// More scratch than fits the stack.
+#[test]
+fn private_scratch() {
+    for isa in isas() {
+        let case = Case { heads: 8, head_dim: 80, tile_rows: 64, ..Case::new() };
+        assert!(attention::private_bytes(&case.program().1) > 0);
+        case.check(&isa);
+    }
+}
+
+/// Nothing goes to the stack in the two hot loops of any register tile.
+#[test]
+fn hot_loop_asm() {
+    let mut failures = vec![];
+    for cpu in ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        for kv in [DType::F32, DType::Bf16] {
+            for head_dim in [64, 80, 128] {
+                let case = Case { heads: 12, kv_heads: 2, kv, head_dim, ..Case::new() };
+                let (program, kernel) = case.program();
+                let asm = Loaded::assembly(&isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+                for pairs in 1..=6 {
+                    let loops = inner_loops(&asm, &format!("kernel.block{pairs}"));
+                    let hot: Vec<_> = loops.iter().filter(|l| l.iter().any(|i| i.starts_with("vfmadd"))).collect();
+                    assert!(hot.len() >= 2, "{cpu}: {pairs} pairs: no hot loops\n{asm}");
+                    for body in hot {
+                        let stack = body.iter().filter(|i| i.contains("(%rsp)") || i.contains("(%rbp)")).count();
+                        if stack > 0 {
+                            failures.push(format!("{cpu} {kv} {head_dim}, {pairs} pairs\n{}", body.join("\n")));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}
