@@ -17,6 +17,7 @@ pub mod dir;
 pub mod error;
 pub mod json;
 pub mod rope;
+pub mod template;
 pub mod trace;
 pub mod weights;
 
