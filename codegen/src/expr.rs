@@ -407,7 +407,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
                 // dy is the value itself when b is a constant, else at least a divisor of it.
                 Rem => gcd(*dx, *dy),
                 Div => match constant(*y) {
-                    Some(c) if c > 0 && dx % c as u64 == 0 => dx / c as u64,
+                    Some(c) if c > 0 && dx.is_multiple_of(c as u64) => dx / c as u64,
                     _ => 1,
                 },
                 _ => 1,
@@ -456,10 +456,9 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
             (Div | Rem, Val::Offsets(x, dx, ox), Val::Uniform(y, _)) => {
                 if let Some(c) = constant(*y)
                     && c > 0
+                    && let Some(v) = self.div_rem(op == Div, *x, *dx, ox, c)
                 {
-                    if let Some(v) = self.div_rem(op == Div, *x, *dx, ox, c) {
-                        return v;
-                    }
+                    return v;
                 }
             }
             _ => {}
@@ -472,7 +471,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
     fn div_rem(&self, div: bool, base: Value<'c>, divisor: u64, offsets: &[i64], c: i64) -> Option<Val<'c>> {
         let fb = self.fb;
         let k = fb.int(c);
-        if divisor % c as u64 == 0 {
+        if divisor.is_multiple_of(c as u64) {
             // base is a multiple of c (or zero).
             return Some(if div {
                 simplify(fb.div(base, k), divisor / c as u64, offsets.iter().map(|o| o / c).collect())

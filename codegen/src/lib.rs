@@ -6,8 +6,10 @@ pub mod isa;
 pub mod kernels;
 pub mod llvm;
 pub mod math;
+pub mod print;
 pub mod program;
 pub mod unit;
+pub mod verify;
 
 pub use error::Error;
 pub use llvm::module::{Compiled, Emit};

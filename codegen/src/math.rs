@@ -64,7 +64,7 @@ pub fn erf<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     // 4: the next f32 is 1.
     let a = fb.abs(x);
     let a = fb.min(k(4.0), a);
-    let q = poly(fb, a, &[0.000_353_748_06, 1.127_039_9, 0.638_225_9, 0.103_037_18, -0.021_805_223, 0.002_939_582_1, -0.000_185_571_32]);
+    let q = poly(fb, a, &[0.000_353_748_06, 1.127_039_9, 0.638_225_9, 0.103_037_18, -0.021_805_223, 0.002_939_582, -0.000_185_571_32]);
     let large = fb.sub(k(1.0), exp(fb, fb.neg(q)));
     fb.select(fb.cmp(Cmp::Lt, a, k(1.0)), small, fb.copysign(large, x))
 }

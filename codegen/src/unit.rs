@@ -6,7 +6,7 @@
 
 use crate::error::Error;
 use crate::isa::Isa;
-use crate::kernels::{loops, matmul, step};
+use crate::kernels::{attention, loops, matmul, step};
 use crate::llvm::module::{self, Compiled, Emit};
 use crate::program::{Compute, DType, Kernel, LoopNest, Matmul, Operand, Place, Program, Region};
 use std::collections::BTreeSet;
@@ -81,7 +81,9 @@ pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
             What::Kernel(Kernel::Matmul(kernel)) => {
                 matmul::define(mb, unit.program, &unit.symbol, kernel)?;
             }
-            What::Kernel(Kernel::Attention(_)) => return Err(Error::internal("codegen", "attention".into())),
+            What::Kernel(Kernel::Attention(kernel)) => {
+                attention::define(mb, unit.program, &unit.symbol, kernel)?;
+            }
             What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
         }
         Ok(())

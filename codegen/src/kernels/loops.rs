@@ -55,7 +55,6 @@ pub fn body<'c>(fb: &Fb<'_, 'c>, nest: &LoopNest, scope: &mut Scope<'_, 'c>, out
     for stage in &nest.stages {
         match &stage.kind {
             StageKind::Reduce { op, value, into } => {
-                let vectors = stage.range.len() as u32 / fb.lanes();
                 let accumulators = (stage.range.len() as u32).div_ceil(fb.lanes()).clamp(1, ACCUMULATORS);
                 let first = vec![fb.f32s(identity(*op), fb.lanes()); accumulators as usize];
                 let mut sums = walk(fb, scope, stage, &[*value], accumulators, &first, |eval, active, n, sums| {
@@ -64,7 +63,6 @@ pub fn body<'c>(fb: &Fb<'_, 'c>, nest: &LoopNest, scope: &mut Scope<'_, 'c>, out
                     let n = (n % accumulators) as usize;
                     sums[n] = combine(fb, *op, sums[n], v);
                 });
-                debug_assert!(vectors <= u32::MAX);
                 while sums.len() > 1 {
                     sums = sums.chunks(2).map(|pair| if let [a, b] = *pair { combine(fb, *op, a, b) } else { pair[0] }).collect();
                 }

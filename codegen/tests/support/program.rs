@@ -174,7 +174,12 @@ pub struct Compiled {
 
 /// Compiles all units of a program.
 pub fn build(program: &Program, isa: &Isa) -> Compiled {
-    let units = compile_units(program, isa, Options::default());
+    build_with(program, isa, Options::default())
+}
+
+/// As [`build`], with options.
+pub fn build_with(program: &Program, isa: &Isa, options: Options) -> Compiled {
+    let units = compile_units(program, isa, options);
     let objects: Vec<_> = units.iter().map(|u| compile(u).expect(&u.symbol)).collect();
     Compiled {
         loaded: load(&objects.iter().collect::<Vec<_>>()),

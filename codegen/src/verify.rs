@@ -1,0 +1,616 @@
+//! Verifier of programs. Codegen relies on these rules and checks none of them again:
+//!
+//! Memory
+//! - Buffers start at multiples of 64 bytes, have rows of a multiple of 32 elements and lie inside `arena_bytes`.
+//! - `private_bytes` is a multiple of 128; offsets of private operands lie inside.
+//! - Operands name buffers and weights that exist, with their element type; tables are i32; `output` is f32; weights start at
+//!   multiples of 64 bytes.
+//! - Per-layer tables (weights, state, layer integers) have one entry, or one for every layer of the loop around their region.
+//!
+//! Expressions
+//! - Well typed ([`crate::expr::types`]); used variables are bound (outer, inner, fold), scalars are results of earlier reductions, `acc` is
+//!   used in matmul epilogues only, `score` in attention only; constant divisors of integers are positive.
+//! - Stored types are f32, bf16 or f16; indices are integers, stored values f32. Tables, weights and tokens are never stored to.
+//! - An index whose extremes follow from constants, extents and the bounds of row tables lies inside its buffer, panels or scratch.
+//!
+//! Kernels
+//! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
+//! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k.
+//! - An attention's query heads are a multiple of its KV heads; cache pages hold what they must.
+//!
+//! Order
+//! - Each region is executed; layer loops are not nested or empty.
+//! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads, or writes through another buffer, there is
+//!   a barrier, also around the layer loop. Exempt: loop nests with equal outer extents, whose threads have the same share.
+//! - What a matmul reads through `a` or its prologue, and an attention as `q`, it does not write.
+
+use crate::error::Error;
+use crate::expr::{Type, children, types};
+use crate::program::*;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::ops::Range;
+
+/// All violations, each with the region it is in.
+pub fn verify(program: &Program) -> Result<(), Error> {
+    let mut v = Verifier { program, errors: vec![], at: String::new() };
+    v.memory();
+    for (i, region) in program.regions.iter().enumerate() {
+        v.at = format!("region r{i} {}", region.name);
+        v.region(region, layers_of(program, i as u32));
+    }
+    v.at = "body".into();
+    v.body();
+    if v.errors.is_empty() { Ok(()) } else { Err(Error::Program(v.errors)) }
+}
+
+/// Trip count of the layer loop around a region (1: none).
+fn layers_of(program: &Program, region: u32) -> usize {
+    let has = |items: &[Item]| items.contains(&Item::Region(RegionId(region)));
+    let counts = program.body.iter().map(|item| match item {
+        Item::Layers { count, body } if has(body) => *count as usize,
+        _ => 1,
+    });
+    counts.max().unwrap_or(1)
+}
+
+struct Verifier<'a> {
+    program: &'a Program,
+    errors: Vec<String>,
+    at: String,
+}
+
+/// Where expressions stand: what they may use.
+#[derive(Clone, Default)]
+struct Context<'a> {
+    operands: Vec<&'a Operand>,
+    /// Bounds of variables, inclusive.
+    vars: HashMap<VarId, (i64, i64)>,
+    scalars: HashSet<ScalarId>,
+    layer_ints: usize,
+    ways: u32,
+    score: bool,
+}
+
+impl<'a> Verifier<'a> {
+    fn fail(&mut self, message: impl Into<String>) {
+        self.errors.push(format!("{}: {}", self.at, message.into()));
+    }
+    fn check(&mut self, good: bool, message: impl FnOnce() -> String) {
+        if !good {
+            self.fail(message());
+        }
+    }
+
+    fn memory(&mut self) {
+        let p = self.program;
+        for (i, b) in p.buffers.iter().enumerate() {
+            self.at = format!("buffer b{i} {}", b.name);
+            let end = b.offset + bytes(b);
+            self.check(b.offset.is_multiple_of(64), || format!("offset {} is not a multiple of 64", b.offset));
+            self.check(b.stride.is_multiple_of(32), || format!("stride {} is not a multiple of 32", b.stride));
+            self.check(end <= p.arena_bytes, || format!("ends at {end}, the arena at {}", p.arena_bytes));
+        }
+        for (i, w) in p.weights.iter().enumerate() {
+            self.at = format!("weight w{i} {}", w.name);
+            self.check(!w.offsets.is_empty(), || "has no offsets".into());
+            self.check(w.offsets.iter().all(|o| o.is_multiple_of(64)), || "an offset is not a multiple of 64".into());
+            if let Layout::Panels(panels) = &w.layout {
+                self.check(panels.nr > 0 && panels.k_pack > 0 && (1..=2).contains(&panels.ways) && !panels.is_empty(), || {
+                    format!("bad panels {panels}")
+                });
+            }
+        }
+        self.at = "program".into();
+        self.check(p.private_bytes.is_multiple_of(128), || format!("private_bytes {} is not a multiple of 128", p.private_bytes));
+    }
+
+    fn region(&mut self, region: &'a Region, layers: usize) {
+        match &region.kernel {
+            Kernel::Loops(nest) => self.nest(nest, None, layers),
+            Kernel::Matmul(m) => self.matmul(m, layers),
+            Kernel::Attention(a) => self.attention(a, layers),
+        }
+    }
+
+    fn table(&mut self, what: &str, len: usize, layers: usize) {
+        self.check(len == 1 || len >= layers && len > 0, || format!("{what} has {len} entries for {layers} layers"));
+    }
+
+    fn operand(&mut self, name: &str, o: &Operand, layers: usize) {
+        let p = self.program;
+        let expect = |v: &mut Self, dtype: DType| {
+            v.check(o.dtype == dtype, || format!("{name} is read as {}, its place holds {dtype}", o.dtype));
+        };
+        match &o.place {
+            Place::Weight(id) => match p.weights.get(id.index()) {
+                Some(w) => {
+                    expect(self, w.dtype);
+                    self.table(&format!("{name} (w{})", id.0), w.offsets.len(), layers);
+                }
+                None => self.fail(format!("{name}: weight w{} does not exist", id.0)),
+            },
+            Place::Buffer(id) => match p.buffers.get(id.index()) {
+                Some(b) => expect(self, b.dtype),
+                None => self.fail(format!("{name}: buffer b{} does not exist", id.0)),
+            },
+            Place::Private(offset) => {
+                self.check(*offset < p.private_bytes, || format!("{name} starts at {offset} of {} private bytes", p.private_bytes));
+            }
+            Place::State(offsets) => self.table(name, offsets.len(), layers),
+            Place::Output => expect(self, DType::F32),
+            Place::Table(_) => expect(self, DType::I32),
+        }
+    }
+
+    fn operands(&mut self, operands: &[Operand], layers: usize) {
+        for (i, o) in operands.iter().enumerate() {
+            self.operand(&format!("o{i}"), o, layers);
+        }
+    }
+
+    fn extent(&self, extent: Extent) -> i64 {
+        i64::from(match extent {
+            Extent::Const(n) => n,
+            Extent::Rows => self.program.bucket,
+            Extent::LogitRows => self.program.max_logit_rows,
+            Extent::Runs => self.program.max_runs,
+        })
+    }
+
+    /// `outer`: bounds of the outer variables where a matmul sets them.
+    fn nest(&mut self, nest: &'a LoopNest, outer: Option<&[i64]>, layers: usize) {
+        self.operands(&nest.operands, layers);
+        for (i, t) in nest.layer_ints.iter().enumerate() {
+            self.table(&format!("layer_int {i}"), t.len(), layers);
+        }
+        if let Some(outer) = outer {
+            self.check(outer.len() == nest.outer.len(), || {
+                format!("a nest of a matmul has {} outer variables, not {}", nest.outer.len(), outer.len())
+            });
+        }
+        let mut place = Context { operands: nest.operands.iter().collect(), layer_ints: nest.layer_ints.len(), ..Default::default() };
+        for (i, (var, extent)) in nest.outer.iter().enumerate() {
+            let n = outer.and_then(|o| o.get(i).copied()).unwrap_or_else(|| self.extent(*extent));
+            self.check(!place.vars.contains_key(var), || format!("v{} is bound twice", var.0));
+            place.vars.insert(*var, (0, n - 1));
+        }
+        let Some(types) = self.types(&nest.exprs, &place) else { return };
+        for stage in &nest.stages {
+            self.check(!stage.range.is_empty(), || format!("the range of v{} is empty", stage.var.0));
+            self.check(!place.vars.contains_key(&stage.var), || format!("v{} is bound twice", stage.var.0));
+            let mut here = place.clone();
+            here.vars.insert(stage.var, (stage.range.start.into(), i64::from(stage.range.end) - 1));
+            match &stage.kind {
+                StageKind::Reduce { value, into, .. } => {
+                    self.root(&nest.exprs, &types, &here, *value, Type::Float);
+                    self.check(place.scalars.insert(*into), || format!("s{} is set twice", into.0));
+                }
+                StageKind::Store(stores) => stores.iter().for_each(|s| self.store(&nest.exprs, &types, &here, s)),
+            }
+        }
+    }
+
+    fn types(&mut self, exprs: &Exprs, place: &Context<'a>) -> Option<Vec<Type>> {
+        let dtypes: Vec<DType> = place.operands.iter().map(|o| o.dtype).collect();
+        match types(exprs, &dtypes) {
+            Ok(list) => Some(list),
+            Err((id, message)) => {
+                self.fail(format!("e{}: {message}", id.0));
+                None
+            }
+        }
+    }
+
+    fn store(&mut self, exprs: &Exprs, types: &[Type], place: &Context<'a>, s: &Store) {
+        self.root(exprs, types, place, s.index, Type::Int);
+        self.root(exprs, types, place, s.value, Type::Float);
+        let Some(o) = place.operands.get(s.operand.index()) else {
+            return self.fail(format!("store to o{}, which does not exist", s.operand.0));
+        };
+        self.check(matches!(o.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("store to o{} as {}", s.operand.0, o.dtype));
+        self.check(!matches!(o.place, Place::Weight(_) | Place::Table(_)), || format!("store to o{}, which is read-only", s.operand.0));
+        if let Some(index) = exprs.nodes().get(s.index.index()).and_then(|_| self.bounds(exprs, place, s.index)) {
+            self.inside(o, index, &format!("store to o{}", s.operand.0));
+        }
+    }
+
+    /// One expression used by a kernel, and all below it.
+    fn root(&mut self, exprs: &Exprs, types: &[Type], place: &Context<'a>, id: ExprId, ty: Type) {
+        match types.get(id.index()) {
+            None => return self.fail(format!("e{} does not exist", id.0)),
+            Some(t) => self.check(*t == ty, || format!("e{} is {t:?}, not {ty:?}", id.0)),
+        }
+        let mut seen = BTreeSet::new();
+        self.uses(exprs, place, id, &mut seen);
+    }
+
+    fn uses(&mut self, exprs: &Exprs, place: &Context<'a>, id: ExprId, seen: &mut BTreeSet<ExprId>) {
+        if !seen.insert(id) {
+            return;
+        }
+        let node = exprs.get(id);
+        match node {
+            Expr::Var(v) => self.check(place.vars.contains_key(&v), || format!("v{} is not bound here", v.0)),
+            Expr::Scalar(s) => self.check(place.scalars.contains(&s), || format!("s{} is used before its reduction", s.0)),
+            Expr::LayerInt(i) => self.check((i as usize) < place.layer_ints, || format!("layer_int({i}) does not exist")),
+            Expr::Acc(way) => self.check(way < place.ways, || format!("acc{way} does not exist here")),
+            Expr::Score => self.check(place.score, || "score outside attention".into()),
+            Expr::Binary(BinaryOp::Div | BinaryOp::Rem, _, b) => {
+                if let Expr::Int(c) = exprs.get(b) {
+                    self.check(c > 0, || format!("e{} divides by {c}", id.0));
+                }
+            }
+            Expr::Load(o, index) => {
+                if let (Some(operand), Some(bounds)) = (place.operands.get(o.index()), self.bounds(exprs, place, index)) {
+                    let operand = *operand;
+                    self.inside(operand, bounds, &format!("load from o{}", o.0));
+                }
+            }
+            Expr::Fold { var, begin, end, body, .. } => {
+                self.uses(exprs, place, begin, seen);
+                self.uses(exprs, place, end, seen);
+                self.check(!place.vars.contains_key(&var), || format!("v{} is bound twice", var.0));
+                let (low, high) = (self.bounds(exprs, place, begin), self.bounds(exprs, place, end));
+                let mut inner = place.clone();
+                // Unknown ends: nothing is known of the variable.
+                let low = low.map_or(i64::MIN, |b| b.0);
+                let high = high.map_or(i64::MAX, |b| b.1 - 1);
+                inner.vars.insert(var, (low, high));
+                // The body may share nodes with what was seen outside; its own nodes use the inner variable.
+                self.uses(exprs, &inner, body, &mut BTreeSet::new());
+                return;
+            }
+            _ => {}
+        }
+        for child in children(&node) {
+            self.uses(exprs, place, child, seen);
+        }
+    }
+
+    /// Least and greatest value of an integer expression, where both are known to occur.
+    fn bounds(&self, exprs: &Exprs, place: &Context<'a>, id: ExprId) -> Option<(i64, i64)> {
+        self.values(exprs, place, id).map(|v| (v.low, v.high))
+    }
+
+    fn values(&self, exprs: &Exprs, place: &Context<'a>, id: ExprId) -> Option<Values> {
+        let dense = |low, high| Some(Values { low, high, dense: true });
+        match exprs.get(id) {
+            Expr::Int(v) => dense(v, v),
+            Expr::Var(v) => {
+                let (low, high) = *place.vars.get(&v)?;
+                if low == i64::MIN || high == i64::MAX { None } else { dense(low, high) }
+            }
+            Expr::Load(o, _) => {
+                let rows = i64::from(self.program.bucket);
+                match place.operands.get(o.index())?.place {
+                    Place::Table(Table::LogitRow) => dense(0, rows - 1),
+                    Place::Table(Table::RunBegin) => dense(0, rows),
+                    _ => None,
+                }
+            }
+            Expr::Binary(op, a, b) => {
+                let (x, y) = (self.values(exprs, place, a)?, self.values(exprs, place, b)?);
+                let constant = (y.low == y.high).then_some(y.low);
+                match op {
+                    BinaryOp::Div => {
+                        let c = constant.filter(|c| *c > 0 && x.low >= 0)?;
+                        Some(Values { low: x.low / c, high: x.high / c, dense: x.dense })
+                    }
+                    BinaryOp::Rem => {
+                        let c = constant.filter(|c| *c > 0 && x.low >= 0)?;
+                        if x.low / c == x.high / c {
+                            Some(Values { low: x.low % c, high: x.high % c, dense: x.dense })
+                        } else {
+                            // Every remainder occurs between two multiples of c.
+                            let all = x.dense && x.high - x.low + 1 >= c;
+                            if all { dense(0, c - 1) } else { None }
+                        }
+                    }
+                    _ => {
+                        // Extremes of both sides meet only when the sides do not depend on the same variables.
+                        let (mut left, mut right) = (BTreeSet::new(), BTreeSet::new());
+                        variables(exprs, a, &mut left);
+                        variables(exprs, b, &mut right);
+                        if !left.is_disjoint(&right) {
+                            return None;
+                        }
+                        let one = x.low == x.high || y.low == y.high;
+                        let (low, high, dense) = match op {
+                            BinaryOp::Add => (x.low.checked_add(y.low)?, x.high.checked_add(y.high)?, one && x.dense && y.dense),
+                            BinaryOp::Sub => (x.low.checked_sub(y.high)?, x.high.checked_sub(y.low)?, one && x.dense && y.dense),
+                            BinaryOp::Mul => {
+                                let (l, h) = ([x.low, x.high], [y.low, y.high]);
+                                let mut all = vec![];
+                                for a in l {
+                                    for b in h {
+                                        all.push(a.checked_mul(b)?);
+                                    }
+                                }
+                                (*all.iter().min()?, *all.iter().max()?, constant == Some(1))
+                            }
+                            BinaryOp::Min => (x.low.min(y.low), x.high.min(y.high), false),
+                            BinaryOp::Max => (x.low.max(y.low), x.high.max(y.high), false),
+                            _ => return None,
+                        };
+                        Some(Values { low, high, dense })
+                    }
+                }
+            }
+            _ => None,
+        }
+    }
+
+    fn inside(&mut self, o: &Operand, index: (i64, i64), what: &str) {
+        let p = self.program;
+        let len = match &o.place {
+            Place::Buffer(id) => p.buffers.get(id.index()).map(|b| i64::from(b.rows) * i64::from(b.stride)),
+            Place::Weight(id) => match p.weights.get(id.index()).map(|w| w.layout) {
+                Some(Layout::Panels(panels)) => Some(panels.len() as i64),
+                _ => None,
+            },
+            Place::Private(offset) => Some((p.private_bytes.saturating_sub(*offset) / o.dtype.size()) as i64),
+            _ => None,
+        };
+        if let Some(len) = len {
+            self.check(index.0 >= 0 && index.1 < len, || format!("{what}: elements {}..={} of {len}", index.0, index.1));
+        }
+    }
+
+    fn matmul(&mut self, m: &'a Matmul, layers: usize) {
+        let p = self.program;
+        self.operand("a", &m.a, layers);
+        match p.weights.get(m.weight.index()) {
+            None => self.fail(format!("weight w{} does not exist", m.weight.0)),
+            Some(w) => {
+                self.check(w.layout == Layout::Panels(m.panels), || format!("panels differ from those of w{}", m.weight.0));
+                self.table(&format!("w{}", m.weight.0), w.offsets.len(), layers);
+                if m.compute == Compute::Bf16Dot {
+                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == 2;
+                    self.check(good, || "the bf16 dot wants bf16 inputs and weights in pairs of k".into());
+                }
+            }
+        }
+        self.check(matches!(m.rows, Extent::Rows | Extent::LogitRows), || format!("rows are {}", m.rows));
+        self.check(m.a_stride >= m.panels.padded_k(), || format!("rows of a have {} of {} k", m.a_stride, m.panels.padded_k()));
+        self.check(m.tile.mr > 0 && m.tile.accumulators > 0 && m.tile.n_block > 0, || "empty tile".into());
+        let rows = self.extent(m.rows);
+        if m.panels.padded_k() <= m.a_stride {
+            self.inside(&m.a, (0, (rows - 1) * i64::from(m.a_stride) + i64::from(m.panels.padded_k()) - 1), "a");
+        }
+        if let Some(nest) = &m.prologue {
+            self.nest(nest, Some(&[rows]), layers);
+        }
+        for g in &m.group_nests {
+            let good = g.groups.start < g.groups.end && g.groups.end <= m.panels.groups;
+            self.check(good, || format!("groups {}..{} of {}", g.groups.start, g.groups.end, m.panels.groups));
+            self.nest(&g.nest, Some(&[rows, i64::from(g.groups.end.saturating_sub(g.groups.start))]), layers);
+        }
+        self.operands(&m.operands, layers);
+        let mut place = Context { operands: m.operands.iter().collect(), ways: m.panels.ways, ..Default::default() };
+        place.vars.insert(m.row, (0, rows - 1));
+        place.vars.insert(m.col, (0, i64::from(m.panels.padded_cols()) - 1));
+        if let Some(types) = self.types(&m.exprs, &place) {
+            m.stores.iter().for_each(|s| self.store(&m.exprs, &types, &place, s));
+        }
+    }
+
+    fn attention(&mut self, a: &'a Attention, layers: usize) {
+        self.operand("q", &a.q, layers);
+        self.operand("out", &a.out, layers);
+        self.table("state_offsets", a.state_offsets.len(), layers);
+        for (i, t) in a.layer_ints.iter().enumerate() {
+            self.table(&format!("layer_int {i}"), t.len(), layers);
+        }
+        let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.head_dim > 0 && a.tile_rows > 0;
+        self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.head_dim));
+        let half = 256 * u64::from(a.head_dim) * a.kv_dtype.size();
+        let pages = a.v_offset >= half && a.head_bytes >= a.v_offset + half && a.page_bytes >= u64::from(a.kv_heads) * a.head_bytes;
+        self.check(pages, || format!("a page of {} bytes is too small or overlaps", a.page_bytes));
+        let mut place = Context { layer_ints: a.layer_ints.len(), score: true, ..Default::default() };
+        let mut bound = Context { layer_ints: a.layer_ints.len(), ..Default::default() };
+        let unknown = (i64::MIN, i64::MAX);
+        bound.vars.insert(a.query_var, unknown);
+        place.vars.extend([(a.head_var, unknown), (a.query_var, unknown), (a.key_var, unknown)]);
+        let Some(types) = self.types(&a.exprs, &place) else { return };
+        self.root(&a.exprs, &types, &place, a.score, Type::Float);
+        place.score = false;
+        self.root(&a.exprs, &types, &place, a.mask, Type::Bool);
+        for id in [a.key_lower, a.key_upper].into_iter().flatten() {
+            self.root(&a.exprs, &types, &bound, id, Type::Int);
+        }
+    }
+
+    // ---- order -------------------------------------------------------------------------------------------------------------
+
+    fn body(&mut self) {
+        let p = self.program;
+        let mut executed = BTreeSet::new();
+        let mut open = vec![];
+        for item in &p.body {
+            match item {
+                Item::Layers { count, body } => {
+                    self.check(*count > 0 && !body.is_empty(), || "empty layer loop".into());
+                    // Twice: the end of one layer meets the beginning of the next.
+                    for _ in 0..2 {
+                        for item in body {
+                            self.check(!matches!(item, Item::Layers { .. }), || "nested layer loops".into());
+                            self.item(item, &mut executed, &mut open);
+                        }
+                    }
+                }
+                item => self.item(item, &mut executed, &mut open),
+            }
+        }
+        for (i, region) in p.regions.iter().enumerate() {
+            self.check(executed.contains(&(i as u32)), || format!("r{i} {} is never executed", region.name));
+        }
+        for region in &p.regions {
+            self.own_reads(region);
+        }
+        self.errors.dedup();
+    }
+
+    /// `open`: regions since the last barrier.
+    fn item(&mut self, item: &Item, executed: &mut BTreeSet<u32>, open: &mut Vec<u32>) {
+        match item {
+            Item::Barrier => open.clear(),
+            Item::Layers { .. } => {}
+            Item::Region(id) => {
+                let Some(region) = self.program.regions.get(id.index()) else {
+                    return self.fail(format!("r{} does not exist", id.0));
+                };
+                executed.insert(id.0);
+                for earlier in open.clone() {
+                    let other = &self.program.regions[earlier as usize];
+                    if let Some(what) = self.conflict(other, region) {
+                        let message = format!("no barrier between r{earlier} {} and r{} {}: {what}", other.name, id.0, region.name);
+                        if !self.errors.iter().any(|e| e.ends_with(&message)) {
+                            self.fail(message);
+                        }
+                    }
+                }
+                open.push(id.0);
+            }
+        }
+    }
+
+    fn conflict(&self, a: &Region, b: &Region) -> Option<String> {
+        if let (Kernel::Loops(x), Kernel::Loops(y)) = (&a.kernel, &b.kernel) {
+            let extents = |n: &LoopNest| n.outer.iter().map(|(_, e)| *e).collect::<Vec<_>>();
+            if extents(x) == extents(y) {
+                return None;
+            }
+        }
+        let (a, b) = (self.access(&a.kernel), self.access(&b.kernel));
+        for (name, memory) in &a.writes {
+            for (other, overlapped) in b.reads.iter().chain(b.writes.iter().filter(|(n, _)| *n != name)) {
+                if overlap(memory, overlapped) {
+                    return Some(format!("{name} is written, then {other} used"));
+                }
+            }
+        }
+        for (name, memory) in &a.reads {
+            if let Some((other, _)) = b.writes.iter().find(|(_, w)| overlap(memory, w)) {
+                return Some(format!("{name} is read, then {other} written"));
+            }
+        }
+        None
+    }
+
+    fn own_reads(&mut self, region: &Region) {
+        let writes = self.access(&region.kernel).writes;
+        let mut shared = Access::default();
+        match &region.kernel {
+            Kernel::Loops(_) => {}
+            Kernel::Matmul(m) => {
+                self.touch(&mut shared, &m.a, false);
+                m.prologue.iter().for_each(|n| self.nest_access(&mut shared, n));
+            }
+            Kernel::Attention(a) => self.touch(&mut shared, &a.q, false),
+        }
+        for (name, memory) in &shared.reads {
+            if let Some((other, _)) = writes.iter().find(|(_, w)| overlap(memory, w)) {
+                self.fail(format!("{} reads {name} for other threads' shares and writes {other}", region.name));
+            }
+        }
+    }
+
+    fn access(&self, kernel: &Kernel) -> Access {
+        let mut all = Access::default();
+        match kernel {
+            Kernel::Loops(nest) => self.nest_access(&mut all, nest),
+            Kernel::Matmul(m) => {
+                self.touch(&mut all, &m.a, false);
+                let stored: HashSet<_> = m.stores.iter().map(|s| s.operand).collect();
+                self.expr_access(&mut all, &m.operands, &m.exprs, &stored);
+                for nest in crate::unit::nests(m) {
+                    self.nest_access(&mut all, nest);
+                }
+            }
+            Kernel::Attention(a) => {
+                self.touch(&mut all, &a.q, false);
+                self.touch(&mut all, &a.out, true);
+                self.touch(&mut all, &Operand { place: Place::State(vec![]), dtype: a.kv_dtype }, false);
+            }
+        }
+        all
+    }
+
+    fn nest_access(&self, all: &mut Access, nest: &LoopNest) {
+        let mut stored = HashSet::new();
+        for stage in &nest.stages {
+            if let StageKind::Store(stores) = &stage.kind {
+                stored.extend(stores.iter().map(|s| s.operand));
+            }
+        }
+        self.expr_access(all, &nest.operands, &nest.exprs, &stored);
+    }
+
+    fn expr_access(&self, all: &mut Access, operands: &[Operand], exprs: &Exprs, stored: &HashSet<OperandId>) {
+        for node in exprs.nodes() {
+            if let Expr::Load(o, _) = node
+                && let Some(operand) = operands.get(o.index())
+            {
+                self.touch(all, operand, false);
+            }
+        }
+        for o in stored {
+            if let Some(operand) = operands.get(o.index()) {
+                self.touch(all, operand, true);
+            }
+        }
+    }
+
+    fn touch(&self, all: &mut Access, operand: &Operand, write: bool) {
+        let (name, memory) = match &operand.place {
+            Place::Buffer(id) => match self.program.buffers.get(id.index()) {
+                Some(b) => (format!("b{} {}", id.0, b.name), Memory::Arena(b.offset..b.offset + bytes(b))),
+                None => return,
+            },
+            Place::State(_) => ("state".to_string(), Memory::State),
+            Place::Output => ("output".to_string(), Memory::Output),
+            Place::Weight(_) | Place::Table(_) | Place::Private(_) => return,
+        };
+        if write { &mut all.writes } else { &mut all.reads }.insert(name, memory);
+    }
+}
+
+/// Values of an integer expression: the extremes occur; `dense`: so does everything between.
+struct Values {
+    low: i64,
+    high: i64,
+    dense: bool,
+}
+
+fn variables(exprs: &Exprs, id: ExprId, into: &mut BTreeSet<VarId>) {
+    let node = exprs.get(id);
+    if let Expr::Var(v) = node {
+        into.insert(v);
+    }
+    children(&node).iter().for_each(|c| variables(exprs, *c, into));
+}
+
+fn bytes(b: &Buffer) -> u64 {
+    u64::from(b.rows) * u64::from(b.stride) * b.dtype.size()
+}
+
+/// Memory that a region uses, by name.
+#[derive(Default)]
+struct Access {
+    reads: BTreeMap<String, Memory>,
+    writes: BTreeMap<String, Memory>,
+}
+
+#[derive(Clone, PartialEq)]
+enum Memory {
+    Arena(Range<u64>),
+    State,
+    Output,
+}
+
+fn overlap(a: &Memory, b: &Memory) -> bool {
+    match (a, b) {
+        (Memory::Arena(x), Memory::Arena(y)) => x.start < y.end && y.start < x.end,
+        _ => a == b,
+    }
+}

@@ -1,0 +1,324 @@
+//! Text form and verifier of programs, on one small program with every kind of kernel.
+
+mod support;
+
+use expect_test::expect;
+use rcompile_codegen::Error;
+use rcompile_codegen::program::*;
+use rcompile_codegen::verify::verify;
+use support::program::*;
+
+/// norm (loops) -> barrier -> qkv (matmul with bias and a group nest) -> barrier -> attention -> barrier -> o (matmul with prologue).
+fn sample() -> Program {
+    let mut list =
+        buffers(&[("x", DType::F32, 8, 64), ("h", DType::Bf16, 8, 64), ("qkv", DType::F32, 8, 192), ("att", DType::Bf16, 8, 64)]);
+    list[1].name = "normed".into();
+    let qkv_panels = Panels { nr: 32, k_pack: 2, k: 64, groups: 6, group_cols: 32, ways: 1 };
+    let o_panels = Panels { nr: 32, k_pack: 2, k: 64, groups: 1, group_cols: 64, ways: 1 };
+    let weight = |name: &str, dtype, layout, at: &[u64]| Weight { name: name.into(), dtype, layout, offsets: at.to_vec() };
+    let weights = vec![
+        weight("layers.*.norm.weight", DType::F32, Layout::Plain, &[0, 256]),
+        weight("layers.*.qkv.weight", DType::Bf16, Layout::Panels(qkv_panels), &[1024, 32768]),
+        weight("layers.*.o.weight", DType::Bf16, Layout::Panels(o_panels), &[65536, 131072]),
+        weight("layers.*.qkv.bias", DType::F32, Layout::Plain, &[262144, 270336]),
+    ];
+    let norm = {
+        let mut e = E::default();
+        let (row, d) = (e.var(0), e.var(1));
+        let at = e.at(row, 64, d);
+        let x = e.load(0, at);
+        let xx = e.mul(x, x);
+        let s = e.scalar(0);
+        let scale = e.float(1.0 / 64.0);
+        let mean = e.mul(s, scale);
+        let eps = e.float(1e-5);
+        let mean = e.add(mean, eps);
+        let r = e.un(UnaryOp::Rsqrt, mean);
+        let xr = e.mul(x, r);
+        let w = e.load(2, d);
+        let y = e.mul(xr, w);
+        LoopNest {
+            outer: vec![(VarId(0), Extent::Rows)],
+            operands: vec![
+                operand(Place::Buffer(BufferId(0)), DType::F32),
+                operand(Place::Buffer(BufferId(1)), DType::Bf16),
+                operand(Place::Weight(WeightId(0)), DType::F32),
+            ],
+            exprs: e.0,
+            layer_ints: vec![],
+            stages: vec![reduce(1, 64, ReduceOp::Sum, xx, 0), stores(1, 64, vec![store(1, at, y)])],
+        }
+    };
+    let tile = MatmulTile { mr: 12, accumulators: 24, k_block: 0, n_block: 8, prefetch: 4096 };
+    let append = {
+        let mut e = E::default();
+        let (row, head, d) = (e.var(0), e.var(1), e.var(2));
+        let base = e.mul_int(row, 192);
+        let from = e.mul_int(head, 32);
+        let from = e.add(from, d);
+        let offset = e.int(64);
+        let from = e.add(from, offset);
+        let from = e.add(base, from);
+        let value = e.load(0, from);
+        let place = e.load(1, row);
+        let block = e.div_int(place, 16);
+        let lane = e.rem_int(place, 16);
+        let index = e.at(block, 32, d);
+        let index = e.at(index, 16, lane);
+        let window = e.0.add(Expr::LayerInt(0));
+        let index = e.add(index, window);
+        LoopNest {
+            outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(2))],
+            operands: vec![
+                operand(Place::Buffer(BufferId(2)), DType::F32),
+                operand(Place::Table(Table::KvIndex), DType::I32),
+                operand(Place::State(vec![0, 65536]), DType::F32),
+            ],
+            exprs: e.0,
+            layer_ints: vec![vec![0, 5]],
+            stages: vec![stores(2, 32, vec![store(2, index, value)])],
+        }
+    };
+    let matmul = |a: Operand, prologue, weight, panels: Panels, bias: Option<u32>, out: u32, group_nests| {
+        let mut e = E::default();
+        let (row, col) = (e.var(0), e.var(1));
+        let at = e.at(row, panels.padded_cols().into(), col);
+        let acc = e.0.add(Expr::Acc(0));
+        let mut operands = vec![operand(Place::Buffer(BufferId(out)), DType::F32)];
+        let value = match bias {
+            Some(w) => {
+                operands.push(operand(Place::Weight(WeightId(w)), DType::F32));
+                let bias = e.load(1, col);
+                e.add(acc, bias)
+            }
+            None => {
+                let old = e.load(0, at);
+                e.add(old, acc)
+            }
+        };
+        Kernel::Matmul(Matmul {
+            rows: Extent::Rows,
+            a,
+            a_stride: 64,
+            prologue,
+            weight: WeightId(weight),
+            panels,
+            compute: Compute::Bf16Dot,
+            tile,
+            row: VarId(0),
+            col: VarId(1),
+            operands,
+            exprs: e.0,
+            stores: vec![store(0, at, value)],
+            group_nests,
+        })
+    };
+    let attention = {
+        let mut e = E::default();
+        let (query, key) = (e.var(1), e.var(2));
+        let score = e.0.add(Expr::Score);
+        let scale = e.float(0.125);
+        let score = e.mul(score, scale);
+        let mask = e.cmp(CmpOp::Le, key, query);
+        let one = e.int(1);
+        let upper = e.add(query, one);
+        Attention {
+            q: operand(Place::Buffer(BufferId(2)), DType::F32),
+            q_stride: 192,
+            q_head_stride: 32,
+            out: operand(Place::Buffer(BufferId(3)), DType::Bf16),
+            out_stride: 64,
+            heads: 2,
+            kv_heads: 2,
+            head_dim: 32,
+            kv_dtype: DType::F32,
+            state_offsets: vec![0, 65536 * 2],
+            page_bytes: 131072,
+            head_bytes: 65536,
+            v_offset: 32768,
+            tile_rows: 8,
+            exprs: e.0,
+            layer_ints: vec![],
+            head_var: VarId(0),
+            query_var: VarId(1),
+            key_var: VarId(2),
+            score,
+            mask,
+            key_lower: None,
+            key_upper: Some(upper),
+        }
+    };
+    let b = |i, dtype| operand(Place::Buffer(BufferId(i)), dtype);
+    let mut p = program(list, weights, vec![norm]);
+    p.regions[0].name = "layers.norm".into();
+    let group = GroupNest { groups: 2..4, nest: append };
+    for (name, kernel) in [
+        ("layers.qkv", matmul(b(1, DType::Bf16), None, 1, qkv_panels, Some(3), 2, vec![group])),
+        ("layers.attention", Kernel::Attention(attention)),
+        ("layers.o", matmul(b(3, DType::Bf16), None, 2, o_panels, None, 0, vec![])),
+    ] {
+        p.regions.push(Region { name: name.into(), kernel });
+    }
+    let body = (0..4).flat_map(|i| [Item::Region(RegionId(i)), Item::Barrier]).collect();
+    p.body = vec![Item::Layers { count: 2, body }];
+    p
+}
+
+#[test]
+fn text_form() {
+    expect![[r#"
+        program @step.8 {rows 8, logit_rows 8, runs 8, tile_rows 8, arena 10240, private 0} {
+          buffer b0 x: f32[8 x 64] at 0 (2048 bytes)
+          buffer b1 normed: bf16[8 x 64] at 2048 (1024 bytes)
+          buffer b2 qkv: f32[8 x 192] at 3072 (6144 bytes)
+          buffer b3 att: bf16[8 x 64] at 9216 (1024 bytes)
+          weight w0 layers.*.norm.weight: f32 plain at [0, 256]
+          weight w1 layers.*.qkv.weight: bf16 panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns} at [1024, 32768]
+          weight w2 layers.*.o.weight: bf16 panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns} at [65536, 131072]
+          weight w3 layers.*.qkv.bias: f32 plain at [262144, 270336]
+          region r0 layers.norm = loops for (v0 < rows) {
+            o0 = b0: f32
+            o1 = b1: bf16
+            o2 = w0: f32
+            e4 = v0 * 64 + v1
+            e5 = o0[e4]
+            reduce v1 in 0..64: s0 = sum(e5 * e5)
+            store v1 in 0..64: o1[e4] = e5 * rsqrt(s0 * 0.015625 + 1e-5) * o2[v1]
+          }
+          region r1 layers.qkv = matmul bf16_dot (v0 < rows, v1) {
+            a = b1: bf16 stride 64
+            w = w1: panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns}
+            tile {mr 12, accumulators 24, k_block 0, n_block 8, prefetch 4096}
+            o0 = b2: f32
+            o1 = w3: f32
+            o0[v0 * 192 + v1] = acc0 + o1[v1]
+            groups 2..4 for (v0 < rows, v1 < 2) {
+              o0 = b2: f32
+              o1 = table.kv_index: i32
+              o2 = state + [0, 65536]: f32
+              layer_int 0 = [0, 5]
+              e12 = o1[v0]
+              store v2 in 0..32: o2[(e12 / 16 * 32 + v2) * 16 + e12 % 16 + layer_int(0)] = o0[v0 * 192 + (v1 * 32 + v2 + 64)]
+            }
+          }
+          region r2 layers.attention = attention {heads 2, kv_heads 2, head_dim 32, tile_rows 8} {
+            q = b2: f32 stride 192 head_stride 32
+            out = b3: bf16 stride 64
+            cache f32 {page 131072, head 65536, v 32768} at [0, 131072]
+            head v0, query v1, key v2
+            score = score * 0.125
+            mask = v2 <= v1
+            key_upper = v1 + 1
+          }
+          region r3 layers.o = matmul bf16_dot (v0 < rows, v1) {
+            a = b3: bf16 stride 64
+            w = w2: panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns}
+            tile {mr 12, accumulators 24, k_block 0, n_block 8, prefetch 4096}
+            o0 = b0: f32
+            e4 = v0 * 64 + v1
+            o0[e4] = o0[e4] + acc0
+          }
+          body {
+            layers 2 {
+              r0 layers.norm
+              barrier
+              r1 layers.qkv
+              barrier
+              r2 layers.attention
+              barrier
+              r3 layers.o
+              barrier
+            }
+          }
+        }
+    "#]]
+    .assert_eq(&sample().to_string());
+}
+
+#[test]
+fn sample_is_valid() {
+    verify(&sample()).unwrap();
+}
+
+/// Each change breaks one rule; the message names it.
+#[test]
+fn every_rule_reports() {
+    type Change = fn(&mut Program);
+    fn nest(p: &mut Program) -> &mut LoopNest {
+        let Kernel::Loops(nest) = &mut p.regions[0].kernel else { panic!() };
+        nest
+    }
+    fn qkv(p: &mut Program) -> &mut Matmul {
+        let Kernel::Matmul(m) = &mut p.regions[1].kernel else { panic!() };
+        m
+    }
+    fn att(p: &mut Program) -> &mut Attention {
+        let Kernel::Attention(a) = &mut p.regions[2].kernel else { panic!() };
+        a
+    }
+    fn layers(p: &mut Program) -> &mut Vec<Item> {
+        let Item::Layers { body, .. } = &mut p.body[0] else { panic!() };
+        body
+    }
+    let cases: Vec<(&str, Change)> = vec![
+        ("not a multiple of 64", |p| p.buffers[1].offset += 4),
+        ("the arena at", |p| p.arena_bytes = 64),
+        ("not a multiple of 32", |p| p.buffers[0].stride = 63),
+        ("has no offsets", |p| p.weights[0].offsets.clear()),
+        ("not a multiple of 128", |p| p.private_bytes = 100),
+        ("buffer b9 does not exist", |p| nest(p).operands[0].place = Place::Buffer(BufferId(9))),
+        ("o0 is read as bf16, its place holds f32", |p| nest(p).operands[0].dtype = DType::Bf16),
+        ("starts at 0 of 0 private bytes", |p| nest(p).operands[0].place = Place::Private(0)),
+        ("(w0) has 3 entries for 4 layers", |p| {
+            p.weights[0].offsets.push(512);
+            let Item::Layers { count, .. } = &mut p.body[0] else { panic!() };
+            *count = 4;
+        }),
+        ("range of v1 is empty", |p| nest(p).stages[0].range = 3..3),
+        ("elements 0..=519 of 512", |p| nest(p).stages[1].range = 0..72),
+        ("s0 is used before its reduction", |p| drop(nest(p).stages.remove(0))),
+        ("s0 is set twice", |p| {
+            let again = nest(p).stages[0].clone();
+            nest(p).stages.push(again);
+        }),
+        ("v1 is not bound here", |p| nest(p).stages[0].var = VarId(7)),
+        ("read-only", |p| nest(p).operands[1] = nest(p).operands[2].clone()),
+        ("is Float, not Int", |p| {
+            let StageKind::Store(s) = &mut nest(p).stages[1].kind else { panic!() };
+            s[0].index = s[0].value;
+        }),
+        ("Add of Int and Float", |p| {
+            let e = &mut nest(p).exprs;
+            let (a, b) = (e.int(1), e.float(1.0));
+            e.add(Expr::Binary(BinaryOp::Add, a, b));
+        }),
+        ("panels differ from those of w1", |p| qkv(p).panels.k = 62),
+        ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
+        ("bf16 dot wants", |p| p.weights[1].dtype = DType::F32),
+        ("groups 2..9 of 6", |p| qkv(p).group_nests[0].groups = 2..9),
+        ("outer variables, not 2", |p| _ = qkv(p).group_nests[0].nest.outer.pop()),
+        ("acc0 does not exist here", |p| {
+            let e = &mut nest(p).exprs;
+            let acc = e.add(Expr::Acc(0));
+            let StageKind::Store(s) = &mut nest(p).stages[1].kind else { panic!() };
+            s[0].value = acc;
+        }),
+        ("3 heads, 2 KV heads", |p| att(p).heads = 3),
+        ("too small or overlaps", |p| att(p).v_offset = 64),
+        ("r3 layers.o is never executed", |p| drop(layers(p).remove(6))),
+        ("no barrier between r0 layers.norm and r1 layers.qkv: b1 normed is written", |p| drop(layers(p).remove(1))),
+        ("no barrier between r3 layers.o and r0 layers.norm: b0 x is written", |p| drop(layers(p).pop())),
+        ("no barrier between r1 layers.qkv and r2 layers.attention", |p| drop(layers(p).remove(3))),
+        ("reads b0 x for other threads' shares and writes b0 x", |p| {
+            let Kernel::Matmul(m) = &mut p.regions[3].kernel else { panic!() };
+            m.a.place = Place::Buffer(BufferId(0));
+        }),
+        ("nested", |p| layers(p).push(Item::Layers { count: 1, body: vec![] })),
+    ];
+    for (message, change) in cases {
+        let mut p = sample();
+        change(&mut p);
+        let Err(Error::Program(errors)) = verify(&p) else { panic!("accepted: {message}") };
+        assert!(errors.iter().any(|e| e.contains(message)), "{message}: {errors:#?}");
+    }
+}
