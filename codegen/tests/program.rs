@@ -3,9 +3,10 @@
 mod support;
 
 use expect_test::expect;
-use rcompile_codegen::Error;
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::*;
 use rcompile_codegen::verify::verify;
+use rcompile_codegen::{Error, Options, compile, compile_units};
 use support::program::*;
 
 /// norm (loops) -> barrier -> qkv (matmul with bias and a group nest) -> barrier -> attention -> barrier -> o (matmul with prologue).
@@ -238,6 +239,28 @@ fn text_form() {
 #[test]
 fn sample_is_valid() {
     verify(&sample()).unwrap();
+}
+
+/// All kinds of kernels through the unit interface, for every table row (bf16 dot where the CPU has it).
+#[test]
+fn sample_compiles() {
+    for cpu in Isa::known_cpus(HOST_TRIPLE) {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let mut p = sample();
+        for region in &mut p.regions {
+            if let Kernel::Matmul(m) = &mut region.kernel {
+                m.tile.mr = isa.tile_rows;
+                if !isa.bf16_dot {
+                    m.compute = Compute::F32;
+                }
+            }
+        }
+        verify(&p).unwrap();
+        let options = Options { opt_level: 1, ..Default::default() };
+        for unit in compile_units(&p, &isa, options) {
+            compile(&unit).unwrap();
+        }
+    }
 }
 
 /// Each change breaks one rule; the message names it.

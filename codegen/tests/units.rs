@@ -104,3 +104,87 @@ fn unknown_targets_are_refused_by_name() {
     assert!(isa.bf16_dot && !isa.bf16_dot_fast);
     assert!(isa.runtime_features().contains(&"bmi1".to_string()));
 }
+
+/// Rotations, blocks and strides of an index become vector accesses, not one access per lane.
+#[test]
+fn indices_become_vector_accesses() {
+    // y[row, head * 64 + d] = x[row, head * 64 + (d + 32) % 64] * (d < 32 ? -1 : 1) + t[position[row] * 32 + d % 32] + z[d / 2 * 2 + 1 - d % 2]
+    let mut e = E::default();
+    let (row, head, d) = (e.var(0), e.var(1), e.var(2));
+    let half = e.int(32);
+    let turned = e.add(d, half);
+    let turned = e.rem_int(turned, 64);
+    let of_head = e.mul_int(head, 64);
+    let turned = e.add(of_head, turned);
+    let from = e.at(row, 256, turned);
+    let x = e.load(0, from);
+    let low = e.cmp(CmpOp::Lt, d, half);
+    let minus = e.un(UnaryOp::Neg, x);
+    let x = e.select(low, minus, x);
+    let position = e.load(2, row);
+    let angle = e.rem_int(d, 32);
+    let angle = e.at(position, 32, angle);
+    let t = e.load(3, angle);
+    // Swapped neighbours: one load and a shuffle.
+    let pair = e.div_int(d, 2);
+    let pair = e.mul_int(pair, 2);
+    let odd = e.rem_int(d, 2);
+    let one = e.int(1);
+    let even = e.sub(one, odd);
+    let swapped = e.add(pair, even);
+    let z = e.load(4, swapped);
+    let sum = e.add(x, t);
+    let sum = e.add(sum, z);
+    let own = e.add(of_head, d);
+    let to = e.at(row, 256, own);
+    let weight = |i| operand(Place::Weight(WeightId(i)), DType::F32);
+    let nest = LoopNest {
+        outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(4))],
+        operands: vec![
+            operand(Place::Buffer(BufferId(0)), DType::F32),
+            operand(Place::Buffer(BufferId(1)), DType::F32),
+            operand(Place::Table(Table::Position), DType::I32),
+            weight(0),
+            weight(1),
+        ],
+        exprs: e.0,
+        layer_ints: vec![],
+        stages: vec![stores(2, 64, vec![store(1, to, sum)])],
+    };
+    let table = |name: &str, at| Weight { name: name.into(), dtype: DType::F32, layout: Layout::Plain, offsets: vec![at] };
+    let p = program(buffers(&[("x", DType::F32, 8, 256), ("y", DType::F32, 8, 256)]), vec![table("t", 0), table("z", 1024)], vec![nest]);
+    for cpu in ["x86-64-v3", "znver5"] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let units = compile_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: true, asm: true } });
+        let asm = compile(&units[0]).unwrap().asm.unwrap();
+        let scalar = asm.lines().filter(|l| l.contains("vinsertps") || l.contains("vmovss") || l.contains("vgather"));
+        assert_eq!(scalar.count(), 0, "{cpu}\n{asm}");
+        let stored = asm.lines().filter(|l| l.contains("vmovups") && l.trim().ends_with(')')).count();
+        // LLVM may have unrolled the loop over rows and heads.
+        assert!(stored > 0 && (stored as u32).is_multiple_of(64 / isa.lanes), "{cpu}\n{asm}");
+    }
+    let mut memory = Memory {
+        rows: 8,
+        weights: vec![0; 256],
+        arena: vec![0; p.arena_bytes as usize / 8],
+        position: (0..8).map(|i| i % 7).collect(),
+        ..Default::default()
+    };
+    let x: Vec<f32> = (0..8 * 256).map(noise).collect();
+    let t: Vec<f32> = (0..256).map(|i| noise(i + 9000)).collect();
+    let z: Vec<f32> = (0..64).map(|i| noise(i + 9900)).collect();
+    Memory::put_floats(&mut memory.arena, 0, DType::F32, &x);
+    Memory::put_floats(&mut memory.weights, 0, DType::F32, &t);
+    Memory::put_floats(&mut memory.weights, 1024, DType::F32, &z);
+    for isa in support::isas() {
+        let mut memory = memory.clone();
+        build(&p, &isa).step(&mut memory);
+        let got = Memory::get_floats(&memory.arena, p.buffers[1].offset, DType::F32, 8 * 256);
+        for (i, got) in got.iter().enumerate() {
+            let (row, head, d) = (i / 256, i / 64 % 4, i % 64);
+            let sign = if d < 32 { -1.0 } else { 1.0 };
+            let want = sign * x[row * 256 + head * 64 + (d + 32) % 64] + t[row % 7 * 32 + d % 32] + z[d ^ 1];
+            assert_eq!(*got, want, "{} element {i}", isa.name);
+        }
+    }
+}
