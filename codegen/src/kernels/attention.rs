@@ -453,7 +453,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         let head_dim = self.kernel.head_dim;
         let all = head_dim.div_ceil(self.lanes);
         let mut most = 1;
-        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, pairs.min(most + 1)) {
+        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1) {
             most += 1;
         }
         // Equal pieces in a loop, the last one (which may be smaller and end inside a vector) after it.

@@ -1,0 +1,342 @@
+//! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
+//!
+//! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
+//! shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
+
+#[path = "../tests/kernel_harness/mod.rs"]
+mod kernel_harness;
+
+use kernel_harness::{Loaded, Rng, Step};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::kernels::{attention, matmul};
+use rcompile_codegen::llvm::builder::{Elem, Ty, Visibility};
+use rcompile_codegen::program::*;
+use rcompile_runtime::abi::Tile;
+use std::time::Instant;
+
+const ROUNDS: usize = 9;
+
+fn main() {
+    let isa = match std::env::args().nth(1).filter(|a| a != "native") {
+        Some(cpu) => Isa::lookup(HOST_TRIPLE, &cpu, &[]).expect("known CPU"),
+        None => Isa::native().expect("supported host"),
+    };
+    println!("{}: {} lanes, bf16 dot {}", isa.name, isa.lanes, isa.bf16_dot);
+    let peak = Peak::new(&isa);
+    let mut types = vec![(DType::F32, Compute::F32), (DType::F16, Compute::F32), (DType::Bf16, Compute::F32)];
+    if isa.bf16_dot {
+        types.push((DType::Bf16, Compute::Bf16Dot));
+    }
+    let filter = std::env::args().nth(2).unwrap_or_default();
+    let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
+    for &(dtype, compute) in types.iter().filter(|_| wanted("gemm")) {
+        for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (512, 2048, 2048), (512, 576, 1536), (64, 8192, 1024)] {
+            Matmuls::new(&isa, dtype, compute, rows, k, n).compute_bound(&peak);
+        }
+    }
+    for &(dtype, compute) in types.iter().filter(|_| wanted("gemv")) {
+        for rows in [1, 4, 8] {
+            for prefetch in [0, 2048, 4096] {
+                let n = if dtype == DType::F32 { 32_768 } else { 65_536 };
+                Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, 2048, n) }.memory_bound(&peak);
+            }
+        }
+    }
+    for kv in [DType::F32, DType::Bf16].into_iter().filter(|_| wanted("attention")) {
+        for (heads, kv_heads, head_dim, rows, keys, tile_rows) in [
+            (32, 8, 64, 128, 512, 16),
+            (12, 12, 64, 128, 512, 16),
+            (9, 3, 64, 128, 512, 16),
+            (8, 8, 80, 64, 512, 16),
+            (32, 8, 128, 1, 4096, 1),
+        ] {
+            attend(&isa, &peak, kv, heads, kv_heads, head_dim, rows, keys, tile_rows);
+        }
+    }
+}
+
+fn seconds(f: impl FnOnce()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}
+
+/// Rates of interleaved rounds: the kernel's and the reference's.
+#[derive(Default)]
+struct Rounds(Vec<(f64, f64)>);
+
+impl Rounds {
+    fn best(&self) -> (f64, f64) {
+        self.0.iter().fold((0.0, 0.0), |a, b| (f64::max(a.0, b.0), f64::max(a.1, b.1)))
+    }
+    fn share(&self) -> String {
+        let mut shares: Vec<f64> = self.0.iter().map(|r| 100.0 * r.0 / r.1).collect();
+        shares.sort_by(f64::total_cmp);
+        let (rate, reference) = self.best();
+        format!("{:5.1} % [{:5.1} %]", 100.0 * rate / reference, shares[shares.len() / 2])
+    }
+}
+
+/// What the core does at best.
+struct Peak {
+    fma: Loaded,
+    read: Loaded,
+    lanes: f64,
+}
+
+const PEAK_STEPS: u32 = 1 << 20;
+const PEAK_CHAINS: usize = 12;
+
+impl Peak {
+    fn new(isa: &Isa) -> Peak {
+        let params = [Ty::PTR, Ty::I32, Ty::I32, Ty::I32];
+        let (fma, _) = Loaded::build(isa, |mb, name| {
+            mb.define(name, &params, None, Visibility::Export, |fb, args| {
+                let one = fb.load_broadcast(DType::F32, fb.lanes(), args[0]);
+                let first = vec![one; PEAK_CHAINS];
+                let first: Vec<_> = first.iter().enumerate().map(|(i, &v)| fb.add(v, fb.f32s(i as f32, fb.lanes()))).collect();
+                let end =
+                    fb.loop_(fb.int(0), fb.int(PEAK_STEPS.into()), 1, &first, |_, acc| acc.iter().map(|&a| fb.fma(a, one, one)).collect());
+                let sum = end[1..].iter().fold(end[0], |a, &b| fb.add(a, b));
+                fb.store(sum, fb.offset_const(args[0], 64), 4);
+            });
+            Ok(())
+        });
+        // read(p, megabytes)
+        let (read, _) = Loaded::build(isa, |mb, name| {
+            mb.define(name, &params, None, Visibility::Export, |fb, args| {
+                let words = Ty::vec(Elem::I32, fb.lanes());
+                let size = i64::from(fb.lanes()) * 4;
+                let bytes = fb.mul_int(fb.zext(args[1], Elem::I64), 1 << 20);
+                let first = vec![fb.zero(words); 8];
+                let end = fb.loop_(fb.int(0), bytes, 8 * size, &first, |i, acc| {
+                    let at = |n: usize| fb.offset_const(fb.offset(args[0], i), n as u64 * size as u64);
+                    acc.iter().enumerate().map(|(n, &a)| fb.xor(a, fb.load(words, at(n), 64))).collect()
+                });
+                let sum = end[1..].iter().fold(end[0], |a, &b| fb.xor(a, b));
+                fb.store(sum, args[0], 4);
+            });
+            Ok(())
+        });
+        Peak { fma, read, lanes: isa.lanes.into() }
+    }
+    /// FLOP/s.
+    fn flops(&self) -> f64 {
+        let memory = [1e-9f32; 64];
+        // SAFETY: the function reads one f32 and writes a vector at 64 bytes.
+        let t = seconds(|| unsafe { (self.fma.function)(memory.as_ptr().cast(), 0, 0, 0) });
+        f64::from(PEAK_STEPS) * PEAK_CHAINS as f64 * 2.0 * self.lanes / t
+    }
+    /// Bytes per second of a plain linear read.
+    fn read(&self, step: &mut Step) -> f64 {
+        let megabytes = step.weights.bytes().len() >> 20;
+        let p = step.weights.ptr();
+        // SAFETY: the area is that long; the first vector is overwritten, which the benchmark does not mind.
+        let t = seconds(|| unsafe { (self.read.function)(p.cast(), megabytes as u32, 0, 0) });
+        (megabytes << 20) as f64 / t
+    }
+}
+
+struct Matmuls {
+    isa: Isa,
+    dtype: DType,
+    compute: Compute,
+    rows: u32,
+    k: u32,
+    n: u32,
+    prefetch: u32,
+    /// Weights per block.
+    block_bytes: u64,
+}
+
+impl Matmuls {
+    fn new(isa: &Isa, dtype: DType, compute: Compute, rows: u32, k: u32, n: u32) -> Matmuls {
+        Matmuls { isa: isa.clone(), dtype, compute, rows, k, n, prefetch: 0, block_bytes: 1 << 20 }
+    }
+    fn build(&self) -> (Loaded, Step) {
+        let k_pack = if self.dtype == DType::Bf16 { 2 } else { 1 };
+        let panels = Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1 };
+        let a_dtype = if self.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 };
+        let a_stride = self.k.next_multiple_of(32);
+        let columns = panels.padded_cols();
+        let a_bytes = u64::from(self.rows * a_stride) * 4;
+        let buffer =
+            |name: &str, dtype: DType, stride: u32, offset: u64| Buffer { name: name.into(), dtype, rows: self.rows, stride, offset };
+        let mut e = Exprs::default();
+        let [r, c] = [0, 1].map(|v| e.add(Expr::Var(VarId(v))));
+        let stride = e.int(columns.into());
+        let at = e.binary(BinaryOp::Mul, r, stride);
+        let index = e.binary(BinaryOp::Add, at, c);
+        let value = e.add(Expr::Acc(0));
+        let panel_bytes = panels.panel_len() * self.dtype.size();
+        let kernel = Matmul {
+            rows: Extent::Rows,
+            a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
+            a_stride,
+            prologue: None,
+            weight: WeightId(0),
+            panels,
+            compute: self.compute,
+            tile: MatmulTile {
+                mr: self.isa.tile_rows,
+                accumulators: 12,
+                k_block: 0,
+                n_block: (self.block_bytes / panel_bytes).max(1) as u32,
+                prefetch: self.prefetch,
+            },
+            row: VarId(0),
+            col: VarId(1),
+            operands: vec![Operand { place: Place::Buffer(BufferId(1)), dtype: DType::F32 }],
+            exprs: e,
+            stores: vec![Store { operand: OperandId(0), index, value }],
+            group_nests: vec![],
+        };
+        let program = Program {
+            entry: "step".into(),
+            bucket: self.rows,
+            max_logit_rows: 1,
+            max_runs: 1,
+            tile_rows: 1,
+            buffers: vec![buffer("a", a_dtype, a_stride, 0), buffer("out", DType::F32, columns, a_bytes)],
+            weights: vec![Weight { name: "w".into(), dtype: self.dtype, layout: Layout::Panels(panels), offsets: vec![0] }],
+            regions: vec![],
+            body: vec![],
+            arena_bytes: a_bytes + u64::from(self.rows * columns) * 4,
+            private_bytes: 128,
+        };
+        let (loaded, _) = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        // Whole megabytes and a margin: prefetches and the read loop may pass the end.
+        let bytes = ((panels.len() * self.dtype.size()) as usize).next_multiple_of(1 << 20) + 8192;
+        let mut step = Step::new(bytes, 0, program.arena_bytes as usize, 128);
+        step.rows = self.rows;
+        let mut rng = Rng::new(1);
+        for area in [&mut step.weights, &mut step.arena] {
+            let len = area.bytes().len();
+            // Numbers near 1 in every type, never denormal.
+            area.bytes_mut().chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&(0x3c00_3c00 ^ (rng.bits() & 0x00ff_00ff)).to_le_bytes()));
+            assert!(len > 0);
+        }
+        (loaded, step)
+    }
+    fn label(&self) -> String {
+        let how = if self.compute == Compute::Bf16Dot { "dot" } else { "fma" };
+        format!("{:>4} {how} rows {:>3} k {:>4} n {:>5}", self.dtype.name(), self.rows, self.k, self.n)
+    }
+    fn compute_bound(&self, peak: &Peak) {
+        let (loaded, mut step) = self.build();
+        let flop = 2.0 * f64::from(self.rows) * f64::from(self.k) * f64::from(self.n);
+        let repeat = (2e9 / flop).ceil() as usize;
+        let mut rounds = Rounds::default();
+        for _ in 0..ROUNDS {
+            let before = peak.flops();
+            let t = seconds(|| (0..repeat).for_each(|_| step.run(&loaded, 1, 0)));
+            let rate = flop * repeat as f64 / t;
+            rounds.0.push((rate, before.max(peak.flops())));
+        }
+        println!("matmul {}: {:6.1} GFLOP/s, {} of FMA peak", self.label(), rounds.best().0 / 1e9, rounds.share());
+    }
+    fn memory_bound(&self, peak: &Peak) {
+        let (loaded, mut step) = self.build();
+        let bytes = f64::from(self.k) * f64::from(self.n) * self.dtype.size() as f64;
+        let mut rounds = Rounds::default();
+        for _ in 0..ROUNDS {
+            let read = peak.read(&mut step);
+            let t = seconds(|| step.run(&loaded, 1, 0));
+            rounds.0.push((bytes / t, read.max(peak.read(&mut step))));
+        }
+        let (rate, share) = (rounds.best().0 / 1e9, rounds.share());
+        println!("matmul {} prefetch {:>4}: {rate:5.1} GB/s, {share} of a plain read", self.label(), self.prefetch);
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "a benchmark's shape")]
+fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim: u32, rows: u32, keys: u32, tile_rows: u32) {
+    let mut e = Exprs::default();
+    let [query, key] = [1, 2].map(|v| e.add(Expr::Var(VarId(v))));
+    let (raw, scale, one) = (e.add(Expr::Score), e.float(0.125), e.int(1));
+    let score = e.binary(BinaryOp::Mul, raw, scale);
+    let mask = e.add(Expr::Cmp(CmpOp::Le, key, query));
+    let upper = e.binary(BinaryOp::Add, query, one);
+    let v_offset = 256 * u64::from(head_dim) * kv.size();
+    let page_bytes = u64::from(kv_heads) * 2 * v_offset;
+    let width = heads * head_dim;
+    let buffer = |name: &str, offset: u64| Buffer { name: name.into(), dtype: DType::F32, rows, stride: width, offset };
+    let out = u64::from(rows * width) * 4;
+    let operand = |b: u32| Operand { place: Place::Buffer(BufferId(b)), dtype: DType::F32 };
+    let kernel = Attention {
+        q: operand(0),
+        q_stride: width,
+        q_head_stride: head_dim,
+        out: operand(1),
+        out_stride: width,
+        heads,
+        kv_heads,
+        head_dim,
+        kv_dtype: kv,
+        state_offsets: vec![0],
+        page_bytes,
+        head_bytes: 2 * v_offset,
+        v_offset,
+        tile_rows,
+        exprs: e,
+        layer_ints: vec![],
+        head_var: VarId(0),
+        query_var: VarId(1),
+        key_var: VarId(2),
+        score,
+        mask,
+        key_lower: None,
+        key_upper: Some(upper),
+    };
+    let program = Program {
+        entry: "step".into(),
+        bucket: rows,
+        max_logit_rows: 1,
+        max_runs: 1,
+        tile_rows,
+        buffers: vec![buffer("q", 0), buffer("out", out)],
+        weights: vec![],
+        regions: vec![],
+        body: vec![],
+        arena_bytes: 2 * out,
+        private_bytes: 128 + attention::private_bytes(&kernel),
+    };
+    let (loaded, _) = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+    let pages = keys.div_ceil(256);
+    let mut step = Step::new(0, (u64::from(pages) * page_bytes) as usize, program.arena_bytes as usize, program.private_bytes);
+    step.rows = rows;
+    step.pages_per_slot = pages;
+    step.page_table = (0..pages as i32).collect();
+    step.slot = vec![0; rows as usize];
+    step.kv_index = (keys - rows..keys).map(|k| k as i32).collect();
+    step.tiles = (0..rows)
+        .step_by(tile_rows as usize)
+        .map(|row| {
+            let count = tile_rows.min(rows - row);
+            Tile { row_begin: row as i32, row_count: count as i32, slot: 0, key_end: (keys - rows + row + count) as i32 }
+        })
+        .collect();
+    let mut rng = Rng::new(1);
+    for area in [&mut step.state, &mut step.arena] {
+        area.bytes_mut().chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&(0x3c00_3c00 ^ (rng.bits() & 0x80ff_80ff)).to_le_bytes()));
+    }
+    let seen: f64 = step.kv_index.iter().map(|&k| f64::from(k) + 1.0).sum();
+    let flop = 4.0 * seen * f64::from(width);
+    let bytes = 2.0 * f64::from(kv_heads) * f64::from(keys) * f64::from(head_dim) * kv.size() as f64;
+    let repeat = (1e9 / flop).ceil() as usize;
+    let mut rounds = Rounds::default();
+    for _ in 0..ROUNDS {
+        let before = peak.flops();
+        let t = seconds(|| (0..repeat).for_each(|_| step.run(&loaded, 1, 0)));
+        let rate = flop * repeat as f64 / t;
+        rounds.0.push((rate, before.max(peak.flops())));
+    }
+    let rate = rounds.best().0;
+    println!(
+        "attention {:>4} {heads}/{kv_heads} x {head_dim}, {rows} rows at {keys} keys: {:6.1} GFLOP/s, {} of FMA peak, {:5.1} GB/s of cache",
+        kv.name(),
+        rate / 1e9,
+        rounds.share(),
+        bytes * rate / flop / 1e9
+    );
+}
