@@ -1,0 +1,193 @@
+//! Nothing is left behind: the work directory, its lock, child processes, and what SIGINT and SIGTERM do to them.
+//!
+//! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
+//! system). It is removed when the build ends in any way but SIGKILL or loss of power; the next build in that directory sweeps those:
+//! a living build holds a lock on its work directory, a dead one does not.
+
+use crate::error::Error;
+use rustix::fs::FlockOperation;
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+const PREFIX: &str = ".rcompile-";
+const SUFFIX: &str = ".tmp";
+
+/// A work directory without a lock that is younger than this may be one that is being made.
+const STALE_AFTER: Duration = Duration::from_secs(10);
+
+/// What a signal has to clean up.
+#[derive(Default)]
+struct Alive {
+    dirs: Vec<PathBuf>,
+    children: Vec<u32>,
+}
+
+static ALIVE: Mutex<Alive> = Mutex::new(Alive { dirs: Vec::new(), children: Vec::new() });
+
+fn alive() -> MutexGuard<'static, Alive> {
+    ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From now on SIGINT and SIGTERM kill children, remove work directories, print one line and end the process with 130 or 143.
+pub fn handle_signals() -> Result<(), Error> {
+    let signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM]);
+    let mut signals = signals.map_err(|e| Error::bug("signal handler", e))?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            if let Some(signal) = signals.forever().next() {
+                // The lock is never released: no file is renamed and no child started from here on.
+                let alive = alive();
+                alive.children.iter().for_each(|&child| kill_group(child));
+                for dir in &alive.dirs {
+                    // A thread may be writing a file into it at this moment.
+                    for _ in 0..10 {
+                        if std::fs::remove_dir_all(dir).is_ok() || !dir.exists() {
+                            break;
+                        }
+                    }
+                }
+                let error = Error::Interrupted(signal);
+                eprintln!("{error}");
+                std::process::exit(error.exit_code());
+            }
+        })
+        .map_err(|e| Error::bug("signal handler", e))?;
+    Ok(())
+}
+
+fn kill_group(child: u32) {
+    if let Some(pid) = i32::try_from(child).ok().and_then(Pid::from_raw) {
+        let _ = kill_process_group(pid, Signal::KILL);
+    }
+}
+
+/// The work directory of one build.
+#[derive(Debug)]
+pub struct WorkDir {
+    path: PathBuf,
+    _lock: File,
+}
+
+impl WorkDir {
+    /// A new work directory beside `output`; stale ones there are removed.
+    pub fn create(output: &Path) -> Result<WorkDir, Error> {
+        let parent = match output.parent() {
+            Some(p) if !p.as_os_str().is_empty() => p,
+            _ => Path::new("."),
+        };
+        sweep(parent);
+        let mut alive = alive();
+        let dir = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(parent);
+        let path = dir.map_err(|e| Error::output(parent, "creating a work directory", &e))?.keep();
+        alive.dirs.push(path.clone());
+        let locked = File::open(&path).and_then(|dir| {
+            // File systems without locks: the directory's age alone protects it.
+            let _ = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive);
+            Ok(dir)
+        });
+        match locked {
+            Ok(lock) => Ok(WorkDir { path, _lock: lock }),
+            Err(e) => {
+                let _ = std::fs::remove_dir_all(&path);
+                Err(Error::output(&path, "opening", &e))
+            }
+        }
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Writes a file into it.
+    pub fn write(&self, name: &str, bytes: &[u8]) -> Result<PathBuf, Error> {
+        let path = self.path.join(name);
+        std::fs::write(&path, bytes).map_err(|e| Error::output(&path, "writing", &e))?;
+        Ok(path)
+    }
+
+    /// Moves finished files to their places, all or (short of a fault between two renames) none, also when a signal arrives meanwhile.
+    pub fn publish(&self, moves: &[(&Path, &Path)]) -> Result<(), Error> {
+        let _hold = alive();
+        for (from, to) in moves {
+            std::fs::rename(from, to).map_err(|e| Error::output(to, "renaming the finished file", &e))?;
+        }
+        if let Some(parent) = self.path.parent() {
+            let sync = File::open(parent).and_then(|d| d.sync_all());
+            sync.map_err(|e| Error::output(parent, "syncing the directory", &e))?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for WorkDir {
+    fn drop(&mut self) {
+        let mut alive = alive();
+        let _ = std::fs::remove_dir_all(&self.path);
+        alive.dirs.retain(|d| *d != self.path);
+    }
+}
+
+/// Removes work directories whose build is gone.
+fn sweep(parent: &Path) {
+    for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        if !(name.starts_with(PREFIX) && name.ends_with(SUFFIX)) || !entry.file_type().is_ok_and(|t| t.is_dir()) {
+            continue;
+        }
+        let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|t| SystemTime::now().duration_since(t).ok());
+        if age.is_none_or(|a| a < STALE_AFTER) {
+            continue;
+        }
+        if let Ok(dir) = File::open(entry.path())
+            && rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
+        {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// What a child said.
+#[derive(Debug)]
+pub struct Finished {
+    /// How it ended; None: killed after the timeout.
+    pub status: Option<ExitStatus>,
+    /// Its stdout and stderr.
+    pub text: String,
+}
+
+/// Runs a program of the toolchain in `dir` (a work directory) with a timeout, in a process group of its own, without stdin.
+pub fn run(command: &mut Command, dir: &Path, timeout: Duration) -> std::io::Result<Finished> {
+    let log_path = dir.join("log");
+    let log = File::create(&log_path)?;
+    command.current_dir(dir).env("LC_ALL", "C").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
+    let mut child = {
+        let mut alive = alive();
+        let child = command.spawn()?;
+        alive.children.push(child.id());
+        child
+    };
+    let (start, mut pause) = (Instant::now(), Duration::from_millis(1));
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break Some(status);
+        }
+        if start.elapsed() > timeout {
+            kill_group(child.id());
+            child.wait()?;
+            break None;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(20));
+    };
+    alive().children.retain(|&c| c != child.id());
+    let text = String::from_utf8_lossy(&std::fs::read(&log_path)?).into_owned();
+    Ok(Finished { status, text })
+}

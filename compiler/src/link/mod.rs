@@ -1,0 +1,122 @@
+//! Link: objects, runtime archive and payload become one executable, which is re-read and checked before it gets its name.
+//!
+//! ```text
+//! stub.c (filled) --cc--> stub.o + unit objects + runtime archive --linker--> linked (static-pie, payload section of one byte)
+//!   -> payload appended at a 2 MB border, its headers patched   -> weights packed in place by `pack`
+//!   -> header last, fsync -> re-read: ELF, hashes -> renamed, directory synced
+//! ```
+//! All of it happens in a [`WorkDir`] beside the output. Only this module starts processes.
+
+mod elf;
+pub mod guard;
+pub mod payload;
+pub mod tools;
+
+use crate::error::Error;
+use guard::WorkDir;
+use std::fmt::Write;
+use std::path::PathBuf;
+use tools::Tools;
+
+const STUB: &str = include_str!("../../../templates/stub.c");
+const SCRIPT: &str = include_str!("../../../templates/payload.ld");
+
+/// One generated step function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// Bucket capacity in rows.
+    pub bucket: u32,
+    /// Index into the manifest's entries.
+    pub entry: u32,
+    /// Symbol of the function.
+    pub symbol: String,
+}
+
+/// What is linked.
+#[derive(Clone, Copy, Debug)]
+pub struct Inputs<'a> {
+    /// Target triple.
+    pub triple: &'a str,
+    /// Rows of the table of steps.
+    pub steps: &'a [Step],
+    /// Names (for `--save-temps` and messages) and bytes of the objects.
+    pub objects: &'a [(String, Vec<u8>)],
+    /// The runtime archive.
+    pub archive: &'a [u8],
+}
+
+/// The executable without its payload.
+#[derive(Debug)]
+pub struct Linked {
+    path: PathBuf,
+    triple: String,
+    image: elf::Image,
+    len: u64,
+}
+
+impl Linked {
+    /// Bytes of machine code (generated and runtime together).
+    pub fn code_bytes(&self) -> u64 {
+        self.image.code.end - self.image.code.start
+    }
+    /// Length of the file without payload.
+    pub fn len_bytes(&self) -> u64 {
+        self.len
+    }
+}
+
+/// The entry stub for these steps.
+pub fn fill_stub(steps: &[Step]) -> String {
+    let (mut declarations, mut table) = (String::new(), String::new());
+    for step in steps {
+        let _ = writeln!(declarations, "extern void {}(const void *, unsigned, unsigned);", step.symbol);
+        let _ = writeln!(table, "    {{ {}, {}, {} }},", step.bucket, step.entry, step.symbol);
+    }
+    // The marks stand alone on their lines; the comment on top of the template names them too.
+    STUB.replace("\n@DECLARATIONS@\n", &format!("\n{declarations}")).replace("\n@TABLE@\n", &format!("\n{table}"))
+}
+
+/// Compiles the stub and links.
+pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked, Error> {
+    work.write("stub.c", fill_stub(inputs.steps).as_bytes())?;
+    work.write("payload.ld", SCRIPT.as_bytes())?;
+    work.write("runtime.a", inputs.archive)?;
+    let mut list = String::from("stub.o\n");
+    for (index, (_, bytes)) in inputs.objects.iter().enumerate() {
+        let name = object_name(index);
+        work.write(&name, bytes)?;
+        list += &name;
+        list.push('\n');
+    }
+    work.write("objects", list.as_bytes())?;
+    let args = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
+    tools.run(&args(&["-O2", "-fPIE", "-fcf-protection=full", "-c", "stub.c", "-o", "stub.o"]), work.path(), "compiling the entry stub")?;
+    // Everything is named relative to the work directory, so that its random name gets into no file.
+    let mut link = args(&["-static-pie", "-o", "linked", "@objects", "runtime.a", "-pthread", "-lm", "-ldl"]);
+    link.extend(tools.linker_args());
+    link.extend(args(&[
+        "-Wl,-T,payload.ld",
+        "-Wl,--gc-sections",
+        "-Wl,-O1",
+        "-Wl,-z,relro",
+        "-Wl,-z,now",
+        "-Wl,-z,noexecstack",
+        "-Wl,-z,separate-code",
+        "-Wl,--build-id=none",
+        "-Wl,--no-undefined",
+    ]));
+    work.write("command", format!("{} {}\n", tools.driver.display(), link.join(" ")).as_bytes())?;
+    tools.run(&link, work.path(), "linking")?;
+    let path = work.path().join("linked");
+    let bytes = std::fs::read(&path).map_err(|e| Error::output(&path, "reading", &e))?;
+    let image = elf::check(&bytes, inputs.triple, &path)?;
+    Ok(Linked { path, triple: inputs.triple.into(), image, len: bytes.len() as u64 })
+}
+
+/// Name of an object in the work directory.
+pub fn object_name(index: usize) -> String {
+    format!("unit{index:04}.o")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,296 @@
+//! The payload behind the code: header page, manifest, blobs, weights; written, sealed, re-read and published.
+//!
+//! ```text
+//! 0       header (one page)
+//! 4096    manifest (JSON)
+//! ...     blobs (tokenizer, templates), 64-byte aligned
+//! n * 2M  weights, up to the end of the file (with `--weights split`: in OUT.weights instead)
+//! ```
+
+use super::guard::WorkDir;
+use super::{Linked, elf};
+use crate::error::Error;
+use crate::pack::Sink;
+use rayon::prelude::*;
+use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN};
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+/// Room for the header.
+const HEADER_PAGE: u64 = 4096;
+const HEADER_BYTES: usize = size_of::<PayloadHeader>();
+
+/// Pieces of data that the manifest names.
+#[derive(Clone, Debug, Default)]
+pub struct Blobs {
+    bytes: Vec<u8>,
+}
+
+impl Blobs {
+    /// Adds a piece, 64-byte aligned.
+    pub fn add(&mut self, piece: &[u8]) -> Span {
+        self.bytes.resize(self.bytes.len().next_multiple_of(64), 0);
+        let span = Span { offset: self.bytes.len() as u64, len: piece.len() as u64 };
+        self.bytes.extend_from_slice(piece);
+        span
+    }
+}
+
+/// What is appended, except for the bytes of the weights.
+#[derive(Clone, Copy, Debug)]
+pub struct Content<'a> {
+    /// The manifest as JSON.
+    pub manifest: &'a [u8],
+    /// Blobs.
+    pub blobs: &'a Blobs,
+    /// Length of the weights area.
+    pub weights_len: u64,
+    /// In the executable (else beside it).
+    pub embedded: bool,
+}
+
+/// An executable with its payload in place but for weights and header.
+#[derive(Debug)]
+pub struct Unsealed {
+    path: PathBuf,
+    file: File,
+    /// The weights file of `--weights split`.
+    split: Option<(PathBuf, File)>,
+    header: Header,
+    image: elf::Image,
+    triple: String,
+}
+
+/// [`PayloadHeader`] without its hash.
+#[derive(Clone, Copy, Debug)]
+struct Header {
+    embedded: bool,
+    file_len: u64,
+    payload_offset: u64,
+    payload_len: u64,
+    manifest: Span,
+    blobs: Span,
+    weights: Span,
+    manifest_hash: [u8; 32],
+    blobs_hash: [u8; 32],
+    code_hash: [u8; 32],
+    weights_hash: [u8; 32],
+    code: (u64, u64),
+}
+
+impl Header {
+    /// The bytes of a [`PayloadHeader`], hash included.
+    fn encode(&self) -> Vec<u8> {
+        let mut out = Vec::with_capacity(HEADER_BYTES);
+        out.extend(PAYLOAD_MAGIC);
+        out.extend(ABI_VERSION.to_le_bytes());
+        out.extend(u32::from(self.embedded).to_le_bytes());
+        let spans = [self.manifest, self.blobs, self.weights];
+        let words =
+            [self.file_len, self.payload_offset, self.payload_len].into_iter().chain(spans.into_iter().flat_map(|s| [s.offset, s.len]));
+        words.for_each(|w| out.extend(w.to_le_bytes()));
+        [self.manifest_hash, self.blobs_hash, self.code_hash, self.weights_hash].iter().for_each(|h| out.extend(h));
+        out.extend(self.code.0.to_le_bytes());
+        out.extend(self.code.1.to_le_bytes());
+        out.extend([0; 32]);
+        assert_eq!(out.len(), HEADER_BYTES, "PayloadHeader has changed");
+        let hash = blake3::hash(&out);
+        out[HEADER_BYTES - 32..].copy_from_slice(hash.as_bytes());
+        out
+    }
+}
+
+/// Bytes that the output will need on disk.
+pub fn disk_bytes(linked: &Linked, content: Content<'_>) -> u64 {
+    linked.len + HEADER_PAGE + content.manifest.len() as u64 + content.blobs.bytes.len() as u64 + content.weights_len
+}
+
+/// Appends the payload to a linked executable.
+pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Unsealed, Error> {
+    let Linked { path, triple, image, len } = linked;
+    check_space(&path, HEADER_PAGE + (content.manifest.len() + content.blobs.bytes.len()) as u64 + content.weights_len)?;
+    let failed = |doing: &'static str| {
+        let path = path.clone();
+        move |e: std::io::Error| Error::output(&path, doing, &e)
+    };
+    let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed("opening"))?;
+    let manifest = Span { offset: HEADER_PAGE, len: content.manifest.len() as u64 };
+    let blobs = Span { offset: (manifest.offset + manifest.len).next_multiple_of(64), len: content.blobs.bytes.len() as u64 };
+    let end = blobs.offset + blobs.len;
+    let (weights, payload_len, split) = if content.embedded {
+        let offset = end.next_multiple_of(WEIGHTS_ALIGN);
+        (Span { offset, len: content.weights_len }, offset + content.weights_len, None)
+    } else {
+        let path = work.path().join("weights");
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).map_err(failed("creating the weights file"))?;
+        file.set_len(content.weights_len).map_err(failed("sizing the weights file"))?;
+        (Span { offset: 0, len: content.weights_len }, end, Some((path, file)))
+    };
+    let payload_offset = len.next_multiple_of(WEIGHTS_ALIGN);
+    let file_len = payload_offset + payload_len;
+    file.set_len(file_len).map_err(failed("sizing"))?;
+    for (offset, bytes) in elf::move_payload(&image, payload_offset, payload_len) {
+        file.write_all_at(&bytes, offset).map_err(failed("writing"))?;
+    }
+    file.write_all_at(content.manifest, payload_offset + manifest.offset).map_err(failed("writing"))?;
+    file.write_all_at(&content.blobs.bytes, payload_offset + blobs.offset).map_err(failed("writing"))?;
+    let mut code = vec![0; (image.code_in_file.end - image.code_in_file.start) as usize];
+    file.read_exact_at(&mut code, image.code_in_file.start).map_err(failed("reading"))?;
+    let header = Header {
+        embedded: content.embedded,
+        file_len,
+        payload_offset,
+        payload_len,
+        manifest,
+        blobs,
+        weights,
+        manifest_hash: *blake3::hash(content.manifest).as_bytes(),
+        blobs_hash: *blake3::hash(&content.blobs.bytes).as_bytes(),
+        code_hash: *blake3::hash(&code).as_bytes(),
+        weights_hash: [0; 32],
+        code: (image.code.start, image.code.end),
+    };
+    Ok(Unsealed { path, file, split, header, image, triple })
+}
+
+/// Refuses at once what cannot fit.
+fn check_space(path: &Path, needed: u64) -> Result<(), Error> {
+    let parent = path.parent().unwrap_or(path);
+    if let Ok(fs) = rustix::fs::statvfs(parent) {
+        let free = fs.f_bavail.saturating_mul(fs.f_frsize);
+        if free < needed {
+            return Err(Error::Output {
+                path: parent.display().to_string(),
+                what: format!("no space, need {needed} bytes, found {free}"),
+                help: Some("free space on that file system, or choose another place with -o".into()),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl Unsealed {
+    /// Where the weights are packed to.
+    pub fn sink(&self) -> Sink<'_> {
+        match &self.split {
+            Some((path, file)) => Sink { file, path, base: 0 },
+            None => Sink { file: &self.file, path: &self.path, base: self.header.payload_offset + self.header.weights.offset },
+        }
+    }
+
+    /// Length of the executable.
+    pub fn file_len(&self) -> u64 {
+        self.header.file_len
+    }
+
+    /// Writes the header, syncs, re-reads and checks everything, and moves the result to `output`.
+    pub fn publish(mut self, work: &WorkDir, weights_hash: [u8; 32], output: &Path) -> Result<(), Error> {
+        self.header.weights_hash = weights_hash;
+        let failed = |path: &Path, doing: &'static str| {
+            let path = path.to_path_buf();
+            move |e: std::io::Error| Error::output(&path, doing, &e)
+        };
+        if let Some((path, file)) = &self.split {
+            file.sync_all().map_err(failed(path, "syncing"))?;
+        }
+        self.file.sync_data().map_err(failed(&self.path, "syncing"))?;
+        let header = self.header.encode();
+        self.file.write_all_at(&header, self.header.payload_offset).map_err(failed(&self.path, "writing the header"))?;
+        self.file.set_permissions(std::fs::Permissions::from_mode(0o755)).map_err(failed(&self.path, "making it executable"))?;
+        self.file.sync_all().map_err(failed(&self.path, "syncing"))?;
+        self.check(&header)?;
+        let beside = weights_path(output);
+        match &self.split {
+            Some((weights, _)) => work.publish(&[(weights, &beside), (&self.path, output)]),
+            None => work.publish(&[(&self.path, output)]),
+        }
+    }
+
+    /// Re-reads the file through a new descriptor and compares it with what was meant.
+    fn check(&self, header: &[u8]) -> Result<(), Error> {
+        let h = &self.header;
+        let differs = |part: &str| Error::Output {
+            path: self.path.display().to_string(),
+            what: format!("{part} re-read from disk differ from what was written"),
+            help: Some("the disk or its file system may be faulty: try another place with -o".into()),
+        };
+        let read = |e: std::io::Error| Error::output(&self.path, "re-reading", &e);
+        let file = File::open(&self.path).map_err(read)?;
+        if file.metadata().map_err(read)?.len() != h.file_len {
+            return Err(differs("its length"));
+        }
+        let at = |offset: u64, len: u64| {
+            let mut bytes = vec![0; len as usize];
+            file.read_exact_at(&mut bytes, offset).map(|()| bytes).map_err(read)
+        };
+        let image = elf::check(&at(0, h.payload_offset)?, &self.triple, &self.path)?;
+        if image.payload != (h.payload_offset..h.file_len) || image.code != self.image.code {
+            return Err(differs("its headers"));
+        }
+        if at(h.payload_offset, header.len() as u64)? != header {
+            return Err(differs("its payload header"));
+        }
+        let code = at(image.code_in_file.start, image.code_in_file.end - image.code_in_file.start)?;
+        let manifest = at(h.payload_offset + h.manifest.offset, h.manifest.len)?;
+        let blobs = at(h.payload_offset + h.blobs.offset, h.blobs.len)?;
+        for (part, bytes, hash) in [("code", &code, h.code_hash), ("manifest", &manifest, h.manifest_hash), ("blobs", &blobs, h.blobs_hash)]
+        {
+            if *blake3::hash(bytes).as_bytes() != hash {
+                return Err(differs(part));
+            }
+        }
+        let sink = self.sink();
+        let file = File::open(sink.path).map_err(read)?;
+        if hash_range(&file, sink.base, h.weights.len).map_err(read)? != h.weights_hash {
+            return Err(differs("weights"));
+        }
+        Ok(())
+    }
+}
+
+/// `OUT.weights`.
+pub fn weights_path(output: &Path) -> PathBuf {
+    let mut path = output.as_os_str().to_os_string();
+    path.push(".weights");
+    path.into()
+}
+
+/// BLAKE3 of a part of a file, read in pieces by all threads.
+fn hash_range(file: &File, base: u64, len: u64) -> std::io::Result<[u8; 32]> {
+    const PIECE: u64 = 4 << 20;
+    let mut hasher = blake3::Hasher::new();
+    let starts: Vec<u64> = (0..len).step_by(PIECE as usize).collect();
+    let read = |starts: &[u64]| {
+        let piece = |&start: &u64| {
+            let mut bytes = vec![0; PIECE.min(len - start) as usize];
+            file.read_exact_at(&mut bytes, base + start).map(|()| bytes)
+        };
+        starts.par_iter().map(piece).collect::<std::io::Result<Vec<_>>>()
+    };
+    for some in starts.chunks(2 * rayon::current_num_threads()) {
+        read(some)?.iter().for_each(|bytes| _ = hasher.update_rayon(bytes));
+    }
+    Ok(*hasher.finalize().as_bytes())
+}
+
+/// Header, manifest and blobs of an executable, for `rcompile inspect`. None when the file is no executable of ours.
+pub(crate) fn read_manifest(path: &Path) -> std::io::Result<Option<(Vec<u8>, u64)>> {
+    let file = File::open(path)?;
+    let len = file.metadata()?.len();
+    let mut start = vec![0; 4096.min(len as usize)];
+    file.read_exact_at(&mut start, 0)?;
+    let Some(payload) = elf::find_payload(&start) else { return Ok(None) };
+    let mut header = [0; HEADER_BYTES];
+    if file.read_exact_at(&mut header, payload).is_err() || header[..8] != PAYLOAD_MAGIC {
+        return Ok(None);
+    }
+    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
+    let (offset, size) = (word(40), word(48));
+    if size > 64 << 20 || payload.checked_add(offset).and_then(|o| o.checked_add(size)).is_none_or(|end| end > len) {
+        return Ok(None);
+    }
+    let mut manifest = vec![0; size as usize];
+    file.read_exact_at(&mut manifest, payload + offset)?;
+    Ok((blake3::hash(&manifest).as_bytes()[..] == header[88..120]).then_some((manifest, len)))
+}

@@ -1,0 +1,216 @@
+use super::payload::{Blobs, Content};
+use super::*;
+use crate::pack::Sink;
+use rcompile_runtime::abi::PayloadHeader;
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::Path;
+use std::process::Command;
+
+const TRIPLE: &str = "x86_64-unknown-linux-gnu";
+
+/// A runtime that prints header fields, a byte of the payload at a 64-bit offset, and what a step returns through `ctx`.
+const RUNTIME: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+struct entry { unsigned bucket, entry; void (*run)(const void *, unsigned, unsigned); };
+int rc_main(int argc, char **argv, const unsigned char *p, const struct entry *steps) {
+    unsigned long word[9];
+    memcpy(word, p + 16, sizeof word);
+    printf("%.7s %d %lu %lu", p, (int)((unsigned long)p % (2 << 20)), word[0], word[1]);
+    if (argc > 1) printf(" %d", p[strtoul(argv[1], 0, 0)]);
+    for (; steps->run; steps++) { int x = 0; steps->run(&x, 0, 0); printf(" %u:%d", steps->bucket, x); }
+    printf("\n");
+    return 0;
+}
+"#;
+
+struct Built {
+    dir: tempfile::TempDir,
+    work: Option<WorkDir>,
+    tools: Tools,
+}
+
+impl Built {
+    fn new() -> Built {
+        let dir = tempfile::tempdir().unwrap();
+        let work = WorkDir::create(&dir.path().join("out")).unwrap();
+        Built { dir, work: Some(work), tools: tools::find().unwrap() }
+    }
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+    fn object(&self, name: &str, source: &str) -> Vec<u8> {
+        let (c, o) = (self.dir.path().join(format!("{name}.c")), self.dir.path().join(format!("{name}.o")));
+        std::fs::write(&c, source).unwrap();
+        assert!(Command::new(&self.tools.driver).args(["-O1", "-fPIE", "-c"]).arg(&c).arg("-o").arg(&o).status().unwrap().success());
+        let bytes = std::fs::read(&o).unwrap();
+        std::fs::remove_file(c).unwrap();
+        std::fs::remove_file(o).unwrap();
+        bytes
+    }
+    fn archive(&self) -> Vec<u8> {
+        let o = self.dir.path().join("runtime.o");
+        std::fs::write(&o, self.object("r", RUNTIME)).unwrap();
+        let a = self.dir.path().join("runtime.a");
+        assert!(Command::new("ar").arg("rcD").arg(&a).arg(&o).status().unwrap().success());
+        let bytes = std::fs::read(&a).unwrap();
+        std::fs::remove_file(o).unwrap();
+        std::fs::remove_file(a).unwrap();
+        bytes
+    }
+    fn link(&self, tools: &Tools) -> Result<Linked, Error> {
+        let unit = |n: u32| {
+            (format!("unit{n}"), self.object("unit", &format!("void rc_step_{n}(int *x, unsigned t, unsigned n) {{ *x = {n}; }}")))
+        };
+        let step = |n| Step { bucket: n, entry: 0, symbol: format!("rc_step_{n}") };
+        let inputs = Inputs { triple: TRIPLE, steps: &[step(1), step(8)], objects: &[unit(1), unit(8)], archive: &self.archive() };
+        link(self.work.as_ref().unwrap(), tools, inputs)
+    }
+    fn build(&self, tools: &Tools, weights: &[u8], embedded: bool) -> Result<(), Error> {
+        let linked = self.link(tools)?;
+        let work = self.work.as_ref().unwrap();
+        let mut blobs = Blobs::default();
+        blobs.add(b"a");
+        assert_eq!(blobs.add(b"blob").offset, 64);
+        let content = Content { manifest: b"{\"name\":\"test\"}", blobs: &blobs, weights_len: weights.len() as u64, embedded };
+        let exe = payload::append(work, linked, content)?;
+        let Sink { file, base, .. } = exe.sink();
+        file.write_all_at(weights, base).unwrap();
+        exe.publish(work, *blake3::hash(weights).as_bytes(), &self.out())
+    }
+    fn run(&self, exe: &Path, args: &[&str]) -> String {
+        let out = Command::new(exe).args(args).output().unwrap();
+        assert!(out.status.success(), "{out:?}");
+        String::from_utf8(out.stdout).unwrap()
+    }
+    fn names(&self) -> Vec<String> {
+        let mut names: Vec<_> =
+            std::fs::read_dir(self.dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+}
+
+fn both_linkers() -> Vec<Tools> {
+    let found = tools::find().unwrap();
+    let plain = Tools { lld: None, ..found.clone() };
+    if found.lld.is_some() { vec![found, plain] } else { vec![plain] }
+}
+
+#[test]
+fn stub_names_every_step() {
+    let step = |n| Step { bucket: n, entry: 0, symbol: format!("rc_step_step_{n}") };
+    let text = fill_stub(&[step(1), step(8)]);
+    assert!(text.contains("\nextern void rc_step_step_8(const void *, unsigned, unsigned);\n"), "{text}");
+    assert!(text.contains("\n    { 1, 0, rc_step_step_1 },\n    { 8, 0, rc_step_step_8 },\n"), "{text}");
+}
+
+#[test]
+fn executable_runs_and_survives_strip() {
+    for tools in both_linkers() {
+        let b = Built::new();
+        let mut weights = vec![7; (2 << 20) + 5];
+        *weights.last_mut().unwrap() = 42;
+        b.build(&tools, &weights, true).unwrap();
+        let len = std::fs::metadata(b.out()).unwrap().len();
+        assert_eq!(std::fs::metadata(b.out()).unwrap().permissions().mode() & 0o777, 0o755);
+        // The payload follows the code at 2 MB; its weights follow header, manifest and blobs at 2 MB again.
+        let last = (2 << 20) + weights.len() as u64 - 1;
+        assert_eq!(len, (2 << 20) + last + 1, "{tools:?}");
+        let expected = format!("RCPAYLD 0 {len} {} 42 1:1 8:8\n", 2 << 20);
+        assert_eq!(b.run(&b.out(), &[&last.to_string()]), expected, "{tools:?}");
+        for strip in ["strip", "llvm-strip-19"] {
+            let Some(strip) = tools::in_path(strip.as_ref()) else { continue };
+            let stripped = b.dir.path().join("stripped");
+            assert!(Command::new(&strip).arg("-o").arg(&stripped).arg(b.out()).status().unwrap().success());
+            assert!(std::fs::metadata(&stripped).unwrap().len() >= last);
+            assert_eq!(b.run(&stripped, &[&last.to_string()]), expected, "{strip:?} {tools:?}");
+        }
+        let (manifest, _) = payload::read_manifest(&b.out()).unwrap().unwrap();
+        assert_eq!(manifest, b"{\"name\":\"test\"}");
+    }
+}
+
+#[test]
+fn split_weights_and_no_traces() {
+    let mut b = Built::new();
+    b.build(&b.tools, b"weights", false).unwrap();
+    b.work = None;
+    assert_eq!(b.names(), ["out", "out.weights"]);
+    assert_eq!(std::fs::read(b.dir.path().join("out.weights")).unwrap(), b"weights");
+    assert!(b.run(&b.out(), &[]).starts_with("RCPAYLD 0 "));
+}
+
+#[test]
+fn two_builds_are_identical() {
+    let make = || {
+        let b = Built::new();
+        b.build(&b.tools, &[3; 100], true).unwrap();
+        std::fs::read(b.out()).unwrap()
+    };
+    assert!(make() == make());
+}
+
+#[test]
+fn what_the_disk_changed_is_noticed() {
+    let b = Built::new();
+    let linked = b.link(&b.tools).unwrap();
+    let work = b.work.as_ref().unwrap();
+    let content = Content { manifest: b"{}", blobs: &Blobs::default(), weights_len: 3, embedded: true };
+    let exe = payload::append(work, linked, content).unwrap();
+    // Nothing was packed, so the area is zero and its hash another one.
+    let e = exe.publish(work, *blake3::hash(b"abc").as_bytes(), &b.out()).unwrap_err();
+    assert_eq!(e.exit_code(), 8);
+    assert!(e.to_string().contains("weights re-read"), "{e}");
+    assert!(!b.out().exists());
+}
+
+#[test]
+fn failing_linkers() {
+    let b = Built::new();
+    let missing = Tools { driver: "/nonexistent/cc".into(), lld: None };
+    let e = b.link(&missing).unwrap_err();
+    assert_eq!(e.exit_code(), 8);
+    assert!(e.to_string().contains("/nonexistent/cc") && e.help().unwrap().contains("apt-get"), "{e}");
+    let inputs = Inputs {
+        triple: TRIPLE,
+        steps: &[Step { bucket: 1, entry: 0, symbol: "rc_step_missing".into() }],
+        objects: &[],
+        archive: &b.archive(),
+    };
+    let e = link(b.work.as_ref().unwrap(), &b.tools, inputs).unwrap_err();
+    assert_eq!(e.exit_code(), 8);
+    assert!(e.to_string().contains("linking failed"), "{e}");
+    let e = WorkDir::create(Path::new("/nonexistent/dir/out")).unwrap_err();
+    assert_eq!(e.exit_code(), 8);
+}
+
+#[test]
+fn stale_work_directories_are_swept() {
+    let dir = tempfile::tempdir().unwrap();
+    let stale = dir.path().join(".rcompile-old.tmp");
+    std::fs::create_dir(&stale).unwrap();
+    std::fs::write(stale.join("linked"), b"x").unwrap();
+    let an_hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+    std::fs::File::open(&stale).unwrap().set_modified(an_hour_ago).unwrap();
+    let alive = WorkDir::create(&dir.path().join("other")).unwrap();
+    assert!(!stale.exists());
+    std::fs::File::open(alive.path()).unwrap().set_modified(an_hour_ago).unwrap();
+    let path = alive.path().to_path_buf();
+    let second = WorkDir::create(&dir.path().join("out")).unwrap();
+    assert!(path.exists());
+    drop((alive, second));
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn header_offsets() {
+    // `read_manifest` and `Header::encode` address fields by number.
+    use std::mem::offset_of;
+    assert_eq!(offset_of!(PayloadHeader, file_len), 16);
+    assert_eq!(offset_of!(PayloadHeader, manifest_offset), 40);
+    assert_eq!(offset_of!(PayloadHeader, manifest_hash), 88);
+    assert_eq!(offset_of!(PayloadHeader, weights_hash), 88 + 96);
+    assert_eq!(offset_of!(PayloadHeader, code_begin), 88 + 128);
+}

@@ -1,0 +1,98 @@
+//! The C compiler driver that compiles the entry stub and links, and LLD where it is installed.
+
+use super::guard::{self, Finished};
+use crate::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+/// No step of the toolchain takes longer, except when it hangs.
+const TIMEOUT: Duration = Duration::from_secs(120);
+
+/// What the user installs when something is missing.
+pub const INSTALL_CC: &str = "apt-get install gcc libc6-dev (Debian, Ubuntu), or set CC to a C compiler that links static-pie";
+
+/// Programs found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tools {
+    /// `cc`, `clang-19`, ...
+    pub driver: PathBuf,
+    /// Directory of a program named `ld.lld`.
+    pub lld: Option<PathBuf>,
+}
+
+/// Looks for a C compiler (`$CC`, then cc, clang-19, clang, gcc) and for LLD in the search path.
+pub fn find() -> Result<Tools, Error> {
+    let wanted = std::env::var_os("CC").filter(|cc| !cc.is_empty());
+    let driver = match &wanted {
+        Some(cc) => in_path(cc.as_ref()),
+        None => ["cc", "clang-19", "clang", "gcc"].iter().find_map(|name| in_path(name.as_ref())),
+    };
+    let Some(driver) = driver else {
+        return Err(Error::Toolchain {
+            program: wanted.map_or("cc".into(), |cc| cc.to_string_lossy().into_owned()),
+            what: "not found, expected a C compiler to link with, found none in PATH".into(),
+            help: Some(INSTALL_CC.into()),
+        });
+    };
+    Ok(Tools { driver, lld: find_lld() })
+}
+
+fn find_lld() -> Option<PathBuf> {
+    if let Some(lld) = in_path("ld.lld".as_ref()) {
+        return lld.parent().map(Path::to_path_buf);
+    }
+    // Debian's lld-19 puts only `ld.lld-19` into the search path; the directory that it links to has the plain name.
+    let real = std::fs::canonicalize(in_path("ld.lld-19".as_ref())?).ok()?;
+    let dir = real.parent()?;
+    is_program(&dir.join("ld.lld")).then(|| dir.to_path_buf())
+}
+
+/// A program by name (searched in `PATH`) or path.
+pub fn in_path(name: &Path) -> Option<PathBuf> {
+    if name.components().count() > 1 {
+        return std::path::absolute(name).ok().filter(|p| is_program(p));
+    }
+    std::env::split_paths(&std::env::var_os("PATH")?).map(|dir| dir.join(name)).find(|p| p.is_absolute() && is_program(p))
+}
+
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
+}
+
+impl Tools {
+    /// Runs the driver with `args` in `dir`. Errors name the program and its last line.
+    pub(super) fn run(&self, args: &[String], dir: &Path, doing: &str) -> Result<(), Error> {
+        let program = self.driver.display().to_string();
+        let failed = |what: String, help: Option<String>| Err(Error::Toolchain { program: program.clone(), what, help });
+        let mut command = Command::new(&self.driver);
+        // Variables that would change what is linked, and with it the bytes of the executable.
+        for name in ["LDFLAGS", "CFLAGS", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH"] {
+            command.env_remove(name);
+        }
+        command.args(args).env("SOURCE_DATE_EPOCH", "0").env("TMPDIR", dir);
+        match guard::run(&mut command, dir, TIMEOUT) {
+            Err(e) => failed(format!("{doing} failed: {e}"), Some(INSTALL_CC.into())),
+            Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
+            Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
+            Ok(Finished { status: Some(status), text }) => {
+                let last = text.lines().rev().find(|l| l.contains("rror") || l.contains("cannot find")).or(text.lines().last());
+                let help = if text.contains("cannot find") || text.contains("unable to find") || text.contains("No such file") {
+                    Some(INSTALL_CC.into())
+                } else {
+                    None
+                };
+                failed(format!("{doing} failed ({status}): {}", last.unwrap_or("no message").trim()), help)
+            }
+        }
+    }
+
+    /// Arguments that choose LLD, if there is one.
+    pub(super) fn linker_args(&self) -> Vec<String> {
+        match &self.lld {
+            Some(dir) => vec!["-fuse-ld=lld".into(), format!("-B{}", dir.display())],
+            None => vec![],
+        }
+    }
+}
