@@ -170,7 +170,7 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
                     && t.rank() == first.rank()
                     && t.shape.iter().zip(&first.shape).enumerate().all(|(i, (a, b))| i == axis || a == b);
                 match (fits, t.shape.get(axis)) {
-                    (true, Some(Dim::Const(n))) => sum += n,
+                    (true, Some(Dim::Const(n))) if sum.checked_add(*n).is_some() => sum += n,
                     _ => return error(name, format!("axis {axis} of {} beside {}", text(t), text(first))),
                 }
             }
@@ -237,7 +237,7 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
             need(3)?;
             float(inputs[0])?;
             let ok = match (&inputs[0].shape[..], &inputs[1].shape[..]) {
-                ([t, _, Dim::Const(d)], [u, Dim::Const(half)]) => t == u && 2 * half <= *d,
+                ([t, _, Dim::Const(d)], [u, Dim::Const(half)]) => t == u && *half <= *d / 2,
                 _ => false,
             };
             if ok && inputs[1] == inputs[2] && inputs[1].dtype == DType::F32 {
@@ -247,7 +247,10 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
             }
         }
         Op::KvAppend { state } => {
-            need(4)?;
+            // Further operands are tokens of earlier writes.
+            if inputs.len() < 4 || inputs[4..].iter().any(|t| t.dtype != DType::State) {
+                return error(name, format!("takes 4 operands and states, found {}", inputs.len()));
+            }
             let Some(s) = module.states.get(state.index()) else { return error(name, "no such state") };
             let want = [Dim::Const(s.kv_heads), Dim::Const(s.head_dim)];
             for t in &inputs[..2] {
@@ -291,8 +294,9 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
                 return error(name, format!("@{} takes other operands", f.name));
             }
             for (i, t) in inputs.iter().enumerate() {
-                if f.ty(f.inputs[i]) != *t {
-                    return error(name, format!("operand {i} of @{} is {}, found {}", f.name, text(f.ty(f.inputs[i])), text(t)));
+                let Some(formal) = f.nodes.get(f.inputs[i].index()).map(|n| &n.ty) else { return error(name, "no such input") };
+                if formal != *t {
+                    return error(name, format!("operand {i} of @{} is {}, found {}", f.name, text(formal), text(t)));
                 }
             }
             for (formal, actual) in f.params.iter().zip(params) {
@@ -301,7 +305,10 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
                     return error(name, format!("parameters of @{} have other types", f.name));
                 }
             }
-            Ok(f.ty(f.outputs[0]).clone())
+            match f.nodes.get(f.outputs[0].index()) {
+                Some(node) => Ok(node.ty.clone()),
+                None => error(name, "no such output"),
+            }
         }
     }
 }
@@ -374,6 +381,11 @@ impl Builder {
     /// Closes the innermost scope.
     pub fn scope_end(&mut self) {
         self.scope.pop();
+    }
+    /// Adds a function that [`Op::Call`] can name.
+    pub fn function(&mut self, function: Function) -> FuncId {
+        self.module.functions.push(function);
+        FuncId(self.module.functions.len() as u32 - 1)
     }
     /// Declares a symbol.
     pub fn symbol(&mut self, name: &str, bound: u64) -> Dim {

@@ -13,6 +13,7 @@ use crate::ops::{AttnExpr, AttnVar, Binary, Compare, Op, Pool, Reduce, Unary};
 pub use crate::tensor::Tensor;
 use crate::tensor::{convert, round, round_all, wrap};
 use crate::types::{DType, Dim, FuncId, Function, Module, Node, ParamId, State, StateId, Type, ValueId};
+use crate::verify::{VerifyErrors, verify};
 use std::collections::{HashMap, HashSet};
 use std::rc::Rc;
 
@@ -24,6 +25,9 @@ const KV_INDEX_MAX: i64 = 1 << 22;
 /// Why a run failed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum InterpError {
+    /// The module breaks rules of the IR.
+    #[error("{0}")]
+    Module(#[from] VerifyErrors),
     /// An input is missing, unknown or of another type.
     #[error("input {name:?}: {what}")]
     Input {
@@ -75,6 +79,7 @@ pub struct Interp<'m> {
     source: ParamSource<'m>,
     params: Vec<Option<Rc<Tensor>>>,
     states: Vec<HashMap<i64, SlotCache>>,
+    verified: bool,
 }
 
 /// What one call of a function runs with.
@@ -96,10 +101,10 @@ impl Frame {
 type Symbols = Vec<Option<usize>>;
 
 impl<'m> Interp<'m> {
-    /// An interpreter with empty states. The module must be one that [`crate::verify::verify`] accepts, else runs may panic.
+    /// An interpreter with empty states. The first run verifies the module.
     pub fn new(module: &'m Module, params: ParamSource<'m>) -> Interp<'m> {
         let states = vec![HashMap::new(); module.states.len()];
-        Interp { module, source: params, params: vec![None; module.params.len()], states }
+        Interp { module, source: params, params: vec![None; module.params.len()], states, verified: false }
     }
     /// An interpreter whose parameters are evaluated from their recipes; `tensor` reads the checkpoint.
     pub fn from_checkpoint(module: &'m Module, tensor: impl Fn(&str) -> Result<Tensor, String> + 'm) -> Interp<'m> {
@@ -116,6 +121,10 @@ impl<'m> Interp<'m> {
     /// [`Interp::run`] that shows every value to `observer`, so that a test can name the first node that differs.
     pub fn run_observed(&mut self, inputs: &[(&str, Tensor)], observer: &mut Observer<'_>) -> Result<Vec<Tensor>, InterpError> {
         let module = self.module;
+        if !self.verified {
+            verify(module)?;
+            self.verified = true;
+        }
         for (state, cache) in module.states.iter().zip(&mut self.states) {
             if !state.persistent {
                 cache.clear();

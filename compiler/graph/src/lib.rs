@@ -3,12 +3,20 @@
 pub mod build;
 pub mod interp;
 pub mod ops;
+pub mod parse;
+pub mod print;
+#[cfg(any(test, feature = "random"))]
+pub mod random;
 pub mod recipe;
 pub mod tensor;
 pub mod types;
+pub mod verify;
 
 pub use build::{Builder, TypeError};
 pub use interp::{Interp, InterpError};
 pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, Pool, Reduce, Unary};
+pub use parse::{ParseError, parse};
+pub use print::print;
 pub use tensor::Tensor;
 pub use types::{DType, Dim, FuncId, Function, Module, Node, Param, ParamId, Recipe, State, StateId, Symbol, SymbolId, Type, ValueId};
+pub use verify::{VerifyErrors, verify};

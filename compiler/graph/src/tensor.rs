@@ -58,8 +58,8 @@ impl Tensor {
 }
 
 /// Nearest value of a binary format with `precision` significant bits (ties to even), subnormals below `2^exponent_min`, infinity
-/// above `max`. Rounds once. (`half::f16::from_f64` is not used: it drops the low 32 bits of the mantissa, or goes through f32, and so
-/// misjudges ties.)
+/// above `max`. Rounds once. (`half::f16::from_f64` and `bf16::from_f64` are not used: half 2.7 drops the low 32 bits of the f64 before
+/// it rounds, so a value just above a tie goes down.)
 fn round_binary(x: f64, precision: i32, exponent_min: i32, max: f64) -> f64 {
     if x == 0.0 || !x.is_finite() {
         return x;

@@ -83,6 +83,7 @@ ids! {
     /// Index into [`Module::states`].
     StateId,
     /// Index into [`Module::functions`].
+    #[derive(Default)]
     FuncId,
 }
 
@@ -249,6 +250,10 @@ impl Function {
     pub fn ty(&self, id: ValueId) -> &Type {
         &self.nodes[id.index()].ty
     }
+    /// Input by name.
+    pub fn input(&self, name: &str) -> Option<ValueId> {
+        self.input_names.iter().position(|n| n == name).and_then(|i| self.inputs.get(i)).copied()
+    }
     /// All ids in order.
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = ValueId> + use<> {
         (0..self.nodes.len() as u32).map(ValueId)
@@ -278,12 +283,6 @@ pub struct Module {
     pub functions: Vec<Function>,
     /// The entry.
     pub main: FuncId,
-}
-
-impl Default for FuncId {
-    fn default() -> FuncId {
-        FuncId(0)
-    }
 }
 
 impl Module {
