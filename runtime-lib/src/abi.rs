@@ -73,7 +73,7 @@ pub struct StepCtx {
     pub page_table: *const i32,
     /// Barrier state owned by the runtime.
     pub barrier: *mut core::ffi::c_void,
-    /// Null, or per-thread region timestamps: `profile[thread * profile_stride + region] += ticks` (see `rc_profile`).
+    /// Null, or the runtime's region clock: generated code only compares it with null (see [`PROFILE_SYMBOL`]).
     pub profile: *mut u64,
     /// Entries per thread in `profile`.
     pub profile_stride: u64,
@@ -108,7 +108,7 @@ pub type StepFn = unsafe extern "C" fn(ctx: *const StepCtx, thread: u32, threads
 
 /// Runtime symbol that generated code calls between regions: `extern "C" fn rc_barrier(ctx: *const StepCtx, thread: u32, threads: u32)`.
 pub const BARRIER_SYMBOL: &str = "rc_barrier";
-/// Runtime symbol called around each region when `ctx.profile` is not null:
+/// Runtime symbol called after each region, before the barrier that may follow, when `ctx.profile` is not null:
 /// `extern "C" fn rc_profile(ctx: *const StepCtx, thread: u32, region: u32)` (region = index in the program's region list).
 pub const PROFILE_SYMBOL: &str = "rc_profile";
 
@@ -221,7 +221,8 @@ pub struct Manifest {
     pub kv_dtype: String,
     /// `none` or the quantisation.
     pub quantization: String,
-    /// Vocabulary size (rows of logits), 0 for encoders.
+    /// Vocabulary size: every token id is below it (rows of the embedding that may be looked up), and rows have that many
+    /// logits. Encoders have it too; the runtime refuses every id that is not below it.
     pub vocab_size: u32,
     /// Width of the hidden state.
     pub hidden_size: u32,

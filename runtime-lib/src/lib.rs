@@ -1,9 +1,21 @@
 //! The runtime that is linked into every executable, and its contract with generated code ([`abi`]).
 //!
+//! In: the payload and the generated steps that the link stage put into the executable. Out: the executable's command line.
+//! From the inside out: [`threads`] runs a generated step on all cores, [`step`] is the safe door to it, [`decode`] and
+//! [`encode`] feed sequences and texts through that door, [`text`] and [`sample`] turn texts into tokens and logits into
+//! tokens, [`payload`] and [`cpu`] check what the executable is made of and runs on, `cli` is what the user sees.
+//!
+//! There is no floating-point loop of a model in this crate: all of them are generated.
+//!
 //! With the feature `exe` off, only [`abi`] exists: that is what codegen and the driver use. The feature `text` adds the
 //! compact tokenizer, which the driver writes and executables read.
 
 pub mod abi;
+#[cfg(feature = "text")]
+pub mod text;
+
+#[cfg(feature = "exe")]
+mod cli;
 #[cfg(feature = "exe")]
 pub mod cpu;
 #[cfg(feature = "exe")]
@@ -15,10 +27,67 @@ pub mod kv;
 #[cfg(feature = "exe")]
 pub mod payload;
 #[cfg(feature = "exe")]
+mod process;
+#[cfg(feature = "exe")]
 pub mod sample;
 #[cfg(feature = "exe")]
 pub mod step;
-#[cfg(feature = "text")]
-pub mod text;
+#[cfg(feature = "exe")]
+#[path = "../../models/src/template.rs"]
+#[allow(dead_code, missing_docs, reason = "shared with the crate that checks templates at build")]
+mod template;
 #[cfg(feature = "exe")]
 pub mod threads;
+
+#[cfg(feature = "exe")]
+pub use entry::rc_main;
+
+#[cfg(feature = "exe")]
+mod entry {
+    use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
+    use std::io::Write;
+    use std::os::unix::ffi::OsStrExt;
+
+    use crate::abi::StepEntry;
+    use crate::{cli, payload};
+
+    /// Exit code of a bug in the runtime.
+    const BUG: c_int = 70;
+
+    /// What the entry stub's `main` calls.
+    ///
+    /// # Safety
+    /// `argv` has `argc` C strings. `payload` is the start of the payload segment, mapped for the life of the process. `steps`
+    /// is a table ended by an entry without function, made for the manifest in that payload.
+    #[unsafe(no_mangle)]
+    pub unsafe extern "C" fn rc_main(argc: c_int, argv: *const *const c_char, payload: *const c_void, steps: *const StepEntry) -> c_int {
+        std::panic::set_hook(Box::new(|panic| {
+            let what = panic.payload_as_str().unwrap_or("unknown").replace('\n', " ");
+            let place = panic.location().map_or(String::new(), |l| format!("{l}: "));
+            // Without stderr there is nobody to tell.
+            let _ = writeln!(
+                std::io::stderr(),
+                "error[E70-bug]: {place}{what}\nhelp: this is a bug of rcompile: please report the command line"
+            );
+        }));
+        let run = || {
+            let args: Vec<OsString> = (0..usize::try_from(argc).unwrap_or(0))
+                .map(|i| {
+                    // SAFETY: by contract of this function.
+                    let arg = unsafe { CStr::from_ptr(*argv.add(i)) };
+                    OsStr::from_bytes(arg.to_bytes()).to_owned()
+                })
+                .collect();
+            let mut count = 0;
+            // SAFETY: by contract the table is ended by an entry without function.
+            while unsafe { (*steps.add(count)).run.is_some() } {
+                count += 1;
+            }
+            // SAFETY: `count` entries were just seen; the table is part of the executable.
+            let steps = unsafe { std::slice::from_raw_parts(steps, count) };
+            // SAFETY: by contract of this function.
+            cli::run(args, || unsafe { payload::Payload::open(payload.cast()) }, steps)
+        };
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(BUG)
+    }
+}

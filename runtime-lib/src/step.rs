@@ -559,6 +559,11 @@ impl Profile {
         &bucket.words[begin..begin + bucket.regions]
     }
 
+    /// Nanoseconds that one thread waited at barriers inside steps.
+    pub fn waited(&self, bucket: usize, thread: usize) -> u64 {
+        self.buckets[bucket].words[(thread + 1) * self.stride(bucket) - 1]
+    }
+
     /// Recorded events of one thread.
     pub fn events(&self, bucket: usize, thread: usize) -> impl Iterator<Item = Event> + '_ {
         let stride = self.stride(bucket);

@@ -107,48 +107,67 @@ impl Barrier {
 /// # Safety
 /// `ctx` is the context of the running step, `ctx.barrier` points to a [`Barrier`], and all `threads` threads call it.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn rc_barrier(ctx: *const StepCtx, _thread: u32, threads: u32) {
+pub unsafe extern "C" fn rc_barrier(ctx: *const StepCtx, thread: u32, threads: u32) {
     if threads > 1 {
         // SAFETY: by contract of this function; the barrier outlives the step.
         unsafe { (*(*ctx).barrier.cast::<Barrier>()).wait(threads) }
+        // SAFETY: by contract of this function.
+        if let Some(part) = unsafe { profile_part(ctx, thread) } {
+            mark_wait(part, monotonic_ns());
+        }
     }
 }
 
-/// Words at the end of each thread's part of the profile: capacity and number of recorded events, start of the open region.
-pub(crate) const PROFILE_TAIL: usize = 3;
+/// Words at the end of each thread's part of the profile: capacity for events, number of events, the thread's last mark on
+/// the clock, and the time it waited at barriers.
+pub(crate) const PROFILE_TAIL: usize = 4;
 /// Words per event: region, start, duration.
 pub(crate) const PROFILE_EVENT: usize = 3;
 
-/// Region clock: the first call with a region starts it, the second adds the nanoseconds since then to its sum.
+/// Region clock, called after each region: adds the time since the thread's last mark (start of the step, end of the last
+/// region, end of the last barrier) to the region and sets a new mark.
 ///
 /// A thread's part of the profile is `sums[regions] .. events .. tail`, see `Profile` in `step`.
 ///
 /// # Safety
-/// `ctx` is the context of the running step and `ctx.profile` was laid out by `step::Profile` for its bucket and threads.
+/// `ctx` is the context of the running step and `ctx.profile` is null or was laid out by `step::Profile` for its bucket and
+/// threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rc_profile(ctx: *const StepCtx, thread: u32, region: u32) {
-    // SAFETY: by contract of this function; each thread writes only its own part.
-    let part = unsafe {
-        let ctx = &*ctx;
-        if ctx.profile.is_null() {
-            return;
-        }
-        let stride = ctx.profile_stride as usize;
-        std::slice::from_raw_parts_mut(ctx.profile.add(thread as usize * stride), stride)
-    };
-    record(part, region as usize, monotonic_ns());
+    // SAFETY: by contract of this function.
+    if let Some(part) = unsafe { profile_part(ctx, thread) } {
+        mark_region(part, region as usize, monotonic_ns());
+    }
 }
 
-fn record(part: &mut [u64], region: usize, now: u64) {
+/// # Safety
+/// As for [`rc_profile`].
+unsafe fn profile_part<'p>(ctx: *const StepCtx, thread: u32) -> Option<&'p mut [u64]> {
+    // SAFETY: the context is live; each thread takes only its own part, and only for the length of one call.
+    unsafe {
+        let ctx = &*ctx;
+        let stride = ctx.profile_stride as usize;
+        (!ctx.profile.is_null()).then(|| std::slice::from_raw_parts_mut(ctx.profile.add(thread as usize * stride), stride))
+    }
+}
+
+fn mark_start(part: &mut [u64], now: u64) {
+    let mark = part.len() - 2;
+    part[mark] = now;
+}
+
+fn mark_wait(part: &mut [u64], now: u64) {
+    let mark = part.len() - 2;
+    part[mark + 1] += now - part[mark];
+    part[mark] = now;
+}
+
+fn mark_region(part: &mut [u64], region: usize, now: u64) {
     let (body, tail) = part.split_at_mut(part.len() - PROFILE_TAIL);
-    let [capacity, events, open] = tail else {
+    let [capacity, events, mark, _] = tail else {
         return;
     };
-    if *open == 0 {
-        *open = now;
-        return;
-    }
-    let begin = std::mem::take(open);
+    let begin = std::mem::replace(mark, now);
     let took = now - begin;
     let sums = body.len() - *capacity as usize * PROFILE_EVENT;
     if region < sums {
@@ -158,6 +177,20 @@ fn record(part: &mut [u64], region: usize, now: u64) {
         let at = sums + *events as usize * PROFILE_EVENT;
         body[at..at + PROFILE_EVENT].copy_from_slice(&[region as u64, begin, took]);
         *events += 1;
+    }
+}
+
+/// Enters a step as one of its threads.
+///
+/// # Safety
+/// As for [`Pool::run`].
+unsafe fn enter(run: StepFn, ctx: *const StepCtx, thread: u32, threads: u32) {
+    // SAFETY: by contract of this function.
+    unsafe {
+        if let Some(part) = profile_part(ctx, thread) {
+            mark_start(part, monotonic_ns());
+        }
+        run(ctx, thread, threads);
     }
 }
 
@@ -241,7 +274,7 @@ impl Pool {
             self.shared.start.open();
         }
         // SAFETY: by contract of this function.
-        unsafe { run(at, 0, threads) };
+        unsafe { enter(run, at, 0, threads) };
         self.shared.barrier.wait(threads);
     }
 }
@@ -271,7 +304,10 @@ fn work(shared: &Shared, thread: u32) {
         let ctx = shared.ctx.load(Ordering::Relaxed);
         // SAFETY: `Pool::run` stored a `StepFn` and a live context before it opened the gate, and it waits for the barrier
         // below before it returns, so both stay valid here.
-        unsafe { std::mem::transmute::<*mut (), StepFn>(run)(ctx, thread, shared.threads) };
+        unsafe {
+            let run = std::mem::transmute::<*mut (), StepFn>(run);
+            enter(run, ctx, thread, shared.threads);
+        }
         shared.barrier.wait(shared.threads);
     }
 }
@@ -474,9 +510,11 @@ mod tests {
         // Two regions, one event.
         let mut part = vec![0; 2 + PROFILE_EVENT + PROFILE_TAIL];
         part[2 + PROFILE_EVENT] = 1;
-        for (region, now) in [(1, 10), (1, 15), (0, 20), (0, 22), (1, 30), (1, 31)] {
-            record(&mut part, region, now);
-        }
-        assert_eq!(part, [2, 6, 1, 10, 5, 1, 1, 0]);
+        mark_start(&mut part, 10);
+        mark_region(&mut part, 1, 15);
+        mark_wait(&mut part, 19);
+        mark_region(&mut part, 0, 22);
+        mark_region(&mut part, 1, 23);
+        assert_eq!(part, [3, 6, 1, 10, 5, 1, 1, 23, 4]);
     }
 }

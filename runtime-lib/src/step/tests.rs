@@ -17,7 +17,6 @@ unsafe fn fake_decoder(ctx: *const StepCtx, thread: u32, threads: u32, bucket: u
     unsafe {
         let c = &*ctx;
         let (t, n) = (thread as usize, threads as usize);
-        rc_profile(ctx, thread, 0);
         let state = c.state.cast::<i32>();
         let stride = c.pages_per_slot as usize * 256;
         for row in (t..c.rows as usize).step_by(n) {

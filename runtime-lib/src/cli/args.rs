@@ -1,0 +1,385 @@
+//! The flags of every verb, as in the command line's contract. Every long flag is also read from the environment.
+
+use clap::builder::{BoolishValueParser, OsStr};
+use clap::{ArgAction, ArgMatches, Args, Command, ValueEnum};
+
+use super::error::Failure;
+
+/// Most threads that one may ask for.
+const MAX_THREADS: usize = 4096;
+
+/// Threads of a verb.
+#[derive(Args, Debug, Clone, Default)]
+pub struct ThreadArgs {
+    /// Threads [default: physical cores of the affinity mask, capped by the CPU quota]
+    #[arg(short = 't', long, value_name = "N", value_parser = threads)]
+    pub threads: Option<usize>,
+    /// Bind each thread to one core
+    #[arg(long)]
+    pub pin: bool,
+}
+
+/// Where the input comes from; exactly one of them.
+#[derive(Args, Debug, Clone, Default)]
+pub struct InputArgs {
+    /// Input text
+    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Read the input from a file, `-` is stdin
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub file: Option<String>,
+    /// Input as token ids
+    #[arg(long, value_name = "1,2,3")]
+    pub tokens: Option<String>,
+}
+
+/// How tokens are chosen.
+#[derive(Args, Debug, Clone, Default)]
+pub struct SamplingArgs {
+    /// Temperature; 0 takes the most probable token [default: the model's]
+    #[arg(long, value_name = "F", value_parser = temperature)]
+    pub temp: Option<f32>,
+    /// Choose among the N most probable tokens; 0 is all [default: the model's]
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<usize>,
+    /// Choose among the most probable tokens that together reach F [default: the model's]
+    #[arg(long, value_name = "F", value_parser = probability)]
+    pub top_p: Option<f32>,
+    /// Drop tokens less probable than F times the most probable one [default: 0]
+    #[arg(long, value_name = "F", value_parser = probability)]
+    pub min_p: Option<f32>,
+    /// Make tokens that occurred less probable; 1 changes nothing [default: the model's]
+    #[arg(long, value_name = "F", value_parser = penalty)]
+    pub repeat_penalty: Option<f32>,
+    /// Start of the random sequence; the same seed gives the same text
+    #[arg(short = 's', long, value_name = "SEED", default_value_t = 0)]
+    pub seed: u64,
+}
+
+/// `generate`
+#[derive(Args, Debug)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub input: InputArgs,
+    /// Most tokens to generate
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
+    pub n_predict: usize,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "STR", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    /// Put the input into the model's chat template as one user message
+    #[arg(long)]
+    pub chat: bool,
+    /// System message for --chat
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub system: Option<String>,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    /// Print the text when it is complete
+    #[arg(long)]
+    pub no_stream: bool,
+    /// Go on after the token that ends a text
+    #[arg(long)]
+    pub ignore_eos: bool,
+}
+
+/// `chat`
+#[derive(Args, Debug)]
+pub struct ChatArgs {
+    /// System message
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub system: Option<String>,
+    /// Most tokens of one answer
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024)]
+    pub n_predict: usize,
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// Stop before this text; may be given several times
+    #[arg(long, value_name = "STR", action = ArgAction::Append, allow_hyphen_values = true)]
+    pub stop: Vec<String>,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+}
+
+/// `logits`
+#[derive(Args, Debug)]
+pub struct LogitsArgs {
+    #[command(flatten)]
+    pub input: InputArgs,
+    /// How many of the highest logits
+    #[arg(long, value_name = "K", default_value_t = 20)]
+    pub top: usize,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `perplexity`
+#[derive(Args, Debug)]
+pub struct PerplexityArgs {
+    /// Text to score, `-` is stdin
+    #[arg(short = 'f', long, value_name = "FILE", required = true)]
+    pub file: String,
+    /// Tokens per window, BOS included [default: the context, at most 512]
+    #[arg(short = 'c', long, value_name = "WINDOW", value_parser = clap::value_parser!(u32).range(2..))]
+    pub window: Option<u32>,
+    /// Most windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub chunks: Option<u64>,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Pooling of an embedding.
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+pub enum Pooling {
+    Mean,
+    Cls,
+    Max,
+    Last,
+}
+
+/// `embed`
+#[derive(Args, Debug)]
+pub struct EmbedArgs {
+    /// Input text
+    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Read one text per line, `-` is stdin
+    #[arg(short = 'f', long, value_name = "LINES")]
+    pub file: Option<String>,
+    /// Input as token ids
+    #[arg(long, value_name = "1,2,3")]
+    pub tokens: Option<String>,
+    /// How the vectors of a text become one [default: the model's]
+    #[arg(long, value_enum)]
+    pub pooling: Option<Pooling>,
+    /// Scale to length 1 [default: the model's]
+    #[arg(long, value_name = "true|false")]
+    pub normalize: Option<bool>,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Form of a table.
+#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
+pub enum TableForm {
+    Md,
+    Json,
+    Jsonl,
+    Csv,
+}
+
+/// `bench`
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Prompt lengths (encoders: tokens per text); 0 skips [default: 512]
+    #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',')]
+    pub n_prompt: Vec<usize>,
+    /// Numbers of tokens to generate; 0 skips [default: 128]
+    #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',')]
+    pub n_gen: Vec<usize>,
+    /// Positions already filled before a test
+    #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', default_values_t = [0])]
+    pub depth: Vec<usize>,
+    /// Sequences side by side (encoders: texts)
+    #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', default_values_t = [1])]
+    pub batch: Vec<usize>,
+    /// Repetitions of each test
+    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    pub repetitions: usize,
+    /// Numbers of threads [default: as for the other verbs]
+    #[arg(short = 't', long, value_name = "N,..", value_delimiter = ',', value_parser = threads)]
+    pub threads: Vec<usize>,
+    /// Bind each thread to one core
+    #[arg(long)]
+    pub pin: bool,
+    /// Form of the result
+    #[arg(short = 'o', long, value_enum, default_value_t = TableForm::Md)]
+    pub output: TableForm,
+}
+
+/// `profile`
+#[derive(Args, Debug)]
+pub struct ProfileArgs {
+    /// Prompt tokens (encoders: tokens of one text)
+    #[arg(short = 'p', long, value_name = "N", default_value_t = 512)]
+    pub n_prompt: usize,
+    /// Tokens to generate after the prompt
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
+    pub n_gen: usize,
+    #[command(flatten)]
+    pub threads: ThreadArgs,
+    /// Write every region that ran as a Chrome trace
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<String>,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `tokenize`
+#[derive(Args, Debug)]
+pub struct TokenizeArgs {
+    /// Input text
+    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
+    pub prompt: Option<String>,
+    /// Read the text from a file, `-` is stdin
+    #[arg(short = 'f', long, value_name = "FILE")]
+    pub file: Option<String>,
+    /// Without the tokens that the tokenizer puts around a text
+    #[arg(long)]
+    pub no_special: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `detokenize`
+#[derive(Args, Debug)]
+pub struct DetokenizeArgs {
+    /// Token ids
+    #[arg(long, value_name = "1,2,3", required = true, allow_hyphen_values = true)]
+    pub tokens: String,
+    /// Leave special tokens out
+    #[arg(long)]
+    pub skip_special: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `info` and `verify`
+#[derive(Args, Debug)]
+pub struct InfoArgs {
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn number<T: std::str::FromStr + PartialOrd>(text: &str, range: std::ops::RangeInclusive<T>, expected: &str) -> Result<T, String> {
+    text.parse::<T>().ok().filter(|v| range.contains(v)).ok_or_else(|| format!("expected {expected}"))
+}
+
+fn threads(text: &str) -> Result<usize, String> {
+    number(text, 1..=MAX_THREADS, "a number of threads from 1 to 4096")
+}
+
+fn temperature(text: &str) -> Result<f32, String> {
+    number(text, 0.0..=1e6, "a temperature of 0 or more")
+}
+
+fn probability(text: &str) -> Result<f32, String> {
+    number(text, 0.0..=1.0, "a number from 0 to 1")
+}
+
+fn penalty(text: &str) -> Result<f32, String> {
+    number(text, 1e-3..=1e3, "a positive number")
+}
+
+/// Gives every long flag its variable `RCOMPILE_ARG_<FLAG>`; the command line wins.
+pub fn with_environment(command: Command) -> Command {
+    command.mut_args(|arg| {
+        let Some(long) = arg.get_long() else {
+            return arg;
+        };
+        if matches!(arg.get_action(), ArgAction::Help | ArgAction::Version) {
+            return arg;
+        }
+        let name = format!("RCOMPILE_ARG_{}", long.replace('-', "_").to_uppercase());
+        // The names live as long as the process: one small string per flag.
+        let name: &'static str = Box::leak(name.into_boxed_str());
+        let arg = if matches!(arg.get_action(), ArgAction::SetTrue) { arg.value_parser(BoolishValueParser::new()) } else { arg };
+        arg.env(OsStr::from(name)).hide_env(true)
+    })
+}
+
+/// Which of several flags is meant: exactly one on the command line, otherwise exactly one in the environment.
+pub fn only_one<'n>(matches: &ArgMatches, names: &[&'n str]) -> Result<Option<&'n str>, Failure> {
+    use clap::parser::ValueSource;
+    for source in [ValueSource::CommandLine, ValueSource::EnvVariable] {
+        let given: Vec<&str> = names.iter().copied().filter(|name| matches.value_source(name) == Some(source)).collect();
+        match given[..] {
+            [] => {}
+            [one] => return Ok(Some(one)),
+            _ => {
+                let flags: Vec<String> = given.iter().map(|n| format!("--{n}")).collect();
+                return Err(Failure::usage(format!("{} cannot be used together", flags.join(" and "))));
+            }
+        }
+    }
+    Ok(None)
+}
+
+/// Token ids from a list with commas.
+pub fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|t| !t.is_empty())
+        .map(|t| t.parse().map_err(|_| Failure::usage(format!("--tokens: expected token ids, found {t:?}"))))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn matches(args: &[&str]) -> ArgMatches {
+        with_environment(InputArgs::augment_args(Command::new("x").no_binary_name(true))).try_get_matches_from(args).unwrap()
+    }
+
+    #[test]
+    fn inputs_exclude_each_other() {
+        const NAMES: [&str; 3] = ["prompt", "file", "tokens"];
+        assert_eq!(only_one(&matches(&["-p", "a"]), &NAMES).unwrap(), Some("prompt"));
+        assert_eq!(only_one(&matches(&[]), &NAMES).unwrap(), None);
+        let both = only_one(&matches(&["-p", "a", "--tokens", "1"]), &NAMES).unwrap_err();
+        assert_eq!(both.exit, 2);
+    }
+
+    #[test]
+    fn lists_of_ids() {
+        assert_eq!(token_list("1, 2,3,").unwrap(), [1, 2, 3]);
+        for bad in ["x", "-1", "1.5", "4294967296"] {
+            assert_eq!(token_list(bad).unwrap_err().exit, 2);
+        }
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused() {
+        assert!(temperature("NaN").is_err() && temperature("-1").is_err() && temperature("0").is_ok());
+        assert!(probability("1.01").is_err() && probability("1").is_ok());
+        assert!(threads("0").is_err() && threads("99999").is_err() && threads("4").is_ok());
+    }
+
+    #[test]
+    fn all_verbs_are_well_formed() {
+        for command in [
+            GenerateArgs::augment_args(Command::new("generate")),
+            ChatArgs::augment_args(Command::new("chat")),
+            LogitsArgs::augment_args(Command::new("logits")),
+            PerplexityArgs::augment_args(Command::new("perplexity")),
+            EmbedArgs::augment_args(Command::new("embed")),
+            BenchArgs::augment_args(Command::new("bench")),
+            ProfileArgs::augment_args(Command::new("profile")),
+            TokenizeArgs::augment_args(Command::new("tokenize")),
+            DetokenizeArgs::augment_args(Command::new("detokenize")),
+            InfoArgs::augment_args(Command::new("info")),
+        ] {
+            with_environment(command).debug_assert();
+        }
+    }
+}

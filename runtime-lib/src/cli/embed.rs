@@ -1,0 +1,93 @@
+//! `embed`: texts in, vectors out.
+
+use clap::ArgMatches;
+use serde::Serialize;
+
+use super::args::{EmbedArgs, Pooling, only_one, token_list};
+use super::error::{Failure, warn};
+use super::{Cx, print, print_json, read_text};
+use crate::encode::Encoder;
+
+/// Pooled vectors come in this order, then again normalised.
+fn vector_of(pooling: Pooling, normalize: bool) -> usize {
+    let place = match pooling {
+        Pooling::Mean => 0,
+        Pooling::Cls => 1,
+        Pooling::Max => 2,
+        Pooling::Last => 3,
+    };
+    place + if normalize { 4 } else { 0 }
+}
+
+pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Report {
+        embeddings: Vec<Vec<f32>>,
+    }
+    let defaults = cx.manifest().pooling.as_ref();
+    let pooling = args.pooling.unwrap_or_else(|| match defaults.map(|p| p.mode.as_str()) {
+        Some("cls") => Pooling::Cls,
+        Some("max") => Pooling::Max,
+        Some("last") => Pooling::Last,
+        _ => Pooling::Mean,
+    });
+    let normalize = args.normalize.unwrap_or(defaults.is_some_and(|p| p.normalize));
+    let texts = match only_one(flags, &["prompt", "file", "tokens"])? {
+        Some("tokens") => vec![token_list(args.tokens.as_deref().unwrap_or(""))?],
+        Some("prompt") => encoded(cx, &[args.prompt.as_deref().unwrap_or("")])?,
+        Some(_) => {
+            let lines = read_text(args.file.as_deref().unwrap_or("-"))?;
+            encoded(cx, &lines.lines().collect::<Vec<_>>())?
+        }
+        None => {
+            return Err(Failure::usage("no input").help("give one of -p TEXT, -f LINES, --tokens 1,2,3"));
+        }
+    };
+    let mut encoder = Encoder::new(cx.session_with("encode", &args.threads)?);
+    let vector = vector_of(pooling, normalize);
+    let mut embeddings = Vec::with_capacity(texts.len());
+    encoder.encode(&texts, |_, session, run| {
+        embeddings.push(session.pooled(run, vector).to_vec());
+    })?;
+    if args.json {
+        return print_json(&Report { embeddings });
+    }
+    for embedding in embeddings {
+        let words: Vec<String> = embedding.iter().map(f32::to_string).collect();
+        print(&(words.join(" ") + "\n"))?;
+    }
+    Ok(())
+}
+
+/// Ids of all texts, cut where the tokenizer says.
+fn encoded(cx: &Cx, texts: &[&str]) -> Result<Vec<Vec<u32>>, Failure> {
+    let loading = cx.load_text()?;
+    let limit = cx.manifest().text.as_ref().and_then(|t| t.max_length).map_or(usize::MAX, |n| n as usize);
+    let tokenizer = loading.wait()?;
+    let mut cut = 0;
+    let all = texts
+        .iter()
+        .map(|text| {
+            let encoded = tokenizer.encode_cut(text, limit)?;
+            cut += usize::from(encoded.truncated > 0);
+            Ok(encoded.ids)
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    if cut > 0 {
+        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the tokenizer says", texts.len()));
+    }
+    Ok(all)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_lie_where_the_entry_writes_them() {
+        assert_eq!(vector_of(Pooling::Mean, false), 0);
+        assert_eq!(vector_of(Pooling::Last, false), 3);
+        assert_eq!(vector_of(Pooling::Mean, true), 4);
+        assert_eq!(vector_of(Pooling::Max, true), 6);
+    }
+}

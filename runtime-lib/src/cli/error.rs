@@ -1,0 +1,187 @@
+//! How the command line fails: one line on stderr, help lines, an exit code.
+//!
+//! ```text
+//! error[E7-context]: the sequence needs 5000 positions, the executable was built for 4096
+//! help: build with a larger --ctx-size
+//! ```
+
+use std::fmt;
+use std::io;
+
+use crate::decode::DecodeError;
+use crate::encode::EncodeError;
+use crate::kv::ContextFull;
+use crate::payload::PayloadError;
+use crate::step::StepError;
+use crate::text::TextError;
+
+/// No line is longer than this, in bytes.
+const LINE_MAX: usize = 500;
+
+/// Why a verb ended early.
+#[derive(Debug)]
+pub struct Failure {
+    /// Exit code of the process.
+    pub exit: i32,
+    topic: &'static str,
+    what: String,
+    help: Vec<String>,
+}
+
+impl Failure {
+    /// A failure that prints `error[E<exit>-<topic>]: <what>`.
+    pub fn new(exit: i32, topic: &'static str, what: impl fmt::Display) -> Self {
+        Self { exit, topic, what: what.to_string(), help: Vec::new() }
+    }
+
+    /// Adds a help line.
+    pub fn help(mut self, help: impl fmt::Display) -> Self {
+        self.help.push(help.to_string());
+        self
+    }
+
+    /// The command line is wrong.
+    pub fn usage(what: impl fmt::Display) -> Self {
+        Self::new(2, "usage", what)
+    }
+
+    /// Nobody reads the output any more: a quiet end.
+    fn closed() -> Self {
+        Self::new(0, "closed", "")
+    }
+
+    /// The lines for stderr; none for a quiet end.
+    pub fn lines(&self) -> Vec<String> {
+        if self.exit == 0 {
+            return Vec::new();
+        }
+        let mut lines = vec![cut(&format!("error[E{}-{}]: {}", self.exit, self.topic, escape(&self.what)))];
+        lines.extend(self.help.iter().map(|h| cut(&format!("help: {}", escape(h)))));
+        lines
+    }
+}
+
+/// Control characters would let a text write anything to a terminal.
+fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
+            out.extend(c.escape_default());
+        } else {
+            out.push(c);
+        }
+    }
+    out
+}
+
+fn cut(line: &str) -> String {
+    if line.len() <= LINE_MAX {
+        return line.to_owned();
+    }
+    let mut end = LINE_MAX - 3;
+    while !line.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}...", &line[..end])
+}
+
+/// Prints a remark that stops nothing.
+pub fn warn(topic: &str, what: impl fmt::Display) {
+    use std::io::Write;
+    let line = cut(&format!("warning[W-{topic}]: {}", escape(&what.to_string())));
+    // Without stderr there is nobody to tell.
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Failure of a write to stdout.
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::closed(),
+            _ => Self::new(8, "output", format!("stdout: cannot be written: {error}")),
+        }
+    }
+}
+
+impl From<StepError> for Failure {
+    fn from(error: StepError) -> Self {
+        match error {
+            StepError::Token { .. } => Self::usage(error),
+            StepError::Memory { .. } => Self::new(7, "memory", error).help("build with a smaller --ctx-size, --parallel or largest bucket"),
+            StepError::Threads(_) => Self::new(7, "threads", error).help("use fewer threads: -t 1"),
+            StepError::TooLarge { .. } | StepError::Bound { .. } => Self::new(7, "step", error),
+            StepError::Broken(_) => Self::new(9, "executable", error),
+        }
+    }
+}
+
+impl From<ContextFull> for Failure {
+    fn from(error: ContextFull) -> Self {
+        Self::new(7, "context", error).help("build with a larger --ctx-size")
+    }
+}
+
+impl From<DecodeError> for Failure {
+    fn from(error: DecodeError) -> Self {
+        match error {
+            DecodeError::Step(error) => error.into(),
+            DecodeError::Full(error) => error.into(),
+        }
+    }
+}
+
+impl From<EncodeError> for Failure {
+    fn from(error: EncodeError) -> Self {
+        match error {
+            EncodeError::Step(error) => error.into(),
+            EncodeError::TooLong { .. } => Self::new(7, "length", error).help("build with a larger last bucket in --buckets"),
+            EncodeError::Empty { .. } => Self::usage(error),
+        }
+    }
+}
+
+impl From<TextError> for Failure {
+    fn from(error: TextError) -> Self {
+        Self::new(error.exit_code(), "tokenizer", error)
+    }
+}
+
+impl From<PayloadError> for Failure {
+    fn from(error: PayloadError) -> Self {
+        let failure = Self::new(error.exit_code(), "executable", &error);
+        match error {
+            PayloadError::Missing { .. } => failure.help("the weights file lies beside the executable: copy both"),
+            _ => failure.help("the file was changed after it was built: copy or build it again"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_whatever_the_text() {
+        let failure = Failure::usage(format!("bad\n\u{1b}[31m{}", "é".repeat(600))).help("a\nb");
+        let lines = failure.lines();
+        assert_eq!(lines.len(), 2);
+        assert!(lines[0].starts_with("error[E2-usage]: bad\\n\\u{1b}[31m"));
+        assert!(lines.iter().all(|l| l.len() <= LINE_MAX && !l.contains('\n')));
+    }
+
+    #[test]
+    fn a_closed_pipe_is_quiet_and_a_full_disk_is_not() {
+        let closed = Failure::from(io::Error::from(io::ErrorKind::BrokenPipe));
+        assert_eq!((closed.exit, closed.lines().len()), (0, 0));
+        let full = Failure::from(io::Error::from(io::ErrorKind::StorageFull));
+        assert_eq!((full.exit, full.lines().len()), (8, 1));
+    }
+
+    #[test]
+    fn limits_name_both_numbers() {
+        let full = ContextFull { needed: 9, ctx_size: 8 };
+        let failure = Failure::from(DecodeError::Full(full));
+        assert_eq!(failure.exit, 7);
+        assert!(failure.lines()[0].contains('9') && failure.lines()[0].contains('8'));
+    }
+}

@@ -1,0 +1,127 @@
+//! `info` and `verify`: what the executable knows about itself, and whether it is still that.
+
+use serde::Serialize;
+
+use super::args::InfoArgs;
+use super::error::Failure;
+use super::{Cx, print, print_json};
+use crate::abi::Manifest;
+
+pub(super) fn info(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
+    let manifest = cx.manifest();
+    let header = cx.payload.header();
+    if args.json {
+        return print_json(&Report {
+            kv_bytes: manifest.state.bytes,
+            arena_bytes: arena_bytes(manifest),
+            file_bytes: header.file_len,
+            code_bytes: header.code_end - header.code_begin,
+            weights_embedded: header.weights_embedded != 0,
+            weights_blake3: hex(&header.weights_hash),
+            manifest,
+        });
+    }
+    print(&table(cx))
+}
+
+#[derive(Serialize)]
+struct Report<'m> {
+    #[serde(flatten)]
+    manifest: &'m Manifest,
+    kv_bytes: u64,
+    arena_bytes: u64,
+    file_bytes: u64,
+    code_bytes: u64,
+    weights_embedded: bool,
+    weights_blake3: String,
+}
+
+fn arena_bytes(manifest: &Manifest) -> u64 {
+    let buckets = manifest.entries.iter().flat_map(|e| &e.buckets);
+    buckets.map(|b| b.arena_bytes).max().unwrap_or(0)
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+/// Bytes as people read them.
+pub(super) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    match unit {
+        0 => format!("{bytes} B"),
+        _ => format!("{value:.2} {}", UNITS[unit]),
+    }
+}
+
+fn table(cx: &Cx) -> String {
+    let m = cx.manifest();
+    let header = cx.payload.header();
+    let mut out = String::new();
+    let mut line = |name: &str, value: String| {
+        out += &format!("{name:<14}{value}\n");
+    };
+    line("model", format!("{} ({})", m.name, m.architecture));
+    line("task", m.task.clone());
+    line("built by", format!("rcompile {}", m.rcompile_version));
+    line("target", format!("{}, {}, split for {} cores", m.target, m.cpu, m.cores));
+    line("features", m.features.join(","));
+    line("parameters", m.parameters.to_string());
+    line("types", format!("weights {}, compute {}, KV cache {}, quantisation {}", m.dtype, m.compute, m.kv_dtype, m.quantization));
+    line("context", format!("{} positions, {} slots", m.ctx_size, m.slots));
+    for entry in &m.entries {
+        let rows: Vec<String> = entry.buckets.iter().map(|b| b.rows.to_string()).collect();
+        line("entry", format!("{}, buckets {}", entry.name, rows.join(",")));
+    }
+    let place = if header.weights_embedded != 0 { "in this file" } else { "in the file beside" };
+    line("weights", format!("{} {place}", size(m.weight_bytes)));
+    line("KV cache", format!("{}, {} per position", size(m.state.bytes), size(m.state.bytes_per_token)));
+    line("arena", size(arena_bytes(m)));
+    line("code", size(header.code_end - header.code_begin));
+    line("file", size(header.file_len));
+    if let Some(text) = &m.text {
+        let template = if text.chat_template.is_some() { "with chat template" } else { "no chat template" };
+        line("tokenizer", format!("{}, {template}", size(text.tokenizer.len)));
+    }
+    for note in &m.notes {
+        line("note", note.clone());
+    }
+    for input in &m.inputs {
+        line("input", format!("{} {} {}", input.sha256, input.name, size(input.bytes)));
+    }
+    out
+}
+
+pub(super) fn verify(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Report {
+        ok: bool,
+        weight_bytes: u64,
+        weights_blake3: String,
+    }
+    let weight_bytes = cx.payload.verify_weights()?;
+    let weights_blake3 = hex(&cx.payload.header().weights_hash);
+    if args.json {
+        return print_json(&Report { ok: true, weight_bytes, weights_blake3 });
+    }
+    print(&format!("ok: header, manifest, tokenizer, code and {} of weights are as built\n", size(weight_bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!(size(0), "0 B");
+        assert_eq!(size(1023), "1023 B");
+        assert_eq!(size(1536), "1.50 KiB");
+        assert_eq!(size(5 << 40), "5.00 TiB");
+    }
+}

@@ -1,0 +1,270 @@
+//! The command line of an executable: verbs, flags, output, exit codes. The only module that prints, exits and looks at the
+//! environment.
+//!
+//! In: arguments, the payload's address, the table of steps. Out: data on stdout, one line per error on stderr, an exit code.
+//! Order of the checks: integrity of the file (exit 9), CPU (exit 10, all verbs but `info` and `verify`), command line (2).
+
+mod args;
+mod bench;
+mod embed;
+mod error;
+mod generate;
+mod info;
+mod score;
+mod text;
+
+use std::ffi::OsString;
+use std::io::{Read, Write};
+use std::thread::JoinHandle;
+
+use clap::error::ErrorKind;
+use clap::{ArgMatches, Args, Command, FromArgMatches};
+
+use crate::abi::{Manifest, StepEntry};
+use crate::cpu;
+use crate::payload::Payload;
+use crate::process::Started;
+use crate::step::{Program, Session, StepError};
+use crate::text::Text;
+use crate::threads::{Cpus, Pool, pin_to};
+use args::{InputArgs, ThreadArgs};
+use error::Failure;
+
+/// Most bytes of an input file.
+const MAX_INPUT_BYTES: u64 = 1 << 30;
+
+/// What every verb works with.
+pub(crate) struct Cx {
+    payload: Payload,
+    steps: &'static [StepEntry],
+    started: Started,
+}
+
+/// Runs the command line and returns the exit code.
+pub(crate) fn run(
+    args: Vec<OsString>,
+    payload: impl FnOnce() -> Result<Payload, crate::payload::PayloadError>,
+    steps: &'static [StepEntry],
+) -> i32 {
+    let started = Started::now();
+    crate::process::set_signals();
+    let done = payload().map_err(Failure::from).and_then(|payload| {
+        let cx = Cx { payload, steps, started };
+        cx.dispatch(args)
+    });
+    match done {
+        Ok(()) => 0,
+        Err(failure) => {
+            for line in failure.lines() {
+                // Without stderr there is nobody to tell.
+                let _ = writeln!(std::io::stderr(), "{line}");
+            }
+            failure.exit
+        }
+    }
+}
+
+impl Cx {
+    fn manifest(&self) -> &Manifest {
+        self.payload.manifest()
+    }
+
+    fn dispatch(&self, args: Vec<OsString>) -> Result<(), Failure> {
+        let verb = args.get(1).and_then(|a| a.to_str()).unwrap_or("");
+        if !matches!(verb, "info" | "verify") {
+            let needed = &self.manifest().features;
+            let missing = cpu::missing(needed);
+            if !missing.is_empty() {
+                return Err(Failure::new(10, "cpu", cpu::describe(needed, &missing)).help("build again with --cpu for this machine"));
+            }
+        }
+        let matches = match self.command().try_get_matches_from(args) {
+            Ok(matches) => matches,
+            Err(error) => return usage_error(&error),
+        };
+        let Some((verb, flags)) = matches.subcommand() else {
+            return Err(Failure::usage("no verb given"));
+        };
+        match verb {
+            "generate" => generate::generate(self, &parsed(flags)?, flags),
+            "chat" => generate::chat(self, &parsed(flags)?),
+            "logits" => score::logits(self, &parsed(flags)?, flags),
+            "perplexity" => score::perplexity(self, &parsed(flags)?),
+            "embed" => embed::embed(self, &parsed(flags)?, flags),
+            "bench" => bench::bench(self, &parsed(flags)?),
+            "profile" => bench::profile(self, &parsed(flags)?),
+            "tokenize" => text::tokenize(self, &parsed(flags)?, flags),
+            "detokenize" => text::detokenize(self, &parsed(flags)?),
+            "info" => info::info(self, &parsed(flags)?),
+            "verify" => info::verify(self, &parsed(flags)?),
+            other => Err(Failure::usage(format!("unknown verb {other:?}"))),
+        }
+    }
+
+    /// The verbs of this executable's task.
+    fn command(&self) -> Command {
+        fn verb<A: Args>(name: &'static str, about: &'static str) -> Command {
+            args::with_environment(A::augment_args(Command::new(name).about(about)))
+        }
+        let manifest = self.manifest();
+        // Lives as long as the process, like the names of the variables.
+        let version: &'static str = Box::leak(format!("{} (rcompile {})", manifest.name, manifest.rcompile_version).into_boxed_str());
+        let mut command = Command::new("executable")
+            .bin_name(self.payload.name().to_owned())
+            .about(format!(
+                "{} ({}), compiled by rcompile for {} ({})",
+                manifest.name, manifest.architecture, manifest.target, manifest.cpu
+            ))
+            .version(version)
+            .disable_help_subcommand(true)
+            .subcommand_required(true);
+        if manifest.task == "embed" {
+            command = command.subcommand(verb::<args::EmbedArgs>("embed", "Embed texts as vectors"));
+        } else {
+            command = command
+                .subcommand(verb::<args::GenerateArgs>("generate", "Continue a text"))
+                .subcommand(verb::<args::ChatArgs>("chat", "Talk, line by line"))
+                .subcommand(verb::<args::LogitsArgs>("logits", "Highest logits after the input"))
+                .subcommand(verb::<args::PerplexityArgs>("perplexity", "How well the model predicts a text"));
+        }
+        command
+            .subcommand(verb::<args::BenchArgs>("bench", "Measure speed"))
+            .subcommand(verb::<args::ProfileArgs>("profile", "Where the time goes, region by region"))
+            .subcommand(verb::<args::TokenizeArgs>("tokenize", "Token ids of a text"))
+            .subcommand(verb::<args::DetokenizeArgs>("detokenize", "Text of token ids"))
+            .subcommand(verb::<args::InfoArgs>("info", "What this executable was built from and for"))
+            .subcommand(verb::<args::InfoArgs>("verify", "Check every byte against the hashes of the build"))
+    }
+
+    /// Starts to load the tokenizer on a thread of its own.
+    fn load_text(&self) -> Result<LoadingText, Failure> {
+        let Some(info) = &self.manifest().text else {
+            return Err(Failure::new(6, "tokenizer", "this executable has no tokenizer")
+                .help("give token ids with --tokens, or build from a model directory with tokenizer.json"));
+        };
+        let bytes = self.payload.blob(info.tokenizer, "tokenizer")?;
+        let thread = std::thread::Builder::new()
+            .name("tokenizer".into())
+            .spawn(move || Text::load(bytes))
+            .map_err(|e| Failure::new(7, "threads", e))?;
+        Ok(LoadingText { thread })
+    }
+
+    /// A pool as the flags ask for.
+    fn pool(&self, threads: Option<usize>, pin: bool) -> Result<Pool, Failure> {
+        let cpus = Cpus::detect();
+        let threads = threads.unwrap_or(cpus.default_threads);
+        let pinned = pin.then_some(&cpus.cores[..]);
+        if let Some(&first) = pinned.and_then(|cores| cores.first()) {
+            // Without the right to pin, threads run unpinned.
+            let _ = pin_to(first);
+        }
+        Ok(Pool::new(threads, cpus.available, pinned).map_err(StepError::Threads)?)
+    }
+
+    /// A session for one entry of the executable.
+    fn session(&self, entry: &str, threads: Option<usize>, pin: bool) -> Result<Session<'static>, Failure> {
+        let index = self
+            .manifest()
+            .entries
+            .iter()
+            .position(|e| e.name == entry)
+            .ok_or_else(|| Failure::new(9, "executable", format!("no entry {entry:?}")))?;
+        let weights = self.payload.weights()?;
+        // SAFETY: manifest, functions and weights come from one build: the code and manifest hashes were checked at start.
+        let program = unsafe { Program::new(self.manifest(), index, self.steps, weights) }?;
+        Ok(Session::new(program, self.pool(threads, pin)?)?)
+    }
+
+    fn session_with(&self, entry: &str, args: &ThreadArgs) -> Result<Session<'static>, Failure> {
+        self.session(entry, args.threads, args.pin)
+    }
+}
+
+/// A tokenizer that is being loaded.
+pub(crate) struct LoadingText {
+    thread: JoinHandle<Result<Text<'static>, crate::text::TextError>>,
+}
+
+impl LoadingText {
+    fn wait(self) -> Result<Text<'static>, Failure> {
+        match self.thread.join() {
+            Ok(loaded) => Ok(loaded?),
+            Err(_) => Err(Failure::new(9, "executable", "tokenizer: cannot be loaded")),
+        }
+    }
+}
+
+/// What a verb works on.
+pub(crate) enum Input {
+    Text(String),
+    Tokens(Vec<u32>),
+}
+
+/// The input that the flags name.
+pub(crate) fn input(args: &InputArgs, flags: &ArgMatches) -> Result<Input, Failure> {
+    match args::only_one(flags, &["prompt", "file", "tokens"])? {
+        Some("prompt") => Ok(Input::Text(args.prompt.clone().unwrap_or_default())),
+        Some("file") => Ok(Input::Text(read_text(args.file.as_deref().unwrap_or("-"))?)),
+        Some(_) => Ok(Input::Tokens(args::token_list(args.tokens.as_deref().unwrap_or(""))?)),
+        None => Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE, --tokens 1,2,3")),
+    }
+}
+
+/// A file as text, `-` is stdin.
+pub(crate) fn read_text(path: &str) -> Result<String, Failure> {
+    let failed = |e: std::io::Error| Failure::new(3, "input", format!("{path}: {e}"));
+    let mut bytes = Vec::new();
+    let reader: &mut dyn Read = if path == "-" { &mut std::io::stdin() } else { &mut std::fs::File::open(path).map_err(failed)? };
+    reader.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > MAX_INPUT_BYTES {
+        return Err(Failure::new(7, "input", format!("{path}: expected at most {MAX_INPUT_BYTES} bytes, found more")));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let at = e.utf8_error().valid_up_to();
+        Failure::new(4, "input", format!("{path}: not UTF-8 at byte {at}"))
+    })
+}
+
+/// Prints data.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+/// Prints one JSON value on one line.
+pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
+    let mut line = serde_json::to_string(value).map_err(|e| Failure::new(70, "bug", e))?;
+    line.push('\n');
+    print(&line)
+}
+
+/// Ids as they are given to `--tokens`.
+pub(crate) fn joined(ids: &[u32]) -> String {
+    let words: Vec<String> = ids.iter().map(u32::to_string).collect();
+    words.join(",")
+}
+
+fn parsed<A: FromArgMatches>(flags: &ArgMatches) -> Result<A, Failure> {
+    A::from_arg_matches(flags).map_err(|e| Failure::usage(e.kind()))
+}
+
+/// What clap says, as one error line; help and version are data.
+fn usage_error(error: &clap::Error) -> Result<(), Failure> {
+    if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
+        return print(&error.render().to_string());
+    }
+    let text = error.render().to_string();
+    let mut lines = text.lines();
+    let mut what: Vec<&str> = lines.by_ref().take_while(|l| !l.trim().is_empty()).map(str::trim).collect();
+    if let Some(first) = what.first_mut() {
+        *first = first.strip_prefix("error: ").unwrap_or(first);
+    }
+    let usage = lines.filter_map(|l| l.trim().strip_prefix("Usage: ")).next_back().map(str::to_owned);
+    let failure = Failure::usage(what.join(" "));
+    Err(match usage {
+        Some(usage) => failure.help(usage),
+        None => failure.help("see --help"),
+    })
+}

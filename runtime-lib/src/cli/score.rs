@@ -1,0 +1,104 @@
+//! `logits` and `perplexity`: what the model thinks of a text.
+
+use clap::ArgMatches;
+use serde::Serialize;
+
+use super::args::{LogitsArgs, PerplexityArgs};
+use super::error::Failure;
+use super::{Cx, Input, input, print, print_json, read_text};
+use crate::decode::Decoder;
+use crate::sample::{nll, top};
+
+/// Default window, where the context is not shorter.
+const WINDOW: usize = 512;
+
+pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Report {
+        tokens: Vec<u32>,
+        top: Vec<(u32, f32)>,
+    }
+    let tokens = match input(&args.input, flags)? {
+        Input::Tokens(tokens) => tokens,
+        Input::Text(text) => cx.load_text()?.wait()?.encode(&text, true)?,
+    };
+    if tokens.is_empty() {
+        return Err(Failure::usage("the input has no tokens"));
+    }
+    let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
+    decoder.feed(0, &tokens)?;
+    let top = top(decoder.logits(0), args.top);
+    if args.json {
+        return print_json(&Report { tokens, top });
+    }
+    print(&top.iter().map(|(id, logit)| format!("{id}\t{logit}\n")).collect::<String>())
+}
+
+pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Report {
+        tokens: usize,
+        nll: f64,
+        ppl: f64,
+    }
+    let ctx_size = cx.manifest().ctx_size as usize;
+    let window = args.window.map_or(WINDOW.min(ctx_size), |w| w as usize);
+    if window > ctx_size {
+        return Err(Failure::new(7, "context", format!("a window of {window} tokens, the executable was built for {ctx_size}"))
+            .help("use a smaller -c, or build with a larger --ctx-size"));
+    }
+    let loading = cx.load_text()?;
+    let source = read_text(&args.file)?;
+    let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
+    let text = loading.wait()?;
+    let leading = text.leading_special()?;
+    let ids = text.encode(&source, false)?;
+    let windows = windows(&ids, &leading, window)?;
+    let chunks = args.chunks.map_or(usize::MAX, |n| n as usize);
+    let (mut sum, mut tokens) = (0.0, 0);
+    for window in windows.take(chunks) {
+        decoder.truncate(0, 0);
+        // The last token's logits predict what lies outside of the window.
+        decoder.score(0, &window[..window.len() - 1], |i, logits| {
+            sum += nll(logits, window[i + 1]);
+            tokens += 1;
+        })?;
+    }
+    if tokens == 0 {
+        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", args.file, ids.len()))
+            .help("give a longer text or a smaller -c"));
+    }
+    let nll = sum / tokens as f64;
+    let report = Report { tokens, nll, ppl: nll.exp() };
+    if args.json {
+        return print_json(&report);
+    }
+    print(&format!("{} tokens, nll {:.6}, perplexity {:.5}\n", report.tokens, report.nll, report.ppl))
+}
+
+/// Full windows of `window` tokens side by side, each with the leading special tokens in front, which count.
+fn windows<'t>(ids: &'t [u32], leading: &'t [u32], window: usize) -> Result<impl Iterator<Item = Vec<u32>> + 't, Failure> {
+    let room = window
+        .checked_sub(leading.len())
+        .filter(|&r| r > 0)
+        .ok_or_else(|| Failure::usage(format!("-c: expected more than {} tokens, found {window}", leading.len())))?;
+    Ok(ids.chunks_exact(room).map(move |part| [leading, part].concat()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn windows_count_bos_and_drop_the_rest() {
+        let ids: Vec<u32> = (10..21).collect();
+        let all = |leading: &[u32], window| -> Vec<Vec<u32>> { windows(&ids, leading, window).unwrap().collect() };
+        let with = all(&[1], 4);
+        assert_eq!(with.len(), 3);
+        assert_eq!(with[0], [1, 10, 11, 12]);
+        assert_eq!(with[2], [1, 16, 17, 18]);
+        assert_eq!(all(&[], 4).len(), 2);
+        assert!(all(&[], 12).is_empty());
+        assert!(windows(&ids, &[1, 2], 2).is_err());
+    }
+}

@@ -1,0 +1,40 @@
+//! `tokenize` and `detokenize`.
+
+use clap::ArgMatches;
+use serde::Serialize;
+
+use super::args::{DetokenizeArgs, TokenizeArgs, only_one, token_list};
+use super::error::Failure;
+use super::{Cx, joined, print, print_json, read_text};
+
+pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Report {
+        tokens: Vec<u32>,
+        pieces: Vec<String>,
+    }
+    let loading = cx.load_text()?;
+    let input = match only_one(flags, &["prompt", "file"])? {
+        Some("prompt") => args.prompt.clone().unwrap_or_default(),
+        Some(_) => read_text(args.file.as_deref().unwrap_or("-"))?,
+        None => return Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE")),
+    };
+    let text = loading.wait()?;
+    let tokens = text.encode(&input, !args.no_special)?;
+    if !args.json {
+        return print(&(joined(&tokens) + "\n"));
+    }
+    let pieces = tokens.iter().map(|&id| text.id_to_token(id).unwrap_or_default()).collect();
+    print_json(&Report { tokens, pieces })
+}
+
+pub(super) fn detokenize(cx: &Cx, args: &DetokenizeArgs) -> Result<(), Failure> {
+    #[derive(Serialize)]
+    struct Report {
+        text: String,
+    }
+    let loading = cx.load_text()?;
+    let tokens = token_list(&args.tokens)?;
+    let text = loading.wait()?.decode(&tokens, args.skip_special)?;
+    if args.json { print_json(&Report { text }) } else { print(&(text + "\n")) }
+}
