@@ -14,7 +14,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
@@ -35,6 +35,19 @@ pub struct ModelDir {
 struct Root {
     path: PathBuf,
     fd: OwnedFd,
+    /// What was read as a whole so far.
+    inputs: Mutex<Vec<InputFile>>,
+}
+
+/// A file that went into an executable.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct InputFile {
+    /// Name relative to the model directory.
+    pub name: String,
+    /// Size.
+    pub bytes: u64,
+    /// SHA-256 of the content in hexadecimal digits.
+    pub sha256: String,
 }
 
 /// What must stay the same while a file is read.
@@ -65,7 +78,7 @@ impl ModelDir {
             Errno::NOTDIR => missing("not a directory", "a file".to_string()),
             e => missing("cannot be opened", errno(e)),
         })?;
-        Ok(ModelDir { root: Arc::new(Root { path: path.to_path_buf(), fd }) })
+        Ok(ModelDir { root: Arc::new(Root { path: path.to_path_buf(), fd, inputs: Mutex::default() }) })
     }
 
     /// The path that was opened.
@@ -77,6 +90,13 @@ impl ModelDir {
     pub fn name(&self) -> String {
         let full = std::fs::canonicalize(self.path()).unwrap_or_else(|_| self.path().to_path_buf());
         escape(&full.file_name().map_or("model".into(), |n| n.to_string_lossy()))
+    }
+
+    /// The files that were read as a whole so far, each with its hash, by name.
+    pub fn inputs(&self) -> Vec<InputFile> {
+        let mut inputs = self.root.inputs.lock().unwrap_or_else(|e| e.into_inner()).clone();
+        inputs.sort();
+        inputs
     }
 
     /// Opens `name`, a path with `/` relative to the directory; an absent file is an error.
@@ -284,6 +304,11 @@ impl File {
         let mut bytes = vec![0; self.size() as usize];
         self.read_at(&mut bytes, 0)?;
         self.check_unchanged()?;
+        let input = InputFile { name: self.name.clone(), bytes: self.size(), sha256: sha256_hex(&bytes) };
+        let mut inputs = self.root.inputs.lock().unwrap_or_else(|e| e.into_inner());
+        if !inputs.contains(&input) {
+            inputs.push(input);
+        }
         Ok(bytes)
     }
 

@@ -7,7 +7,8 @@
 //! ```
 //! Everything that can be wrong with a model directory is found here and told in one line ([`Error`]); later stages
 //! rely on it. Nothing in the directory is executed, nothing outside it is read, sizes are compared with the files
-//! before memory is asked for, and foreign parsers run under `catch_unwind`.
+//! before memory is asked for, and foreign parsers run with panics caught. Whether weights are finite is asked while
+//! they are packed ([`weights::WeightIndex::check_finite`]), since only then they are read.
 //!
 //! Architectures ([`arch`]) describe models: a configuration, the tensors they need, and the forward computation.
 
@@ -15,10 +16,202 @@ pub mod arch;
 pub mod config;
 pub mod dir;
 pub mod error;
+pub mod generation;
+mod guard;
 pub mod json;
 pub mod rope;
 pub mod template;
+pub mod tokenizer;
 pub mod trace;
 pub mod weights;
 
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use arch::{ArchEntry, Architecture, Facts, Task};
+use config::{ConfigReader, RopeKind};
+use dir::{InputFile, ModelDir};
 pub use error::{Error, Kind, Warning};
+use generation::{Generation, Pooling, SETTINGS_BYTES_MAX};
+use template::{Template, TemplateErrorKind, TemplateInput};
+use tokenizer::Tokenizer;
+use weights::WeightIndex;
+
+const CONFIG: &str = "config.json";
+
+/// What the user asked for, as far as it matters to opening.
+#[derive(Clone, Debug, Default)]
+pub struct OpenOptions {
+    /// `--ctx-size`: positions per sequence.
+    pub ctx_size: Option<usize>,
+    /// `--strict`: tensors that the architecture does not know are an error.
+    pub strict: bool,
+    /// Whether a model without `tokenizer.json` is accepted; it then takes token ids only.
+    pub tokenizer_optional: bool,
+}
+
+/// A model directory in which everything fits together.
+pub struct Model {
+    /// The open directory.
+    pub dir: ModelDir,
+    /// The directory's own name.
+    pub name: String,
+    /// The registry's line.
+    pub arch: &'static ArchEntry,
+    /// The configured architecture.
+    pub net: Box<dyn Architecture>,
+    /// The checkpoint's tensors by canonical name.
+    pub weights: WeightIndex,
+    /// The tokenizer, where there is one.
+    pub tokenizer: Option<Tokenizer>,
+    /// Source of the chat template; it compiles and renders.
+    pub chat_template: Option<String>,
+    /// Special ids and sampling defaults.
+    pub generation: Generation,
+    /// The last steps of a sentence encoder.
+    pub pooling: Option<Pooling>,
+    /// To be printed, at most one line of each kind of thing.
+    pub warnings: Vec<Warning>,
+}
+
+impl Model {
+    /// Sizes and switches of the model.
+    pub fn facts(&self) -> &Facts {
+        self.net.facts()
+    }
+
+    /// Every file that was read, with its hash, by name. Reads the weights once more, in a stream; other threads may
+    /// read tensors meanwhile.
+    pub fn hash_inputs(&self) -> Result<Vec<InputFile>, Error> {
+        let mut inputs = self.dir.inputs();
+        for file in self.weights.files() {
+            let sha256 = file.sha256()?;
+            inputs.push(InputFile { name: file.name().to_string(), bytes: file.size(), sha256 });
+        }
+        inputs.sort();
+        Ok(inputs)
+    }
+}
+
+/// Opens and checks the model directory at `path`.
+pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
+    let dir = ModelDir::open(path)?;
+    let mut warnings = Vec::new();
+    let map = json::parse_object(CONFIG, &dir.open_file(CONFIG)?.read_all(SETTINGS_BYTES_MAX)?)?;
+    let config = ConfigReader::new(CONFIG, &map).with_ctx_size(options.ctx_size);
+    refuse_unsupported(&config)?;
+    let pooled = dir.open_if_present("modules.json")?.is_some();
+    let entry = arch::find(&config, pooled)?;
+    config.refuse_if_true("is_encoder_decoder")?;
+    let net = (entry.load)(&config)?;
+    let facts = net.facts();
+    check_context(facts, options)?;
+    if config.value("auto_map").is_some() {
+        let what = "names code in the model directory, which is never run; the built-in architecture is used";
+        warnings.push(Warning::new(CONFIG, "auto_map", what));
+    }
+    let generation = generation::read_generation(&dir, &config, facts.vocab_size)?;
+    let pooling = match entry.task {
+        Task::Embed => generation::read_pooling(&dir, facts.hidden_size)?,
+        Task::Generate => None,
+    };
+
+    let mut weights = WeightIndex::open(&dir, &mut warnings)?;
+    weights.canonicalise(entry.naming)?;
+    weights.check(&*net, options.strict, &mut warnings)?;
+
+    let tokenizer = tokenizer::read(&dir, facts.vocab_size)?;
+    if tokenizer.is_none() && !options.tokenizer_optional {
+        let place = format!("a file in {}", path.display());
+        return Err(Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file"));
+    }
+    let chat_template = match entry.task {
+        Task::Generate => tokenizer::read_chat_template(&dir)?,
+        Task::Embed => None,
+    };
+    if let Some((file, source)) = &chat_template {
+        probe_template(file, source, tokenizer.as_ref())?;
+    }
+    let name = dir.name();
+    let chat_template = chat_template.map(|(_, source)| source);
+    Ok(Model { dir, name, arch: entry, net, weights, tokenizer, chat_template, generation, pooling, warnings })
+}
+
+/// Things that no architecture here supports, whatever its name: refused by name, inconsistent ones first.
+fn refuse_unsupported(config: &ConfigReader<'_>) -> Result<(), Error> {
+    let experts = ["num_local_experts", "num_experts", "n_routed_experts"];
+    for key in experts {
+        let count = config.usize_opt(key, 0..=config::SIZE_MAX)?.unwrap_or(0);
+        let chosen = config.usize_opt("num_experts_per_tok", 0..=config::SIZE_MAX)?.unwrap_or(0);
+        if count > 0 && chosen > count {
+            let fields = (("num_experts_per_tok", chosen), (key, count));
+            return Err(config.disagree(fields.0, fields.1, "contradict each other", "at most as many as there are"));
+        }
+        if count > 0 {
+            return Err(config.unsupported(key, count, "a model without experts"));
+        }
+    }
+    for key in ["quantization_config", "compression_config"] {
+        if let Some(section) = config.section(key)? {
+            let method = section.str_or("quant_method", "no quant_method")?;
+            return Err(section.unsupported("quant_method", method, "weights in F32, F16 or BF16"));
+        }
+    }
+    Ok(())
+}
+
+/// A context beyond what the positions of the model allow is refused where the result would be wrong.
+fn check_context(facts: &Facts, options: &OpenOptions) -> Result<(), Error> {
+    let Some(context) = options.ctx_size.filter(|n| *n > facts.max_positions) else { return Ok(()) };
+    let expected = match &facts.rope {
+        None => "at most the learned positions",
+        Some(rope) if matches!(rope.kind, RopeKind::Dynamic { .. }) => "at most the trained length with dynamic RoPE",
+        Some(_) => return Ok(()),
+    };
+    let expected = format!("{expected}, {}", facts.max_positions);
+    let place = "max_position_embeddings";
+    Err(Error::new(Kind::Unsupported, CONFIG, place, "is below the context size asked for", expected, context))
+}
+
+/// Compiles the template and renders a few conversations, within its bounds.
+fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
+    let place = |line: usize| if line == 0 { "chat_template".to_string() } else { format!("line {line}") };
+    let refuse = |e: &template::TemplateError| match e.kind {
+        TemplateErrorKind::Limit => {
+            let expected = format!("at most {} steps and {} bytes of text", template::FUEL, template::OUTPUT_BYTES_MAX);
+            Error::new(Kind::Limit, file, place(e.line), "takes too much to render", expected, &e.message)
+        }
+        _ => Error::new(Kind::Malformed, file, place(e.line), "is no valid chat template", "a template that renders", &e.message),
+    };
+    let failed = |panic: String| Error::new(Kind::Malformed, file, "chat_template", "cannot be compiled", "a template", panic);
+    let template = guard::catch(|| Template::new(source)).map_err(failed)?.map_err(|e| refuse(&e))?;
+    let none = std::collections::BTreeMap::new();
+    let special_tokens = tokenizer.map_or(&none, |t| &t.facts.special_tokens);
+    let message = |role: &str| {
+        let mut map = Map::new();
+        map.insert("role".into(), role.into());
+        map.insert("content".into(), "Hello there.".into());
+        Value::Object(map)
+    };
+    let mut first_fault = None;
+    let conversations = [&["user"][..], &["user", "assistant", "user"], &["system", "user"]];
+    for roles in conversations {
+        let input = TemplateInput {
+            messages: roles.iter().map(|role| message(role)).collect(),
+            tools: None,
+            add_generation_prompt: true,
+            special_tokens,
+            extra: None,
+            now: Some(template::DateTime { year: 2026, month: 1, day: 1, hour: 0, minute: 0, second: 0 }),
+        };
+        match guard::catch(|| template.render(&input)).map_err(failed)? {
+            // A template may refuse a conversation, but one that stumbles over all of them is of no use.
+            Ok(_) => return Ok(()),
+            Err(e) if e.kind == TemplateErrorKind::Limit => return Err(refuse(&e)),
+            Err(e) if e.kind == TemplateErrorKind::Raised => {}
+            Err(e) => first_fault = first_fault.or(Some(e)),
+        }
+    }
+    first_fault.map_or(Ok(()), |e| Err(refuse(&e)))
+}

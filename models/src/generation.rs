@@ -1,0 +1,276 @@
+//! What surrounds a model: when generation ends and how it samples, and how token vectors become a sentence vector.
+//!
+//! In: `generation_config.json` and the ids of `config.json`; `modules.json` with `1_Pooling/config.json` and
+//! `sentence_bert_config.json`. Out: [`Generation`] and [`Pooling`], checked against the model's sizes.
+
+use serde_json::Value;
+
+use crate::config::{ConfigReader, SIZE_MAX};
+use crate::dir::{self, ModelDir};
+use crate::error::{Error, Kind};
+use crate::json;
+
+/// Largest JSON file of settings.
+pub const SETTINGS_BYTES_MAX: u64 = 4 << 20;
+const GENERATION: &str = "generation_config.json";
+const MODULES: &str = "modules.json";
+/// Most ids that end a generation.
+const EOS_MAX: usize = 1024;
+
+/// Ids that matter to generation, and the model's own sampling defaults.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Generation {
+    /// Ids that end a generation; empty where the model names none.
+    pub eos: Vec<u32>,
+    /// The id that begins a text.
+    pub bos: Option<u32>,
+    /// The id that fills a batch.
+    pub pad: Option<u32>,
+    /// Whether the model asks for sampling instead of the likeliest token.
+    pub do_sample: bool,
+    /// Divides the logits.
+    pub temperature: Option<f64>,
+    /// Keeps the likeliest; 0 keeps all.
+    pub top_k: Option<usize>,
+    /// Keeps the smallest set with this probability.
+    pub top_p: Option<f64>,
+    /// Keeps what has at least this share of the likeliest.
+    pub min_p: Option<f64>,
+    /// Divides or multiplies the logits of tokens that were seen.
+    pub repetition_penalty: Option<f64>,
+}
+
+/// Reads ids from `generation_config.json`, or from `config` where the former does not say.
+pub fn read_generation(dir: &ModelDir, config: &ConfigReader<'_>, vocab_size: usize) -> Result<Generation, Error> {
+    let bytes = dir.read_if_present(GENERATION, SETTINGS_BYTES_MAX)?;
+    let map = bytes.map(|bytes| json::parse_object(GENERATION, &bytes)).transpose()?.unwrap_or_default();
+    let own = ConfigReader::new(GENERATION, &map);
+    let first = |key: &str| -> Result<Vec<u32>, Error> {
+        // Both are checked, also where only one is used.
+        let (a, b) = (ids(&own, key, vocab_size)?, ids(config, key, vocab_size)?);
+        Ok(a.or(b).unwrap_or_default())
+    };
+    let share = |key: &str| -> Result<Option<f64>, Error> {
+        match own.f64_opt(key)? {
+            Some(x) if !(0.0..=1.0).contains(&x) => Err(own.malformed(key, "is out of range", "0 <= x <= 1", x)),
+            x => Ok(x),
+        }
+    };
+    let temperature = own.f64_opt("temperature")?;
+    if let Some(x) = temperature.filter(|x| *x < 0.0) {
+        return Err(own.malformed("temperature", "is out of range", "a number >= 0", x));
+    }
+    let repetition_penalty = own.f64_opt("repetition_penalty")?;
+    if repetition_penalty.is_some() {
+        own.positive("repetition_penalty")?;
+    }
+    Ok(Generation {
+        eos: first("eos_token_id")?,
+        bos: first("bos_token_id")?.first().copied(),
+        pad: first("pad_token_id")?.first().copied(),
+        do_sample: own.bool_or("do_sample", false)?,
+        temperature,
+        top_k: own.usize_opt("top_k", 0..=SIZE_MAX)?,
+        top_p: share("top_p")?,
+        min_p: share("min_p")?,
+        repetition_penalty,
+    })
+}
+
+/// The id or list of ids at `key`, each below `vocab_size`. A padding id of -1 means none.
+fn ids(c: &ConfigReader<'_>, key: &str, vocab_size: usize) -> Result<Option<Vec<u32>>, Error> {
+    let items = match c.value(key) {
+        None => return Ok(None),
+        Some(Value::Array(items)) => items.iter().collect(),
+        Some(Value::Number(n)) if key == "pad_token_id" && n.as_i64() == Some(-1) => return Ok(None),
+        Some(one) => vec![one],
+    };
+    if items.len() > EOS_MAX {
+        return Err(c.malformed(key, "has too many ids", format!("at most {EOS_MAX}"), items.len()));
+    }
+    let id = |item: &Value| -> Result<u32, Error> {
+        let Some(id) = item.as_u64() else {
+            return Err(c.malformed(key, "has the wrong type", "an id or a list of ids", json::show(item)));
+        };
+        match u32::try_from(id).ok().filter(|id| (*id as usize) < vocab_size) {
+            Some(id) => Ok(id),
+            None => {
+                let expected = format!("an id below vocab_size {vocab_size}");
+                Err(Error::new(Kind::Disagree, c.file(), c.place(key), "is outside of the vocabulary", expected, id))
+            }
+        }
+    };
+    items.into_iter().map(id).collect::<Result<_, _>>().map(Some)
+}
+
+/// How the vectors of a text's tokens become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PoolingMode {
+    /// The mean over all tokens.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The largest of each element.
+    Max,
+    /// The last token's.
+    Last,
+}
+
+/// A sentence encoder's last steps.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pooling {
+    /// How tokens become one vector.
+    pub mode: PoolingMode,
+    /// Whether the vector is scaled to length 1.
+    pub normalize: bool,
+    /// Tokens of a text that are used, special ones included; longer texts are cut.
+    pub max_tokens: Option<usize>,
+}
+
+/// Reads `modules.json` and what it names; `None` where the model is no sentence encoder.
+pub fn read_pooling(dir: &ModelDir, hidden_size: usize) -> Result<Option<Pooling>, Error> {
+    let Some(bytes) = dir.read_if_present(MODULES, SETTINGS_BYTES_MAX)? else { return Ok(None) };
+    let malformed =
+        |place: &str, what: &str, expected: &str, found: String| Err(Error::new(Kind::Malformed, MODULES, place, what, expected, found));
+    let top = json::parse(MODULES, &bytes)?;
+    let Value::Array(modules) = &top else {
+        return malformed("1:1", "wrong type", "a list of modules", json::kind_of(&top).to_string());
+    };
+    let (mut mode, mut normalize) = (None, false);
+    for (index, module) in modules.iter().enumerate() {
+        let text = |key: &str| module.get(key).and_then(Value::as_str);
+        let Some(kind) = text("type") else {
+            return malformed(&format!("[{index}].type"), "is missing", "the name of a module", json::show(module));
+        };
+        let path = text("path").unwrap_or_default();
+        if !path.is_empty() && !dir::is_plain_name(path) {
+            let (place, expected) = (format!("[{index}].path"), "a folder in the model directory");
+            return Err(Error::new(Kind::Missing, MODULES, place, "points outside", expected, format!("`{path}`")));
+        }
+        match kind.rsplit('.').next().unwrap_or(kind) {
+            "Transformer" if index == 0 && path.is_empty() => {}
+            "Pooling" if mode.is_none() => mode = Some(read_mode(dir, path, hidden_size)?),
+            "Normalize" if mode.is_some() => normalize = true,
+            _ => {
+                let expected = "Transformer, then Pooling, then Normalize";
+                let (place, what) = (format!("[{index}].type"), "is not supported");
+                return Err(Error::new(Kind::Unsupported, MODULES, place, what, expected, kind));
+            }
+        }
+    }
+    let Some(mode) = mode else {
+        return malformed("type", "has no pooling", "a module sentence_transformers.models.Pooling", "none".to_string());
+    };
+    let file = "sentence_bert_config.json";
+    let settings = dir.read_if_present(file, SETTINGS_BYTES_MAX)?;
+    let map = settings.map(|bytes| json::parse_object(file, &bytes)).transpose()?.unwrap_or_default();
+    let reader = ConfigReader::new(file, &map);
+    // The tokenizer that is carried along lowers the case itself where the model wants it.
+    reader.refuse_if_true("do_lower_case")?;
+    let max_tokens = reader.usize_opt("max_seq_length", 1..=SIZE_MAX)?;
+    Ok(Some(Pooling { mode, normalize, max_tokens }))
+}
+
+fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<PoolingMode, Error> {
+    let file = if folder.is_empty() { "config.json".to_string() } else { format!("{folder}/config.json") };
+    let map = json::parse_object(&file, &dir.open_file(&file)?.read_all(SETTINGS_BYTES_MAX)?)?;
+    let c = ConfigReader::new(&file, &map);
+    if let Some(width) = c.usize_opt("word_embedding_dimension", 1..=SIZE_MAX)?.filter(|w| *w != hidden_size) {
+        let expected = format!("hidden_size {hidden_size} of config.json");
+        let place = "word_embedding_dimension";
+        return Err(Error::new(Kind::Disagree, &file, place, "is not the model's", expected, width));
+    }
+    let supported = "one of cls, mean, max, lasttoken";
+    let of = |name: &str, key: &str| match name {
+        "mean" | "mean_tokens" => Ok(PoolingMode::Mean),
+        "cls" | "cls_token" => Ok(PoolingMode::Cls),
+        "max" | "max_tokens" => Ok(PoolingMode::Max),
+        "lasttoken" | "last" => Ok(PoolingMode::Last),
+        other => Err(c.unsupported(key, other, supported)),
+    };
+    if let Some(name) = c.str_opt("pooling_mode")? {
+        return of(name, "pooling_mode");
+    }
+    let mut chosen = Vec::new();
+    for key in map.keys().filter(|key| key.starts_with("pooling_mode_")) {
+        if c.bool_or(key, false)? {
+            chosen.push((key, of(&key["pooling_mode_".len()..], key)?));
+        }
+    }
+    match chosen.as_slice() {
+        [(_, mode)] => Ok(*mode),
+        [] => Err(c.malformed("pooling_mode", "is not set", supported, "none")),
+        several => {
+            let names: Vec<&str> = several.iter().map(|(key, _)| key.as_str()).collect();
+            Err(c.unsupported("pooling_mode", names.join(" and "), "a single one"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn dir_with(files: &[(&str, Value)]) -> (tempfile::TempDir, ModelDir) {
+        let temp = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = temp.path().join(name);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content.to_string()).unwrap();
+        }
+        let dir = ModelDir::open(temp.path()).unwrap();
+        (temp, dir)
+    }
+
+    fn generation(own: Value, config: Value) -> Result<Generation, Error> {
+        let (_temp, dir) = dir_with(&[(GENERATION, own)]);
+        read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), 10)
+    }
+
+    #[test]
+    fn ids_from_either_file() {
+        let g = generation(json!({"eos_token_id": [2, 3]}), json!({"eos_token_id": 1, "pad_token_id": -1, "bos_token_id": 0}));
+        let g = g.unwrap();
+        assert_eq!((g.eos, g.bos, g.pad), (vec![2, 3], Some(0), None));
+        for (own, config, exit, place) in [
+            (json!({}), json!({"eos_token_id": 10}), 5, "eos_token_id"),
+            (json!({"eos_token_id": [1, 10]}), json!({}), 5, "eos_token_id"),
+            (json!({"eos_token_id": "2"}), json!({}), 4, "eos_token_id"),
+            (json!({"bos_token_id": -1}), json!({}), 4, "bos_token_id"),
+            (json!({"top_p": 1.5}), json!({}), 4, "top_p"),
+            (json!({"temperature": -1}), json!({}), 4, "temperature"),
+            (json!({"repetition_penalty": 0}), json!({}), 4, "repetition_penalty"),
+        ] {
+            let e = generation(own.clone(), config).unwrap_err();
+            assert_eq!((e.exit_code(), e.place.as_str()), (exit, place), "{own}: {e}");
+        }
+    }
+
+    fn pooling(modules: Value, mode: Value) -> Result<Option<Pooling>, Error> {
+        let (_temp, dir) = dir_with(&[(MODULES, modules), ("1_Pooling/config.json", mode)]);
+        read_pooling(&dir, 8)
+    }
+
+    #[test]
+    fn pooling_modules() {
+        let module = |kind: &str, path: &str| json!({"type": format!("sentence_transformers.models.{kind}"), "path": path});
+        let (transformer, pool) = (module("Transformer", ""), module("Pooling", "1_Pooling"));
+        let mean = json!({"word_embedding_dimension": 8, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
+        let full = json!([transformer, pool, module("Normalize", "2_Normalize")]);
+        let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: None };
+        assert_eq!(pooling(full.clone(), mean.clone()).unwrap(), Some(expected));
+        for (modules, mode, exit) in [
+            (json!([transformer, pool, module("Dense", "2_Dense")]), mean.clone(), 6),
+            (json!([transformer, module("Pooling", "../x")]), mean.clone(), 3),
+            (json!([transformer]), mean.clone(), 4),
+            (json!({}), mean.clone(), 4),
+            (full.clone(), json!({"word_embedding_dimension": 9, "pooling_mode_mean_tokens": true}), 5),
+            (full.clone(), json!({"pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true}), 6),
+            (full.clone(), json!({"pooling_mode_weightedmean_tokens": true}), 6),
+            (full.clone(), json!({}), 4),
+        ] {
+            assert_eq!(pooling(modules.clone(), mode.clone()).unwrap_err().exit_code(), exit, "{modules} {mode}");
+        }
+    }
+}
