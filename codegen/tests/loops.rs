@@ -13,6 +13,11 @@ fn close(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
     }
 }
 
+/// Type of the short output beside inputs of a type.
+fn short(dtype: DType) -> DType {
+    if dtype == DType::F32 { DType::Bf16 } else { dtype }
+}
+
 /// RMS norm, layer norm and softmax of every row of `x`, `n` columns.
 fn norms(n: u32, stride: u32, dtype: DType) -> LoopNest {
     let mut e = E::default();
@@ -52,7 +57,7 @@ fn norms(n: u32, stride: u32, dtype: DType) -> LoopNest {
             buffer(0, dtype),
             operand(Place::Weight(WeightId(0)), DType::F32),
             buffer(1, DType::F32),
-            buffer(2, DType::Bf16),
+            buffer(2, short(dtype)),
             buffer(3, DType::F32),
         ],
         exprs: e.0,
@@ -76,12 +81,12 @@ fn norms_and_softmax_with_every_tail() {
     let lengths: Vec<u32> = (1..=40).chain([47, 64, 96, 129, 300]).collect();
     let rows = 3;
     for isa in support::isas() {
-        for dtype in [DType::F32, DType::Bf16] {
+        for dtype in [DType::F32, DType::Bf16, DType::F16] {
             let lengths: Vec<u32> = if dtype == DType::F32 { lengths.clone() } else { vec![1, 7, 16, 23, 40, 300] };
             let list = buffers(&[
                 ("x", dtype, rows, stride),
                 ("rms", DType::F32, rows, stride),
-                ("layer", DType::Bf16, rows, stride),
+                ("layer", short(dtype), rows, stride),
                 ("soft", DType::F32, rows, stride),
             ]);
             let weight = Weight { name: "w".into(), dtype: DType::F32, layout: Layout::Plain, offsets: vec![64] };

@@ -147,6 +147,7 @@ impl Memory {
                 DType::F32 => Self::put(area, offset + 4 * i as u64, &bits.to_le_bytes()),
                 // Test values are exact in bf16.
                 DType::Bf16 => Self::put(area, offset + 2 * i as u64, &((bits >> 16) as u16).to_le_bytes()),
+                DType::F16 => Self::put(area, offset + 2 * i as u64, &half::f16::from_f32(*v).to_le_bytes()),
                 _ => unimplemented!(),
             }
         }
@@ -159,6 +160,7 @@ impl Memory {
             .map(|i| match dtype {
                 DType::F32 => f32::from_le_bytes(Self::bytes(area, offset + 4 * i)),
                 DType::Bf16 => f32::from_bits(u32::from(u16::from_le_bytes(Self::bytes(area, offset + 2 * i))) << 16),
+                DType::F16 => half::f16::from_le_bytes(Self::bytes(area, offset + 2 * i)).to_f32(),
                 _ => unimplemented!(),
             })
             .collect()
