@@ -353,22 +353,26 @@ impl<'m> Verifier<'m> {
     fn recursion(&mut self) {
         let m = self.module;
         let count = m.functions.len();
-        // Functions are done when all that they call are done; what is left over is on or above a cycle.
         let callees: Vec<HashSet<usize>> = m
             .functions
             .iter()
             .map(|f| f.nodes.iter().filter_map(|n| callee(&n.op)).map(|c| c.index()).filter(|c| *c < count).collect())
             .collect();
-        let mut done = vec![false; count];
-        while let Some(next) = (0..count).find(|i| !done[*i] && callees[*i].iter().all(|c| done[*c])) {
-            done[next] = true;
-        }
+        let reached: Vec<Vec<bool>> = (0..count)
+            .map(|start| {
+                let mut reached = vec![false; count];
+                let mut open = vec![start];
+                while let Some(f) = open.pop() {
+                    if !std::mem::replace(&mut reached[f], true) {
+                        open.extend(&callees[f]);
+                    }
+                }
+                reached
+            })
+            .collect();
         for (i, f) in m.functions.iter().enumerate() {
             for (n, node) in f.nodes.iter().enumerate() {
-                if let Some(c) = callee(&node.op)
-                    && !done[i]
-                    && done.get(c.index()) == Some(&false)
-                {
+                if callee(&node.op).and_then(|c| reached.get(c.index())).is_some_and(|r| r[i]) {
                     self.error(Place::Node(i, n), "calls may not be recursive");
                 }
             }
@@ -420,6 +424,243 @@ fn kind(expr: &AttnExpr, scored: bool, depth: usize) -> Result<Kind, String> {
             need(a, Kind::Number)?;
             need(b, Kind::Number)?;
             Ok(Kind::Bool)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::Compare;
+    use crate::parse::parse;
+    use crate::random::{self, Options, Rng};
+    use crate::types::{FuncId, Node, ParamId, Recipe, SymbolId};
+    use proptest::prelude::*;
+
+    const GOOD: &str = r#"module {
+  symbol T<=4
+  param @w : f32[4] = source "w"
+  param @v : f32[4] = source "v"
+  state @a {kv_heads=1, head_dim=4, dtype=f32}
+  state @b {kv_heads=1, head_dim=4, dtype=f32}
+  func @f(%x: f32[T, 4]) params(@w) {
+    %1 = param @w : f32[4]
+    %2 = rms_norm %x, %1 {eps=0.5} : f32[T, 4]   // norm
+    return %2
+  }
+  func @reader(%q: f32[T, 1, 4], %kv: state, %i: i32[T]) states(@a) {
+    %3 = sdpa %q, %kv, %i, %i {state=@a, score="score", mask="key <= query"} : f32[T, 1, 4]
+    return %3
+  }
+  func @main(%x: f32[T, 4], %i: i32[T]) {
+    %2 = call @f(%x) params(@v) : f32[T, 4]
+    %3 = reshape %2 : f32[T, 1, 4]
+    %4 = kv_append %3, %3, %i, %i {state=@b} : state
+    %5 = call @reader(%3, %4, %i) states(@b) : f32[T, 1, 4]
+    %6 = const 3 : i32
+    return %5
+  }
+  main @main
+}
+"#;
+
+    fn good() -> Module {
+        parse(GOOD).unwrap()
+    }
+    /// What is wrong after the change, all errors as `line text: what`.
+    fn broken(change: impl FnOnce(&mut Module)) -> Vec<String> {
+        let mut module = good();
+        change(&mut module);
+        let errors = verify(&module).unwrap_err();
+        let text = errors.to_string();
+        for e in &errors.errors {
+            assert!(text.contains(&format!("^ error: {}", e.what)), "{text}");
+        }
+        errors.errors.into_iter().map(|e| e.what).collect()
+    }
+    fn replaced(from: &str, to: &str) -> Vec<String> {
+        assert_eq!(GOOD.matches(from).count(), 1, "{from}");
+        let module = parse(&GOOD.replace(from, to)).unwrap();
+        verify(&module).unwrap_err().errors.into_iter().map(|e| e.what).collect()
+    }
+
+    #[test]
+    fn errors_stand_in_the_text_under_the_guilty_line() {
+        let text = GOOD.replace("{eps=0.5} : f32[T, 4]", "{eps=-0.5} : f32[T, 4]").replace("T<=4", "T<=0");
+        let errors = verify(&parse(&text).unwrap()).unwrap_err().to_string();
+        assert!(errors.starts_with("the graph breaks 2 rules of the IR"), "{errors}");
+        assert!(errors.contains("  symbol T<=0\n  ^ error: bound must be at least 1\n"), "{errors}");
+        let want =
+            "    %2 = rms_norm %x, %1 {eps=-0.5} : f32[T, 4]   // norm\n    ^ error: eps must be finite and at least 0\n    return %2\n";
+        assert!(errors.contains(want), "{errors}");
+    }
+
+    #[test]
+    fn of_a_long_module_only_the_surroundings_are_shown() {
+        let mut module = good();
+        let main = module.main_mut();
+        for _ in 0..500 {
+            let node = main.nodes[6].clone();
+            main.nodes.push(node);
+        }
+        main.nodes[300].op = Op::Const(0.5);
+        let errors = verify(&module).unwrap_err().to_string();
+        assert!(errors.lines().count() < 20 && errors.contains("...\n"), "{errors}");
+        assert!(
+            errors.contains("func @main(") && errors.contains("%300 = const 0.5 : i32\n    ^ error: 0.5 is no value of i32"),
+            "{errors}"
+        );
+    }
+
+    #[test]
+    fn the_good_module_is_good() {
+        verify(&good()).unwrap();
+        assert_eq!(good().to_string(), GOOD);
+    }
+
+    #[test]
+    fn rules_of_modules() {
+        assert_eq!(broken(|m| m.main = FuncId(9)), ["main is no function"]);
+        assert_eq!(broken(|m| m.symbols.push(m.symbols[0].clone())), ["another symbol has this name"]);
+        assert_eq!(broken(|m| m.params[1].name = "w".into()), ["another parameter has this name"]);
+        assert_eq!(broken(|m| m.states[1].name = "a".into()), ["another state has this name"]);
+        assert_eq!(broken(|m| m.functions[1].name = String::new()), ["function has no name"]);
+        assert_eq!(broken(|m| m.symbols[0].bound = 0), ["bound must be at least 1"]);
+        assert!(broken(|m| m.params[1].ty.shape[0] = Dim::Sym(SymbolId(0)))[0].contains("constant shape"));
+        assert!(broken(|m| m.params[1].ty.shape = vec![Dim::Const(1 << 40); 2])[0].contains("2^48"));
+        assert!(broken(|m| m.params[1].ty.shape[0] = Dim::Sym(SymbolId(7)))[0].contains("no symbol ?7"));
+        assert!(replaced("source \"v\"", "convert(source \"v\", bf16)")[0].contains("the recipe gives bf16[, ..]"));
+        assert_eq!(replaced("source \"v\"", "slice(source \"v\", 0, 3)"), ["the recipe gives ?[3, ..]"]);
+        assert!(replaced("source \"v\"", "concat()")[0].contains("concat of nothing"));
+        let deep = (0..40).fold(Recipe::Source { tensor: "v".into() }, |r, _| Recipe::Transpose(Box::new(r)));
+        assert!(broken(|m| m.params[1].recipe = deep)[0].contains("deeper"));
+        assert!(broken(|m| m.states[0].kv_heads = 0).iter().any(|e| e.contains("at least one head")));
+        assert!(broken(|m| m.states[0].dtype = DType::I8).iter().any(|e| e.contains("float type")));
+    }
+
+    #[test]
+    fn rules_of_functions() {
+        assert_eq!(broken(|m| m.functions[1].input_names[1] = "q".into()), ["another input has this name"]);
+        assert_eq!(broken(|m| m.functions[0].input_names.push("y".into())), ["1 inputs have 2 names"]);
+        assert!(broken(|m| m.functions[0].inputs[0] = ValueId(1)).contains(&"input 0 is no node input {index=0}".into()));
+        assert!(broken(|m| m.functions[0].inputs[0] = ValueId(99)).contains(&"input 0 is no node input {index=0}".into()));
+        let second = |m: &mut Module| {
+            let node = Node { op: Op::Input { index: 0 }, ..m.functions[0].nodes[0].clone() };
+            m.functions[0].nodes.push(node);
+        };
+        assert_eq!(broken(second), ["input is not in the function's list"]);
+        assert_eq!(broken(|m| m.main_mut().outputs.clear()), ["a function has an output"]);
+        assert_eq!(broken(|m| m.main_mut().outputs[0] = ValueId(99)), ["no value %?99"]);
+        assert_eq!(broken(|m| m.main_mut().outputs[0] = ValueId(4)), ["a state cannot be returned"]);
+        assert!(broken(|m| m.main = FuncId(1)).contains(&"the entry takes no states as inputs".into()));
+        assert!(broken(|m| m.functions[0].params = vec![ParamId(0), ParamId(0)]).contains(&"params must exist, each once".into()));
+        assert!(broken(|m| m.functions[1].states = vec![StateId(8)]).contains(&"states must exist, each once".into()));
+    }
+
+    #[test]
+    fn rules_of_nodes() {
+        assert_eq!(broken(|m| m.main_mut().nodes[3].inputs[0] = ValueId(5)), ["operand %5 is no earlier node"]);
+        assert_eq!(broken(|m| m.main_mut().nodes[3].inputs[0] = ValueId(99)), ["operand %99 is no earlier node"]);
+        assert!(broken(|m| m.functions[0].nodes[1].op = Op::Param(ParamId(9)))[0].contains("no such parameter"));
+        assert_eq!(broken(|m| m.functions[0].nodes[2].ty.dtype = DType::F16)[0], "the op gives f32[T, 4]");
+        assert_eq!(replaced("eps=0.5", "eps=inf"), ["eps must be finite and at least 0"]);
+        assert_eq!(replaced("const 3 : i32", "const 3.5 : i32"), ["3.5 is no value of i32"]);
+        assert_eq!(replaced("const 3 : i32", "const 2 : bool"), ["2 is no value of bool"]);
+        let expand = "%7 = expand %x : f32[T, T, 4]\n %6 = reshape %7 : f32[T, T, 2, 2]";
+        assert!(replaced("%6 = const 3 : i32", expand).iter().any(|e| e.contains("at most one symbolic")));
+        assert_eq!(replaced("%6 = const 3 : i32", "%6 = reshape %4 : state"), ["a state token is no operand here"]);
+        let big = "%6 = const 3 : i32 %7 = expand %6 : i32[T, 1000000000, 1000000000]";
+        assert_eq!(replaced("%6 = const 3 : i32", big), ["a value has less than 2^48 elements"]);
+    }
+
+    #[test]
+    fn rules_of_tokens() {
+        let other = "%6 = kv_append %3, %3, %i, %i, %4 {state=@a} : state";
+        assert_eq!(replaced("%6 = const 3 : i32", other), ["%4 is no write to the state that is used here"]);
+        verify(&parse(&GOOD.replace("%6 = const 3 : i32", &other.replace("@a", "@b"))).unwrap()).unwrap();
+        let read = r#"%6 = sdpa %3, %4, %i, %i {state=@a, score="score", mask="true"} : f32[T, 1, 4]"#;
+        assert_eq!(replaced("%6 = const 3 : i32", read), ["%4 is no write to the state that is used here"]);
+        // The callee reads @a here, but the caller's token is of @b.
+        assert_eq!(replaced(" states(@b)", " states(@a)"), ["%4 is no write to the state that is used here"]);
+    }
+
+    #[test]
+    fn rules_of_attention_expressions() {
+        let score = |text: &str| replaced("score=\"score\"", &format!("score=\"{text}\"")).concat();
+        let mask = |text: &str| replaced("mask=\"key <= query\"", &format!("mask=\"{text}\"")).concat();
+        assert_eq!(score("key < 3"), "score: score must be a number, it is a bool".replace("score: ", ""));
+        assert_eq!(mask("key"), "mask must be a bool, it is a number");
+        assert_eq!(mask("score > 1"), "mask: score is not known here");
+        assert_eq!(score("erf(score)"), "score: erf is no function of attention expressions");
+        assert_eq!(score("score + true"), "score: score + true needs a number, true is a bool");
+        assert_eq!(mask("key & true"), "mask: key & true needs a bool, key is a number");
+        assert_eq!(mask("!key"), "mask: !key needs a bool, key is a number");
+        assert_eq!(mask("(key < 1) < 2"), "mask: (key < 1) < 2 needs a number, key < 1 is a bool");
+        let deep = (0..=ATTN_DEPTH_MAX).fold(AttnExpr::score(), |e, _| AttnExpr::Unary(Unary::Abs, Box::new(e)));
+        let change = |m: &mut Module| {
+            if let Op::Sdpa { score, .. } = &mut m.functions[1].nodes[3].op {
+                *score = deep;
+            }
+        };
+        assert!(broken(change)[0].contains("nested deeper"));
+    }
+
+    #[test]
+    fn rules_of_calls() {
+        let text = GOOD.replace("%2 = rms_norm %x, %1 {eps=0.5}", "%2 = call @f(%x) params(@w)");
+        let errors = verify(&parse(&text).unwrap()).unwrap_err();
+        assert_eq!(errors.errors.iter().map(|e| e.what.as_str()).collect::<Vec<_>>(), ["calls may not be recursive"]);
+        let text = GOOD.replace("%2 = rms_norm %x, %1 {eps=0.5}", "%2 = call @g(%x) params(@w)");
+        let text =
+            text.replace("  main", "func @g(%x: f32[T, 4]) params(@w) { %1 = call @f(%x) params(@w) : f32[T, 4] return %1 }\n  main");
+        let errors = verify(&parse(&text).unwrap()).unwrap_err();
+        assert_eq!(errors.errors.iter().filter(|e| e.what == "calls may not be recursive").count(), 2, "{errors}");
+        assert!(replaced(" params(@v)", "")[0].contains("takes other operands"));
+        assert!(replaced("call @f(%x)", "call @f(%x, %x)")[0].contains("takes other operands"));
+        assert!(broken(|m| m.params[1].ty.shape[0] = Dim::Const(5))[0].contains("other types"));
+        assert!(broken(|m| m.states[0].persistent = true)[0].contains("another shape than the callee's"));
+        assert!(broken(|m| m.functions[0].outputs.push(ValueId(2)))[0].contains("takes other operands"));
+        let target = |m: &mut Module| {
+            if let Op::Call { func, .. } = &mut m.main_mut().nodes[2].op {
+                *func = FuncId(77);
+            }
+        };
+        assert!(broken(target)[0].contains("no such function"));
+    }
+
+    proptest! {
+        /// Whatever a broken pass leaves behind, the verifier finds it or accepts what round-trips; it never panics.
+        #[test]
+        fn broken_modules_never_panic(seed in any::<u64>(), mutations in 1usize..6) {
+            let rng = &mut Rng::new(seed);
+            let mut module = random::module(rng, &Options { nodes: 25, attention: true, calls: true, odd_names: true });
+            for _ in 0..mutations {
+                let f = rng.below(module.functions.len());
+                let n = rng.below(module.functions[f].nodes.len());
+                let id = rng.below(30) as u32;
+                let function = &mut module.functions[f];
+                let node = &mut function.nodes[n];
+                match rng.below(12) {
+                    0 => node.inputs.push(ValueId(id)),
+                    1 => drop(node.inputs.pop()),
+                    2 if !node.inputs.is_empty() => node.inputs[0] = ValueId(id),
+                    3 => node.op = Op::Param(ParamId(id)),
+                    4 => node.ty.shape.push(Dim::Sym(SymbolId(id % 4))),
+                    5 => node.ty.dtype = DType::ALL[rng.below(9)],
+                    6 => drop(node.ty.shape.pop()),
+                    7 => node.op = Op::Compare(Compare::Lt),
+                    8 => node.op = Op::Cat { axis: id % 3 },
+                    9 => node.op = Op::Input { index: id % 5 },
+                    10 => function.outputs.push(ValueId(id)),
+                    _ => {
+                        function.nodes.remove(n);
+                    }
+                }
+            }
+            match verify(&module) {
+                Ok(()) => prop_assert_eq!(parse(&module.to_string()).unwrap(), module),
+                Err(e) => prop_assert!(e.to_string().contains("^ error")),
+            }
         }
     }
 }
