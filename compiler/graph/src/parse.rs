@@ -1,4 +1,4 @@
-//! Parser of the text form ([`crate::print`] has the description). Text is untrusted: any bytes give a module or an error with a place,
+//! Parser of the text form ([`mod@crate::print`] has the description). Text is untrusted: any bytes give a module or an error with a place,
 //! never a panic, with limits on size and nesting. A parsed module may still be wrong: [`crate::verify::verify`] judges that.
 //!
 //! Besides what is printed, text written by hand may: give values any names (`%h`); leave out the type of a node where it can be inferred;
