@@ -12,9 +12,8 @@ use rcompile_codegen::kernels::{attention, matmul};
 use rcompile_codegen::llvm::builder::{Elem, Ty, Visibility};
 use rcompile_codegen::program::*;
 use rcompile_runtime::abi::Tile;
-use std::time::Instant;
 
-const ROUNDS: usize = 9;
+const ROUNDS: usize = 15;
 
 fn main() {
     let isa = match std::env::args().nth(1).filter(|a| a != "native") {
@@ -31,7 +30,9 @@ fn main() {
     let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
     for &(dtype, compute) in types.iter().filter(|_| wanted("gemm")) {
         for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (512, 2048, 2048), (512, 576, 1536), (64, 8192, 1024)] {
-            Matmuls::new(&isa, dtype, compute, rows, k, n).compute_bound(&peak);
+            for prefetch in [0, 1024] {
+                Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, k, n) }.compute_bound(&peak);
+            }
         }
     }
     for &(dtype, compute) in types.iter().filter(|_| wanted("gemv")) {
@@ -55,10 +56,22 @@ fn main() {
     }
 }
 
+unsafe extern "C" {
+    fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
+}
+
+/// CPU time of this thread: what others do on the core in between does not count.
 fn seconds(f: impl FnOnce()) -> f64 {
-    let start = Instant::now();
+    const THREAD_CPU: i32 = 3;
+    let now = || {
+        let mut time = [0i64; 2];
+        // SAFETY: `time` has the layout of a 64-bit `timespec`.
+        unsafe { clock_gettime(THREAD_CPU, &mut time) };
+        time[0] as f64 + 1e-9 * time[1] as f64
+    };
+    let start = now();
     f();
-    start.elapsed().as_secs_f64()
+    now() - start
 }
 
 /// Rates of interleaved rounds: the kernel's and the reference's.
@@ -84,7 +97,7 @@ struct Peak {
     lanes: f64,
 }
 
-const PEAK_STEPS: u32 = 1 << 20;
+const PEAK_STEPS: u32 = 1 << 18;
 const PEAK_CHAINS: usize = 12;
 
 impl Peak {
@@ -225,7 +238,7 @@ impl Matmuls {
     fn compute_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();
         let flop = 2.0 * f64::from(self.rows) * f64::from(self.k) * f64::from(self.n);
-        let repeat = (2e9 / flop).ceil() as usize;
+        let repeat = (8e8 / flop).ceil() as usize;
         let mut rounds = Rounds::default();
         for _ in 0..ROUNDS {
             let before = peak.flops();
@@ -233,7 +246,13 @@ impl Matmuls {
             let rate = flop * repeat as f64 / t;
             rounds.0.push((rate, before.max(peak.flops())));
         }
-        println!("matmul {}: {:6.1} GFLOP/s, {} of FMA peak", self.label(), rounds.best().0 / 1e9, rounds.share());
+        println!(
+            "matmul {} prefetch {:>4}: {:6.1} GFLOP/s, {} of FMA peak",
+            self.label(),
+            self.prefetch,
+            rounds.best().0 / 1e9,
+            rounds.share()
+        );
     }
     fn memory_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();
@@ -323,7 +342,7 @@ fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim
     let seen: f64 = step.kv_index.iter().map(|&k| f64::from(k) + 1.0).sum();
     let flop = 4.0 * seen * f64::from(width);
     let bytes = 2.0 * f64::from(kv_heads) * f64::from(keys) * f64::from(head_dim) * kv.size() as f64;
-    let repeat = (1e9 / flop).ceil() as usize;
+    let repeat = (4e8 / flop).ceil() as usize;
     let mut rounds = Rounds::default();
     for _ in 0..ROUNDS {
         let before = peak.flops();

@@ -141,7 +141,7 @@ impl<'c> Generator<'_, 'c> {
 
             // Units: groups, or panels when there is one group.
             let (units, unit_panels) = match panels.groups {
-                1 => (panels.panels_per_group(), 1),
+                1 if kernel.group_nests.is_empty() => (panels.panels_per_group(), 1),
                 groups => (groups, panels.panels_per_group()),
             };
             let (begin, end) = call.share(fb.int(units.into()));
