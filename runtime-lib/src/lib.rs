@@ -34,7 +34,7 @@ pub mod sample;
 pub mod step;
 #[cfg(feature = "exe")]
 #[path = "../../models/src/template.rs"]
-#[allow(dead_code, missing_docs, reason = "shared with the crate that checks templates at build")]
+#[allow(dead_code, missing_docs, clippy::all, reason = "linted in the crate that it belongs to")]
 mod template;
 #[cfg(feature = "exe")]
 pub mod threads;

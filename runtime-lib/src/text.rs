@@ -583,7 +583,7 @@ impl<'a> FlatBpe<'a> {
 
 /// The model of a loaded tokenizer.
 enum AnyModel<'a> {
-    Flat(FlatBpe<'a>),
+    Flat(Box<FlatBpe<'a>>),
     Crate(Box<ModelWrapper>),
 }
 
@@ -697,7 +697,7 @@ impl<'a> Text<'a> {
         let model = match head[8] {
             KIND_FLAT_BPE => {
                 let settings = BpeSettings::deserialize(&parts.model).map_err(|e| malformed(format!("model: {e}")))?;
-                AnyModel::Flat(FlatBpe::load(tables, settings).ok_or_else(broken)?)
+                AnyModel::Flat(Box::new(FlatBpe::load(tables, settings).ok_or_else(broken)?))
             }
             _ => AnyModel::Crate(Box::new(serde_json::from_value(parts.model).map_err(|e| malformed(format!("model: {e}")))?)),
         };

@@ -1,0 +1,571 @@
+//! A whole executable around the runtime archive, with steps written in C: the start checks, the verbs, the exit codes.
+//!
+//! The model counts: after token `t` comes `t + 1`, modulo 11. The tokenizer calls the tokens `a` to `k`.
+#![cfg(all(feature = "exe", target_arch = "x86_64", target_os = "linux"))]
+
+use std::fs;
+use std::io::{BufRead, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use rcompile_runtime::abi::*;
+use rcompile_runtime::payload::header_hash;
+use rcompile_runtime::text::compact;
+use serde_json::Value;
+
+const VOCAB: u32 = 11;
+const WEIGHTS: usize = 3 << 20;
+
+const STEPS: &str = r#"
+#include <stdint.h>
+#define FIELD(type, at) (*(type *)((const char *)ctx + (at)))
+void rc_barrier(const void *, unsigned, unsigned);
+void rc_profile(const void *, unsigned, unsigned);
+static void step(const void *ctx, unsigned thread, unsigned threads) {
+    const int32_t *token = FIELD(const int32_t *, TOKEN), *logit_row = FIELD(const int32_t *, LOGIT_ROW);
+    float *out = FIELD(float *, OUTPUT);
+    const unsigned char *weights = FIELD(const unsigned char *, WEIGHTS);
+    for (unsigned i = thread; i < FIELD(uint32_t, LOGIT_ROWS); i += threads)
+        for (int id = 0; id < 11; id++)
+            out[i * 16 + id] = weights[WEIGHTS_LEN - 1] - (float)((id - token[logit_row[i]] - 1 + 11) % 11);
+    if (FIELD(void *, PROFILE)) rc_profile(ctx, thread, 0);
+    rc_barrier(ctx, thread, threads);
+}
+void rc_step_step_1(const void *ctx, unsigned thread, unsigned threads) { step(ctx, thread, threads); }
+void rc_step_step_8(const void *ctx, unsigned thread, unsigned threads) { step(ctx, thread, threads); }
+void rc_step_encode_8(const void *ctx, unsigned thread, unsigned threads) {
+    const int32_t *token = FIELD(const int32_t *, TOKEN), *begin = FIELD(const int32_t *, RUN_BEGIN);
+    float *out = FIELD(float *, OUTPUT);
+    for (unsigned run = thread; run < FIELD(uint32_t, RUNS); run += threads)
+        for (int vector = 0; vector < 8; vector++) {
+            float *v = out + (run * 8 + vector) * 16;
+            v[0] = vector; v[1] = begin[run + 1] - begin[run]; v[2] = token[begin[run]];
+        }
+    rc_barrier(ctx, thread, threads);
+}
+"#;
+
+struct Exe {
+    path: PathBuf,
+}
+
+impl Drop for Exe {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(self.path.parent().unwrap());
+    }
+}
+
+impl Exe {
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(args);
+        command
+    }
+
+    fn run(&self, args: &[&str]) -> Output {
+        self.command(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args);
+        assert!(output.status.success(), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(args)).unwrap()
+    }
+
+    /// Runs, expects this exit code and exactly one error line, and returns it.
+    fn fails(&self, args: &[&str], code: i32) -> String {
+        let output = self.run(args);
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {stderr}");
+        let errors: Vec<&str> = stderr.lines().filter(|l| !l.starts_with("help: ")).collect();
+        assert_eq!(errors.len(), 1, "{stderr}");
+        assert!(errors[0].starts_with(&format!("error[E{code}-")), "{stderr}");
+        stderr
+    }
+}
+
+/// The archive that cargo built for this test.
+fn archive() -> PathBuf {
+    let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
+    let archives = [deps.clone(), deps.parent().unwrap().to_owned()].into_iter().flat_map(|d| fs::read_dir(d).unwrap().flatten());
+    archives
+        .map(|e| e.path())
+        .filter(|p| p.file_name().unwrap().to_string_lossy().starts_with("librcompile_runtime") && p.extension().is_some_and(|e| e == "a"))
+        .max_by_key(|p| fs::metadata(p).unwrap().modified().unwrap())
+        .expect("cargo builds the static library with the tests")
+}
+
+fn tokenizer() -> Vec<u8> {
+    let vocab: Vec<String> = ('a'..='k').zip(0..).map(|(c, id)| format!("{:?}:{id}", c.to_string())).collect();
+    compact(
+        format!(
+            r#"{{"added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":{{"type":"Fuse"}},
+            "model":{{"type":"BPE","vocab":{{{}}},"merges":[]}}}}"#,
+            vocab.join(",")
+        )
+        .as_bytes(),
+    )
+    .unwrap()
+}
+
+fn manifest(task: &str, text: Option<TextInfo>) -> Manifest {
+    let bucket = |rows: u32| BucketInfo {
+        rows,
+        logit_rows: rows.min(4),
+        tile_rows: 4,
+        arena_bytes: 4096,
+        private_bytes: 128,
+        regions: vec!["count".into()],
+        barriers_per_layer: 1,
+    };
+    let (name, output, buckets) = match task {
+        "embed" => ("encode", "pooled", vec![bucket(8)]),
+        _ => ("step", "logits", vec![bucket(1), bucket(8)]),
+    };
+    Manifest {
+        rcompile_version: "9.9.9".into(),
+        name: "counter".into(),
+        architecture: "CounterForCausalLM".into(),
+        task: task.into(),
+        target: "x86_64-unknown-linux-gnu".into(),
+        cpu: "x86-64".into(),
+        features: vec!["sse2".into()],
+        cores: 2,
+        ctx_size: 40,
+        slots: 2,
+        dtype: "bf16".into(),
+        compute: "f32".into(),
+        kv_dtype: "f32".into(),
+        quantization: "none".into(),
+        vocab_size: VOCAB,
+        hidden_size: 3,
+        parameters: 1,
+        entries: vec![EntryInfo { name: name.into(), buckets, output_stride: 16, output: output.into() }],
+        state: StateInfo { bytes: 4096, bytes_per_token: 1, pages_per_slot: 1, persistent: true },
+        weight_bytes: WEIGHTS as u64,
+        weight_bytes_per_token: WEIGHTS as u64,
+        flop_per_row: 1,
+        flop_per_logit_row: 1,
+        inputs: vec![InputFile { name: "config.json".into(), bytes: 2, sha256: "00".into() }],
+        text,
+        generation: GenerationInfo { eos_token_ids: vec![10], ..GenerationInfo::default() },
+        pooling: Some(PoolingInfo { mode: "mean".into(), normalize: true }),
+        notes: Vec::new(),
+    }
+}
+
+/// How an executable differs from the usual one.
+#[derive(Default)]
+struct Variant {
+    task: &'static str,
+    no_text: bool,
+    split: bool,
+    feature: Option<&'static str>,
+}
+
+/// Compiles and links stub, steps and archive for a task; every test fills the same file anew.
+fn linked(task: &'static str) -> &'static [u8] {
+    static DECODER: OnceLock<Vec<u8>> = OnceLock::new();
+    static ENCODER: OnceLock<Vec<u8>> = OnceLock::new();
+    let (cell, steps): (_, &[(&str, u32)]) = match task {
+        "embed" => (&ENCODER, &[("encode", 8)]),
+        _ => (&DECODER, &[("step", 1), ("step", 8)]),
+    };
+    cell.get_or_init(|| {
+        let folder = std::env::temp_dir().join(format!("rc-link-{task}-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let declarations: String =
+            steps.iter().map(|(e, b)| format!("extern void rc_step_{e}_{b}(const void *, unsigned, unsigned);\n")).collect();
+        let table: String = steps.iter().map(|(e, b)| format!("    {{ {b}, 0, rc_step_{e}_{b} }},\n")).collect();
+        // The places in the comment on top are documentation; those below it count.
+        let (head, body) = include_str!("../../templates/stub.c").split_once("*/").unwrap();
+        let body = body.replace("@DECLARATIONS@", &declarations).replace("@TABLE@", &table);
+        fs::write(folder.join("stub.c"), format!("{head}*/{body}")).unwrap();
+        fs::write(folder.join("steps.c"), STEPS).unwrap();
+        let path = folder.join("linked");
+        let mut cc = Command::new("cc");
+        cc.args(["-O1", "-fPIE", "-static-pie", "-Wall", "-Werror", "-o"]).arg(&path);
+        for (name, value) in [
+            ("TOKEN", field::TOKEN),
+            ("LOGIT_ROW", field::LOGIT_ROW),
+            ("LOGIT_ROWS", field::LOGIT_ROWS),
+            ("OUTPUT", field::OUTPUT),
+            ("WEIGHTS", field::WEIGHTS),
+            ("RUNS", field::RUNS),
+            ("RUN_BEGIN", field::RUN_BEGIN),
+            ("PROFILE", field::PROFILE),
+            ("WEIGHTS_LEN", WEIGHTS as u64),
+        ] {
+            cc.arg(format!("-D{name}={value}"));
+        }
+        cc.arg(folder.join("stub.c")).arg(folder.join("steps.c")).arg(archive());
+        cc.arg(format!("-Wl,--section-start={PAYLOAD_SECTION}={PAYLOAD_VADDR:#x}")).arg("-lm");
+        let output = cc.output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let bytes = fs::read(&path).unwrap();
+        fs::remove_dir_all(folder).unwrap();
+        bytes
+    })
+}
+
+/// Fills an executable as the link stage does.
+fn build(name: &str, variant: Variant) -> Exe {
+    let folder = std::env::temp_dir().join(format!("rc-exe-{name}-{}", std::process::id()));
+    fs::create_dir_all(&folder).unwrap();
+    let exe = Exe { path: folder.join("counter") };
+    let task = if variant.task.is_empty() { "generate" } else { variant.task };
+
+    let (mut blobs, mut text) = (Vec::new(), None);
+    if !variant.no_text {
+        blobs = tokenizer();
+        let template = b"{% for m in messages %}{{ m.content }}{% endfor %}";
+        let (tokenizer, template_at) = (blobs.len() as u64, blobs.len() as u64);
+        blobs.extend_from_slice(template);
+        text = Some(TextInfo {
+            tokenizer: Span { offset: 0, len: tokenizer },
+            chat_template: Some(Span { offset: template_at, len: template.len() as u64 }),
+            special_tokens: Default::default(),
+            max_length: Some(6),
+        });
+    }
+    let mut manifest = manifest(task, text);
+    manifest.features.extend(variant.feature.map(String::from));
+    let manifest = serde_json::to_vec(&manifest).unwrap();
+    let mut weights = vec![7u8; WEIGHTS];
+    weights[WEIGHTS - 1] = 3;
+
+    let mut file = linked(task).to_vec();
+    let offset = file.len().next_multiple_of(WEIGHTS_ALIGN as usize);
+    let header_len = size_of::<PayloadHeader>();
+    let blobs_at = header_len + manifest.len();
+    let weights_at = (blobs_at + blobs.len()).next_multiple_of(WEIGHTS_ALIGN as usize);
+    let payload_len = if variant.split { blobs_at + blobs.len() } else { weights_at + WEIGHTS };
+    let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
+    let phoff = word(&file, 32) as usize;
+    let phnum = u16::from_le_bytes(file[56..58].try_into().unwrap()) as usize;
+    let (mut code, mut placed) = (0..0, false);
+    for at in (0..phnum).map(|i| phoff + i * 56) {
+        let (kind, flags) = (word(&file, at) as u32, (word(&file, at) >> 32) as u32);
+        let vaddr = word(&file, at + 16);
+        if kind == 1 && vaddr == PAYLOAD_VADDR {
+            for (field, value) in [(8, offset), (32, payload_len), (40, payload_len)] {
+                file[at + field..at + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
+            }
+            placed = true;
+        } else if kind == 1 && flags & 1 != 0 {
+            code = vaddr..vaddr + word(&file, at + 32);
+        }
+    }
+    assert!(placed && !code.is_empty());
+    let (shoff, shnum) = (word(&file, 40) as usize, u16::from_le_bytes(file[60..62].try_into().unwrap()) as usize);
+    let section = (0..shnum).map(|i| shoff + i * 64).find(|&at| word(&file, at + 16) == PAYLOAD_VADDR).unwrap();
+    file[section + 24..section + 32].copy_from_slice(&(offset as u64).to_le_bytes());
+    file[section + 32..section + 40].copy_from_slice(&(payload_len as u64).to_le_bytes());
+    let code_at = (0..phnum)
+        .map(|i| phoff + i * 56)
+        .find(|&at| word(&file, at + 16) == code.start && word(&file, at) as u32 == 1)
+        .map(|at| word(&file, at + 8) as usize)
+        .unwrap();
+    let code_len = (code.end - code.start) as usize;
+    let hash = |bytes: &[u8]| *blake3::hash(bytes).as_bytes();
+    let mut header = PayloadHeader {
+        magic: PAYLOAD_MAGIC,
+        abi_version: ABI_VERSION,
+        weights_embedded: u32::from(!variant.split),
+        file_len: (offset + payload_len) as u64,
+        payload_offset: offset as u64,
+        payload_len: payload_len as u64,
+        manifest_offset: header_len as u64,
+        manifest_len: manifest.len() as u64,
+        blobs_offset: blobs_at as u64,
+        blobs_len: blobs.len() as u64,
+        weights_offset: if variant.split { 0 } else { weights_at as u64 },
+        weights_len: WEIGHTS as u64,
+        manifest_hash: hash(&manifest),
+        blobs_hash: hash(&blobs),
+        code_hash: hash(&file[code_at..code_at + code_len]),
+        weights_hash: hash(&weights),
+        code_begin: code.start,
+        code_end: code.end,
+        header_hash: [0; 32],
+    };
+    header.header_hash = header_hash(&header);
+    // SAFETY: repr(C) without padding.
+    let header = unsafe { std::slice::from_raw_parts((&raw const header).cast::<u8>(), header_len) };
+    file.resize(offset, 0);
+    file.extend_from_slice(header);
+    file.extend_from_slice(&manifest);
+    file.extend_from_slice(&blobs);
+    if variant.split {
+        fs::write(folder.join("counter.weights"), &weights).unwrap();
+    } else {
+        file.resize(offset + weights_at, 0);
+        file.extend_from_slice(&weights);
+    }
+    fs::write(&exe.path, file).unwrap();
+    fs::set_permissions(&exe.path, fs::Permissions::from_mode(0o755)).unwrap();
+    exe
+}
+
+#[test]
+fn a_decoder_answers() {
+    let exe = build("decoder", Variant::default());
+    assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4"]), "defg\n");
+    assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4", "--no-stream", "-t", "3", "--pin"]), "defg\n");
+    assert_eq!(exe.ok(&["generate", "-p", "ghi", "--stop", "k"]), "j\n");
+    assert_eq!(exe.ok(&["generate", "--chat", "--system", "ab", "-p", "cd", "-n", "1"]), "e\n");
+
+    let report = exe.json(&["generate", "--tokens", "0,1,2", "--json", "--temp", "0"]);
+    assert_eq!(report["prompt_tokens"], serde_json::json!([0, 1, 2]));
+    assert_eq!(report["tokens"], serde_json::json!([3, 4, 5, 6, 7, 8, 9, 10]));
+    assert_eq!((&report["text"], &report["finish_reason"]), (&"defghij".into(), &"eos".into()));
+    let timings = &report["timings"];
+    for key in ["load_ms", "prefill_ms", "prefill_tokens_per_s", "decode_ms", "decode_tokens_per_s", "first_token_ms"] {
+        assert!(timings[key].as_f64().unwrap() > 0.0, "{key}: {timings}");
+    }
+    assert!(timings["first_token_ms"].as_f64() >= timings["load_ms"].as_f64());
+    let full = exe.json(&["generate", "--tokens", "0,1,2", "--json", "--ignore-eos", "-n", "1000"]);
+    assert_eq!(full["finish_reason"], "length");
+    assert_eq!(full["tokens"].as_array().unwrap().len(), 38); // 40 positions: the last token needs none
+
+    let logits = exe.json(&["logits", "--tokens", "0,1", "--top", "3", "--json"]);
+    assert_eq!(logits["top"], serde_json::json!([[2, 3.0], [3, 2.0], [4, 1.0]]));
+    assert_eq!(exe.ok(&["tokenize", "-p", "cab"]), "2,0,1\n");
+    assert_eq!(exe.ok(&["detokenize", "--tokens", "2,0,1"]), "cab\n");
+    assert_eq!(exe.json(&["detokenize", "--tokens", "2", "--json"])["text"], "c");
+
+    let text = exe.path.with_file_name("text");
+    fs::write(&text, "abcdefghijk".repeat(5)).unwrap();
+    let path = text.to_str().unwrap();
+    let report = exe.json(&["perplexity", "-f", path, "-c", "10", "--chunks", "2", "--json"]);
+    assert_eq!(report["tokens"], 18);
+    let expected = (0..11).map(|d| (-f64::from(d)).exp()).sum::<f64>().ln();
+    assert!((report["nll"].as_f64().unwrap() - expected).abs() < 1e-6, "{report}");
+    assert!((report["ppl"].as_f64().unwrap() - expected.exp()).abs() < 1e-6);
+
+    // Chat answers line by line, and says on stderr that -n cut the answers.
+    let mut chat = exe.command(&["chat", "-n", "2"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    chat.stdin.take().unwrap().write_all(b"ab\n\nf\n").unwrap();
+    let mut said = String::new();
+    chat.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(chat.wait().unwrap().success());
+    assert_eq!(said, "cd\ngh\n");
+}
+
+#[test]
+fn flags_come_from_the_environment_too() {
+    let exe = build("environment", Variant::default());
+    let run = |args: &[&str], vars: &[(&str, &str)]| {
+        let output = exe.command(args).envs(vars.iter().copied()).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let vars = [("RCOMPILE_ARG_PROMPT", "ab"), ("RCOMPILE_ARG_N_PREDICT", "2"), ("RCOMPILE_ARG_NO_STREAM", "1")];
+    assert_eq!(run(&["generate"], &vars), (Some(0), "cd\n".into()));
+    assert_eq!(run(&["generate", "-p", "d", "-n", "1"], &vars), (Some(0), "e\n".into()));
+    assert_eq!(run(&["generate", "--tokens", "4", "-n", "1"], &vars), (Some(0), "f\n".into()));
+    assert_eq!(run(&["generate", "-p", "a"], &[("RCOMPILE_ARG_THREADS", "0")]).0, Some(2));
+}
+
+#[test]
+fn bench_info_profile_and_verify_report() {
+    let exe = build("reports", Variant::default());
+    let lines = exe.ok(&["bench", "-p", "8,3", "-n", "4", "-d", "0,2", "-b", "1,2", "-t", "1,2", "-r", "2", "-o", "jsonl"]);
+    let tests: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(tests.len(), 3 * 2 * 2 * 2);
+    assert_eq!((&tests[0]["test"], &tests[0]["threads"], &tests[0]["batch"]), (&"pp8".into(), &1.into(), &1.into()));
+    assert!(tests.iter().any(|t| t["test"] == "tg4@d2" && t["batch"] == 2 && t["threads"] == 2));
+    assert!(tests.iter().all(|t| t["samples_ts"].as_array().unwrap().len() == 2 && t["rss_bytes"].as_u64() > Some(0)));
+    assert_eq!(exe.json(&["bench", "-p", "4", "-n", "0", "-r", "1", "-o", "json"]).as_array().unwrap().len(), 1);
+    assert_eq!(exe.ok(&["bench", "-p", "4", "-n", "2", "-r", "1"]).lines().count(), 4);
+    assert_eq!(exe.ok(&["bench", "-p", "4", "-n", "2", "-r", "1", "-o", "csv"]).lines().count(), 3);
+    assert!(exe.fails(&["bench", "-b", "3", "-p", "4", "-n", "1"], 2).contains("--parallel"));
+
+    let info = exe.json(&["info", "--json"]);
+    for key in [
+        "target",
+        "cpu",
+        "features",
+        "ctx_size",
+        "slots",
+        "dtype",
+        "quantization",
+        "weight_bytes",
+        "kv_bytes",
+        "arena_bytes",
+        "inputs",
+        "rcompile_version",
+    ] {
+        assert!(!info[key].is_null(), "{key}");
+    }
+    assert!(exe.ok(&["info"]).contains("CounterForCausalLM"));
+    let fastest = (0..20)
+        .map(|_| {
+            let begin = Instant::now();
+            exe.ok(&["info"]);
+            begin.elapsed()
+        })
+        .min()
+        .unwrap();
+    eprintln!("info takes {fastest:?}");
+    assert!(fastest < Duration::from_millis(200), "{fastest:?}"); // of an unoptimised archive; 20 ms is tested on a release build
+    assert!(exe.ok(&["verify"]).starts_with("ok"));
+    assert_eq!(exe.json(&["verify", "--json"])["ok"], true);
+    assert!(exe.ok(&["--version"]).contains("9.9.9"));
+    let help = exe.ok(&["--help"]);
+    assert!(help.contains("perplexity") && !help.contains("embed"));
+
+    assert!(exe.ok(&["profile", "-p", "20", "-n", "3"]).contains("| count |"));
+    let trace = exe.path.with_file_name("trace.json");
+    exe.ok(&["profile", "-p", "20", "-n", "3", "-t", "2", "--trace", trace.to_str().unwrap()]);
+    let trace: Value = serde_json::from_slice(&fs::read(trace).unwrap()).unwrap();
+    assert_eq!(trace["traceEvents"].as_array().unwrap().len(), (3 + 3) * 2);
+}
+
+#[test]
+fn an_encoder_embeds() {
+    let exe = build("encoder", Variant { task: "embed", ..Variant::default() });
+    let one = exe.json(&["embed", "--tokens", "4,5,6", "--json"]);
+    assert_eq!(one["embeddings"], serde_json::json!([[4.0, 3.0, 4.0]]));
+    let raw = exe.json(&["embed", "--tokens", "4", "--json", "--pooling", "max", "--normalize", "false"]);
+    assert_eq!(raw["embeddings"], serde_json::json!([[2.0, 1.0, 4.0]]));
+    let lines = exe.path.with_file_name("lines");
+    fs::write(&lines, "bcd\na\ncccccccc\n").unwrap();
+    let output = exe.run(&["embed", "-f", lines.to_str().unwrap(), "--json"]);
+    let many: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(many["embeddings"], serde_json::json!([[4.0, 3.0, 1.0], [4.0, 1.0, 0.0], [4.0, 6.0, 2.0]]));
+    assert!(String::from_utf8(output.stderr).unwrap().starts_with("warning[W-length]: 1 of 3 texts were cut to 6"));
+    assert!(exe.fails(&["embed", "--tokens", "1,1,1,1,1,1,1,1,1"], 7).contains("9 tokens"));
+    exe.fails(&["embed", "--tokens", "99"], 2);
+    exe.fails(&["generate", "-p", "a"], 2);
+    let test = exe.json(&["bench", "-p", "4", "-b", "2", "-r", "1", "-o", "jsonl"]);
+    assert!(test["avg_ms"].as_f64().is_some() && test["test"] == "pp4");
+    exe.ok(&["profile", "-p", "4"]);
+    exe.fails(&["bench", "-n", "4"], 2);
+}
+
+#[test]
+fn wrong_use_has_one_line_and_its_code() {
+    let exe = build("misuse", Variant { no_text: true, ..Variant::default() });
+    exe.fails(&[], 2);
+    exe.fails(&["frobnicate"], 2);
+    exe.fails(&["generate"], 2);
+    exe.fails(&["generate", "--tokens", "1", "--wat"], 2);
+    exe.fails(&["generate", "--tokens", "1", "-t", "0"], 2);
+    exe.fails(&["generate", "--tokens", "1,x"], 2);
+    exe.fails(&["generate", "--tokens", "11"], 2);
+    exe.fails(&["generate", "--tokens", "1", "--temp", "-1"], 2);
+    exe.fails(&["generate", "-p", "a"], 6);
+    exe.fails(&["chat"], 6);
+    exe.fails(&["tokenize", "-p", "a"], 6);
+    exe.fails(&["generate", "-f", "/nowhere/file"], 3);
+    let long = vec!["1"; 41].join(",");
+    let full = exe.fails(&["generate", "--tokens", &long], 7);
+    assert!(full.contains("41") && full.contains("40"), "{full}");
+    assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "3"]), "2,3,4\n");
+
+    let full = exe.command(&["info"]).stdout(fs::File::options().write(true).open("/dev/full").unwrap()).output().unwrap();
+    assert_eq!(full.status.code(), Some(8));
+    let mut closed = exe
+        .command(&["generate", "--tokens", "1", "-n", "30", "--ignore-eos"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(closed.stdout.take());
+    let status = closed.wait().unwrap();
+    let mut stderr = String::new();
+    closed.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+    assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn another_cpu_is_refused_before_anything_else() {
+    let exe = build("cpu", Variant { feature: Some("avx1024"), ..Variant::default() });
+    for args in [&["generate", "--tokens", "1"][..], &["--help"], &["--version"], &[], &["bench"]] {
+        assert!(exe.fails(args, 10).contains("needs sse2,avx1024; missing avx1024"));
+    }
+    exe.ok(&["info"]);
+    exe.ok(&["verify"]);
+}
+
+#[test]
+fn a_damaged_file_is_refused() {
+    let exe = build("damage", Variant::default());
+    let good = fs::read(&exe.path).unwrap();
+    let header_at = good.windows(8).rposition(|w| w == PAYLOAD_MAGIC).unwrap();
+    for len in [good.len() - 1, good.len() - WEIGHTS, header_at + 400, header_at + 10, header_at] {
+        fs::write(&exe.path, &good[..len]).unwrap();
+        assert!(exe.fails(&["info"], 9).contains("truncated"), "{len}");
+    }
+    let manifest_at = header_at + size_of::<PayloadHeader>();
+    let template_at = good.windows(6).rposition(|w| w == b"endfor").unwrap();
+    for (at, part) in [(header_at + 40, "header"), (manifest_at + 5, "manifest"), (template_at, "blobs")] {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        fs::write(&exe.path, bad).unwrap();
+        assert!(exe.fails(&["info"], 9).contains(part));
+    }
+    // A function of the steps: none of the code that runs before the check.
+    fs::write(&exe.path, &good).unwrap();
+    let mut bad = good.clone();
+    bad[symbol_offset(&exe.path, "rc_step_step_8").unwrap() + 1] ^= 0x10;
+    fs::write(&exe.path, bad).unwrap();
+    assert!(exe.fails(&["info"], 9).contains("code"));
+    // Weights are checked by verify alone.
+    let mut bad = good.clone();
+    let last = bad.len() - WEIGHTS / 2;
+    bad[last] ^= 1;
+    fs::write(&exe.path, bad).unwrap();
+    exe.ok(&["info"]);
+    assert!(exe.fails(&["verify"], 9).contains("weights"));
+    // strip moves parts of the file around; the payload stays whole.
+    fs::write(&exe.path, &good).unwrap();
+    if Command::new("strip").arg(&exe.path).status().is_ok_and(|s| s.success()) {
+        assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n");
+        exe.ok(&["verify"]);
+    }
+}
+
+/// File offset of a symbol in code, whose segment lies at its own address in the file.
+fn symbol_offset(path: &Path, symbol: &str) -> Option<usize> {
+    let output = Command::new("nm").arg(path).output().ok()?;
+    let line = String::from_utf8(output.stdout).ok()?;
+    let line = line.lines().find(|l| l.ends_with(&format!(" {symbol}")))?.to_owned();
+    usize::from_str_radix(line.split_whitespace().next()?, 16).ok()
+}
+
+#[test]
+fn weights_may_lie_beside() {
+    let exe = build("split", Variant { split: true, ..Variant::default() });
+    assert_eq!(exe.ok(&["generate", "-p", "ab", "-n", "2"]), "cd\n");
+    exe.ok(&["verify"]);
+    let weights = exe.path.with_file_name("counter.weights");
+    let bytes = fs::read(&weights).unwrap();
+    fs::write(&weights, &bytes[1..]).unwrap();
+    assert!(exe.fails(&["generate", "-p", "ab"], 9).contains("truncated"));
+    fs::remove_file(&weights).unwrap();
+    exe.fails(&["generate", "-p", "ab"], 3);
+    exe.ok(&["info"]);
+}
+
+#[test]
+fn control_c_ends_with_130() {
+    let exe = build("signal", Variant::default());
+    for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
+        let mut chat = exe.command(&["chat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        chat.stdin.as_mut().unwrap().write_all(b"a\n").unwrap();
+        let mut line = String::new();
+        std::io::BufReader::new(chat.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "bcdefghij\n");
+        assert!(Command::new("kill").args([signal, &chat.id().to_string()]).status().unwrap().success());
+        assert_eq!(chat.wait().unwrap().code(), Some(code));
+    }
+}
