@@ -1,10 +1,28 @@
 //! Plan: module + bucket + target -> program. Decisions only (regions, fusion, layouts, offsets, tiles, barriers), stored as data.
 //!
 //! In: an optimised [`rcompile_graph::Module`] and a [`PlanCx`]. Out: a [`rcompile_codegen::program::Program`]; packed weights are collected in
-//! [`WeightTable`], which all buckets share.
+//! [`WeightTable`], which all buckets share. Steps, one file each:
+//!
+//! ```text
+//! regions   which values are stored, what is fused (lower: values -> scalar expressions; kernel: expressions with ranges; tiling: tiles)
+//! weights   layouts and offsets, in execution order
+//! memory    buffers -> arena offsets by liveness
+//! barriers  where threads meet
+//! ```
 
-use rcompile_codegen::program::{DType, Layout};
-use rcompile_graph::Recipe;
+mod barriers;
+mod kernel;
+mod lower;
+mod memory;
+mod regions;
+mod tiling;
+
+use lower::{Frame, Home, WeightSource};
+use rcompile_codegen::isa::Isa;
+use rcompile_codegen::program::{DType, Extent, Item, Kernel, Layout, Panels, Program, Table, Weight, WeightId};
+use rcompile_graph::{Dim, Module, Op, ParamId, Recipe, ValueId};
+use rcompile_runtime::abi::PAGE_POSITIONS;
+use std::collections::HashMap;
 
 /// One tensor to pack: evaluate `recipe`, lay it out, write it at `offset` of the weights area.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,4 +68,275 @@ impl WeightTable {
         self.jobs.push(PackJob { name: name.into(), recipe: recipe.clone(), dtype, shape: shape.to_vec(), layout, offset, bytes });
         offset
     }
+}
+
+/// What plans depend on beside the module.
+#[derive(Clone, Copy, Debug)]
+pub struct PlanCx<'a> {
+    /// Target CPU.
+    pub isa: &'a Isa,
+    /// Sequence slots.
+    pub slots: u32,
+    /// Positions per sequence.
+    pub ctx_size: u32,
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The graph holds something that has no kernel.
+    #[error("{0} is not supported")]
+    Unsupported(String),
+    /// A mistake of ours.
+    #[error("planner: {0}")]
+    Internal(String),
+}
+
+/// The state area: layout of the KV cache.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatePlan {
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Bytes per position of one sequence over all layers.
+    pub bytes_per_token: u64,
+    /// Pages per slot.
+    pub pages_per_slot: u32,
+    /// False where nothing survives a step.
+    pub persistent: bool,
+}
+
+/// A planned bucket.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// For codegen.
+    pub program: Program,
+    /// KV cache.
+    pub state: StatePlan,
+    /// f32 elements from one output vector to the next (`logits_stride`, or of one pooled vector).
+    pub output_stride: u32,
+    /// Output vectors per output row (1 for logits, 8 for pooled).
+    pub outputs: u32,
+    /// Barriers per layer.
+    pub barriers_per_layer: u32,
+    /// Work of a step.
+    pub work: Work,
+}
+
+/// Work counted from the program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Bytes of panels that a step reads (all layers).
+    pub weight_bytes: u64,
+    /// Floating-point operations of matmuls per row.
+    pub flop_per_row: u64,
+    /// Per row that wants logits.
+    pub flop_per_logit_row: u64,
+}
+
+/// A plan under construction.
+struct Plan<'a> {
+    cx: PlanCx<'a>,
+    program: Program,
+    body: Vec<Item>,
+    before_layers: Vec<Item>,
+    in_layers: bool,
+    layers: u32,
+    /// Values whose place is given (entry outputs, a layer's result).
+    forced: HashMap<ValueId, Home>,
+    state_offsets: Vec<u64>,
+    weight_keys: Vec<(regions::WeightKey, u32)>,
+    panels_of: HashMap<ParamId, Panels>,
+}
+
+impl WeightSource for Plan<'_> {
+    fn weight(&mut self, params: &[ParamId], layout: Layout) -> WeightId {
+        let key = (params.to_vec(), layout);
+        if let Some(i) = self.weight_keys.iter().position(|(k, _)| *k == key) {
+            return WeightId(i as u32);
+        }
+        let group = if params.len() > 1 { self.layers } else { 0 };
+        self.weight_keys.push((key, group));
+        WeightId(self.weight_keys.len() as u32 - 1)
+    }
+    fn lookup_layout(&self, param: ParamId) -> Layout {
+        self.panels_of.get(&param).map_or(Layout::Plain, |p| Layout::Panels(*p))
+    }
+}
+
+/// Plans one bucket.
+pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Planned, PlanError> {
+    let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
+    let (state, state_offsets) = plan_state(module, cx);
+    let bucket = bound("T");
+    let heads_per_kv = heads_per_kv(module);
+    let program = Program {
+        entry: module.main().name.clone(),
+        bucket: bucket as u32,
+        max_logit_rows: bound("L") as u32,
+        max_runs: bound("S") as u32,
+        tile_rows: tiling::attention_rows(bucket, heads_per_kv),
+        buffers: vec![],
+        weights: vec![],
+        regions: vec![],
+        body: vec![],
+        arena_bytes: 0,
+        private_bytes: 0,
+    };
+    let mut plan = Plan {
+        cx: *cx,
+        program,
+        body: vec![],
+        before_layers: vec![],
+        in_layers: false,
+        layers: 0,
+        forced: HashMap::new(),
+        state_offsets,
+        weight_keys: vec![],
+        panels_of: lookup_panels(module, cx),
+    };
+    let mut frame = Frame::entry(module);
+    for (v, name) in frame.func.inputs.iter().zip(&frame.func.input_names) {
+        let table = match name.as_str() {
+            "token" => Table::Token,
+            "slot" => Table::Slot,
+            "position" => Table::Position,
+            "kv_index" => Table::KvIndex,
+            "segment" => Table::Segment,
+            "logit_row" => Table::LogitRow,
+            other => return Err(PlanError::Unsupported(format!("input {other}"))),
+        };
+        frame.homes.insert(*v, Home::Table(table));
+    }
+    let outputs = frame.func.outputs.clone();
+    let width = |v: &ValueId| frame.func.ty(*v).shape.last().and_then(|d| d.constant()).unwrap_or(1) as u32;
+    let output_stride = outputs.iter().map(width).max().unwrap_or(1).next_multiple_of(cx.isa.panel_nr);
+    for (i, v) in outputs.iter().enumerate() {
+        let home = Home::Output { stride: output_stride * outputs.len() as u32, offset: i as u32 * output_stride };
+        plan.forced.insert(*v, home);
+    }
+    plan.function(&mut frame)?;
+    plan.program.body = std::mem::take(&mut plan.body);
+    plan.place_weights(module, weights);
+    let mut program = plan.program;
+    memory::assign(&mut program);
+    barriers::insert(&mut program);
+    let work = work(&program);
+    Ok(Planned { state, output_stride, outputs: outputs.len() as u32, barriers_per_layer: barriers::per_layer(&program), work, program })
+}
+
+impl Plan<'_> {
+    /// Gives every weight its offsets: tensors of a layer lie together, layers in order.
+    fn place_weights(&mut self, module: &Module, table: &mut WeightTable) {
+        let mut offsets: Vec<Vec<u64>> = self.weight_keys.iter().map(|((params, _), _)| vec![0; params.len()]).collect();
+        let place = |table: &mut WeightTable, param: ParamId, layout: Layout| {
+            let p = &module.params[param.index()];
+            let shape: Vec<u64> = p.ty.shape.iter().filter_map(|d| d.constant()).collect();
+            table.place(&p.name, &p.recipe, lower::storage(p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
+        };
+        let mut done = 0;
+        for (i, ((params, layout), group)) in self.weight_keys.iter().enumerate() {
+            if *group == 0 {
+                for (layer, param) in params.iter().enumerate() {
+                    offsets[i][layer] = place(table, *param, *layout);
+                }
+            } else if *group > done {
+                done = *group;
+                let members: Vec<usize> = (0..self.weight_keys.len()).filter(|j| self.weight_keys[*j].1 == *group).collect();
+                let layers = members.iter().map(|j| self.weight_keys[*j].0.0.len()).max().unwrap_or(0);
+                for layer in 0..layers {
+                    for j in &members {
+                        let (params, layout) = &self.weight_keys[*j].0;
+                        offsets[*j][layer] = place(table, params[layer], *layout);
+                    }
+                }
+            }
+        }
+        for (((params, layout), _), offsets) in self.weight_keys.iter().zip(offsets) {
+            let p = &module.params[params[0].index()];
+            let name = if params.len() > 1 { p.name.replacen(".0.", ".*.", usize::MAX) } else { p.name.clone() };
+            let dtype = lower::storage(p.ty.dtype).unwrap_or(DType::F32);
+            self.program.weights.push(Weight { name, dtype, layout: *layout, offsets });
+        }
+    }
+}
+
+/// Offsets of each state's layer. States of one kind only; encoders share one layer's memory.
+fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, Vec<u64>) {
+    let pages_per_slot = cx.ctx_size.div_ceil(PAGE_POSITIONS as u32);
+    let mut plan = StatePlan { pages_per_slot, persistent: module.states.iter().any(|s| s.persistent), ..StatePlan::default() };
+    let mut offsets = Vec::new();
+    let mut end = 0u64;
+    for s in &module.states {
+        let per_token = 2 * s.kv_heads * s.head_dim * s.dtype.size();
+        let bytes = per_token * PAGE_POSITIONS as u64 * u64::from(pages_per_slot) * u64::from(cx.slots);
+        if s.persistent {
+            offsets.push(end);
+            end += bytes.next_multiple_of(64);
+            plan.bytes_per_token += per_token;
+        } else {
+            offsets.push(0);
+            end = end.max(bytes);
+            plan.bytes_per_token = plan.bytes_per_token.max(per_token);
+        }
+    }
+    plan.bytes = end;
+    (plan, offsets)
+}
+
+/// Largest number of query heads per kv head.
+fn heads_per_kv(module: &Module) -> u64 {
+    let mut most = 1;
+    for f in &module.functions {
+        for node in &f.nodes {
+            if let (Op::Sdpa { state, .. }, Some(Dim::Const(heads))) = (&node.op, node.ty.shape.get(1)) {
+                most = most.max(heads / module.states[state.index()].kv_heads.max(1));
+            }
+        }
+    }
+    most
+}
+
+/// Tables of lookups that a matmul of the entry reads too (tied head): stored once, as panels.
+fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
+    let f = module.main();
+    let param = |v: ValueId| if let Op::Param(p) = f.node(v).op { Some(p) } else { None };
+    let looked_up: Vec<ParamId> = f.nodes.iter().filter(|n| n.op == Op::Embedding).filter_map(|n| param(n.inputs[0])).collect();
+    let mut panels = HashMap::new();
+    for node in &f.nodes {
+        let Op::Mm { rhs_t: true } = node.op else { continue };
+        let Some(p) = param(node.inputs[1]).filter(|p| looked_up.contains(p)) else { continue };
+        let ty = &module.params[p.index()].ty;
+        if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
+            let k_pack = if lower::storage(ty.dtype) == Some(DType::Bf16) { 2 } else { 1 };
+            panels.insert(p, Panels { nr: cx.isa.panel_nr, k_pack, k: k as u32, groups: 1, group_cols: n as u32, ways: 1 });
+        }
+    }
+    panels
+}
+
+fn work(program: &Program) -> Work {
+    let mut work = Work::default();
+    let mut region = |r: &rcompile_codegen::program::RegionId, times: u64| {
+        if let Kernel::Matmul(m) = &program.regions[r.index()].kernel {
+            let weight = &program.weights[m.weight.index()];
+            work.weight_bytes += times * m.panels.len() * weight.dtype.size();
+            let flop = 2 * times * u64::from(m.panels.k) * u64::from(m.panels.groups * m.panels.group_cols * m.panels.ways);
+            match m.rows {
+                Extent::LogitRows => work.flop_per_logit_row += flop,
+                _ => work.flop_per_row += flop,
+            }
+        }
+    };
+    for item in &program.body {
+        match item {
+            Item::Region(r) => region(r, 1),
+            Item::Layers { count, body } => body.iter().for_each(|i| {
+                if let Item::Region(r) = i {
+                    region(r, u64::from(*count));
+                }
+            }),
+            Item::Barrier => {}
+        }
+    }
+    work
 }

@@ -1,0 +1,670 @@
+//! Lowering of graph values to scalar expressions: "element `idx` of value `v`", pulled through views and elementwise ops down to what lies
+//! in memory. This is where vertical fusion happens: whatever is not given a buffer is computed where it is used.
+//!
+//! In: a [`Frame`] (function with the homes of its stored values) and a [`KernelBuilder`]. Out: an expression, or what has to be done first:
+//! split the inner range (a concatenation or a rotation changes its formula there) or store a value (a reduction inside something that
+//! varies).
+
+use super::kernel::KernelBuilder;
+use rcompile_codegen::program::{
+    BinaryOp, BufferId, CmpOp, DType, Expr, ExprId, Layout, Operand, Panels, Place, ReduceOp, Table, UnaryOp, WeightId,
+};
+use rcompile_graph as g;
+use rcompile_graph::{Binary, Compare, Dim, Function, Module, Op, ParamId, Pool, Reduce, StateId, Unary, ValueId};
+use std::collections::HashMap;
+
+/// Why an expression cannot be made yet.
+#[derive(Debug)]
+pub enum Stop {
+    /// The inner range must be cut at this value of the inner variable.
+    Split(i64),
+    /// This value must be stored first.
+    Store(ValueId),
+    /// Not supported by the planner: a message for the user.
+    Unsupported(String),
+}
+
+/// Result of lowering.
+pub type Lowered = Result<ExprId, Stop>;
+
+/// Where a stored value lies. Elements of a row are linear in the trailing dimensions, mapped by `cols`.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Home {
+    /// Row table of the step context.
+    Table(Table),
+    /// Arena buffer.
+    Buffer {
+        /// Which.
+        id: BufferId,
+        /// Stored type.
+        dtype: DType,
+        /// Elements per row.
+        stride: u32,
+        /// Column map.
+        cols: Cols,
+    },
+    /// Entry output, f32: element `row * stride + offset + col`.
+    Output {
+        /// Elements per row.
+        stride: u32,
+        /// First column.
+        offset: u32,
+    },
+    /// This thread's scratch: element `row * stride + col` at a byte offset.
+    Private {
+        /// Byte offset.
+        offset: u64,
+        /// Stored type.
+        dtype: DType,
+        /// Elements per row.
+        stride: u32,
+    },
+}
+
+/// Column of the element with linear index `c` within its row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cols {
+    /// `c`
+    Plain,
+    /// `c / cols * padded + c % cols`: groups are padded to whole panels.
+    Grouped {
+        /// Real columns of a group.
+        cols: u32,
+        /// With padding.
+        padded: u32,
+    },
+}
+
+/// A function being planned: once for all the layers that call it.
+pub struct Frame<'m> {
+    /// The module.
+    pub module: &'m Module,
+    /// The function.
+    pub func: &'m Function,
+    /// Users of each value.
+    pub users: Vec<Vec<ValueId>>,
+    /// Stored values.
+    pub homes: HashMap<ValueId, Home>,
+    /// Parameter -> the one of each layer.
+    pub params: HashMap<ParamId, Vec<ParamId>>,
+    /// State -> the one of each layer.
+    pub states: HashMap<StateId, Vec<StateId>>,
+}
+
+/// Weights of a program under construction.
+pub trait WeightSource {
+    /// The weight for these parameters (one per layer) in this layout.
+    fn weight(&mut self, params: &[ParamId], layout: Layout) -> WeightId;
+    /// Layout in which lookups read a parameter (panels where a matmul reads it too).
+    fn lookup_layout(&self, param: ParamId) -> Layout;
+}
+
+/// Storage type of a graph type; `None` for types that are never stored.
+pub fn storage(dtype: g::DType) -> Option<DType> {
+    Some(match dtype {
+        g::DType::F32 => DType::F32,
+        g::DType::F16 => DType::F16,
+        g::DType::BF16 => DType::Bf16,
+        g::DType::I32 => DType::I32,
+        g::DType::I8 => DType::I8,
+        g::DType::U8 => DType::U8,
+        g::DType::I64 | g::DType::Bool | g::DType::State => return None,
+    })
+}
+
+impl<'m> Frame<'m> {
+    /// Frame of the entry: every parameter stands for itself.
+    pub fn entry(module: &'m Module) -> Frame<'m> {
+        let func = module.main();
+        let params = (0..module.params.len() as u32).map(|i| (ParamId(i), vec![ParamId(i)])).collect();
+        let states = (0..module.states.len() as u32).map(|i| (StateId(i), vec![StateId(i)])).collect();
+        Frame { module, func, users: func.users(), homes: HashMap::new(), params, states }
+    }
+
+    /// Frame of a function for a list of calls.
+    pub fn callee(module: &'m Module, func: &'m Function, calls: &[(&[ParamId], &[StateId])]) -> Frame<'m> {
+        let params = func.params.iter().enumerate().map(|(i, p)| (*p, calls.iter().map(|c| c.0[i]).collect())).collect();
+        let states = func.states.iter().enumerate().map(|(i, s)| (*s, calls.iter().map(|c| c.1[i]).collect())).collect();
+        Frame { module, func, users: func.users(), homes: HashMap::new(), params, states }
+    }
+
+    /// The operand and element index of a stored value.
+    pub fn address(&self, k: &mut KernelBuilder, home: &Home, v: ValueId, idx: &[ExprId]) -> (Operand, ExprId) {
+        let shape = &self.func.ty(v).shape;
+        let row = idx.first().copied().unwrap_or_else(|| k.int(0));
+        let col = linear(k, &shape[1.min(shape.len())..], &idx[1.min(idx.len())..]);
+        let at = |k: &mut KernelBuilder, stride: u32, col: ExprId| {
+            let base = k.mul_int(row, i64::from(stride));
+            k.add(base, col)
+        };
+        match home {
+            Home::Table(t) => (Operand { place: Place::Table(*t), dtype: DType::I32 }, row),
+            Home::Buffer { id, dtype, stride, cols } => {
+                let col = match cols {
+                    Cols::Plain => col,
+                    Cols::Grouped { cols, padded } if cols == padded => col,
+                    Cols::Grouped { cols, padded } => {
+                        let (group, within) = k.div_rem(col, i64::from(*cols));
+                        let base = k.mul_int(group, i64::from(*padded));
+                        k.add(base, within)
+                    }
+                };
+                (Operand { place: Place::Buffer(*id), dtype: *dtype }, at(k, *stride, col))
+            }
+            Home::Output { stride, offset } => {
+                let offset = k.int(i64::from(*offset));
+                let col = k.add(col, offset);
+                (Operand { place: Place::Output, dtype: DType::F32 }, at(k, *stride, col))
+            }
+            Home::Private { offset, dtype, stride } => (Operand { place: Place::Private(*offset), dtype: *dtype }, at(k, *stride, col)),
+        }
+    }
+
+    /// Element `idx` of value `v`.
+    pub fn at(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+        if let Some(way) = k.acc.get(&v) {
+            let way = *way;
+            return Ok(k.exprs.add(Expr::Acc(way)));
+        }
+        let key = (v, idx.to_vec());
+        if let Some(e) = k.memo.get(&key) {
+            return Ok(*e);
+        }
+        let e = match self.homes.get(&v) {
+            Some(home) => {
+                let (operand, index) = self.address(k, &home.clone(), v, idx);
+                k.load(operand.place, operand.dtype, index)
+            }
+            None => {
+                let e = self.compute(k, ws, v, idx)?;
+                let node = self.func.node(v);
+                let rounds = matches!(
+                    node.op,
+                    Op::Unary(_)
+                        | Op::Binary(_)
+                        | Op::Reduce { .. }
+                        | Op::Softmax
+                        | Op::RmsNorm { .. }
+                        | Op::LayerNorm { .. }
+                        | Op::Rope
+                        | Op::Pool(_)
+                );
+                match node.ty.dtype {
+                    g::DType::BF16 if rounds => k.exprs.add(Expr::Round(DType::Bf16, e)),
+                    g::DType::F16 if rounds => k.exprs.add(Expr::Round(DType::F16, e)),
+                    _ => e,
+                }
+            }
+        };
+        k.memo.insert(key, e);
+        Ok(e)
+    }
+
+    fn compute(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let node = self.func.node(v);
+        let input = |i: usize| node.inputs[i];
+        let shape = |v: ValueId| &self.func.ty(v).shape;
+        match &node.op {
+            Op::Input { .. } => Err(Stop::Unsupported(format!("input {} is not stored", v.0))),
+            Op::Param(p) => Ok(self.param(k, ws, *p, idx)),
+            Op::Const(value) if node.ty.dtype.is_float() => Ok(k.exprs.float(*value as f32)),
+            Op::Const(value) => Ok(k.int(*value as i64)),
+            Op::Unary(op) => {
+                let x = self.at(k, ws, input(0), idx)?;
+                unary(k, *op, x)
+            }
+            Op::Binary(op) => {
+                let a = self.broadcast(k, ws, input(0), idx)?;
+                let b = self.broadcast(k, ws, input(1), idx)?;
+                let op = match op {
+                    Binary::Add => BinaryOp::Add,
+                    Binary::Sub => BinaryOp::Sub,
+                    Binary::Mul => BinaryOp::Mul,
+                    Binary::Div => BinaryOp::Div,
+                    Binary::Minimum => BinaryOp::Min,
+                    Binary::Maximum => BinaryOp::Max,
+                    Binary::And => BinaryOp::And,
+                    Binary::Or => BinaryOp::Or,
+                };
+                Ok(k.exprs.add(Expr::Binary(op, a, b)))
+            }
+            Op::Compare(op) => {
+                let a = self.broadcast(k, ws, input(0), idx)?;
+                let b = self.broadcast(k, ws, input(1), idx)?;
+                Ok(k.exprs.add(Expr::Cmp(compare(*op), a, b)))
+            }
+            Op::Where => {
+                let c = self.broadcast(k, ws, input(0), idx)?;
+                let a = self.broadcast(k, ws, input(1), idx)?;
+                let b = self.broadcast(k, ws, input(2), idx)?;
+                Ok(k.exprs.add(Expr::Select(c, a, b)))
+            }
+            Op::Convert => {
+                let x = self.at(k, ws, input(0), idx)?;
+                let from = self.func.ty(input(0)).dtype;
+                match (from, node.ty.dtype) {
+                    (f, g::DType::F32) if f.is_float() => Ok(x),
+                    (f, g::DType::BF16) if f.is_float() => Ok(k.exprs.add(Expr::Round(DType::Bf16, x))),
+                    (f, g::DType::F16) if f.is_float() => Ok(k.exprs.add(Expr::Round(DType::F16, x))),
+                    (f, g::DType::F32) if f.is_int() => Ok(k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, x))),
+                    (f, t) if f.is_int() && t.is_int() => Ok(x),
+                    (f, t) => Err(Stop::Unsupported(format!("conversion from {f} to {t}"))),
+                }
+            }
+            Op::Reshape => {
+                let (from, to) = (shape(input(0)), &node.ty.shape);
+                let source = reshape_index(k, from, to, idx);
+                self.at(k, ws, input(0), &source)
+            }
+            Op::Permute { perm } => {
+                let mut source = idx.to_vec();
+                for (i, p) in perm.iter().enumerate() {
+                    source[*p as usize] = idx[i];
+                }
+                self.at(k, ws, input(0), &source)
+            }
+            Op::Slice { axis, start, .. } => {
+                let mut source = idx.to_vec();
+                let start = k.int(*start as i64);
+                source[*axis as usize] = k.add(idx[*axis as usize], start);
+                self.at(k, ws, input(0), &source)
+            }
+            Op::Cat { axis } => self.cat(k, ws, v, *axis as usize, idx),
+            Op::Expand => self.broadcast(k, ws, input(0), idx),
+            Op::Embedding => {
+                let row = self.at(k, ws, input(1), &idx[..1])?;
+                let mut source = vec![row];
+                source.extend(&idx[1..]);
+                self.at(k, ws, input(0), &source)
+            }
+            Op::Reduce { op, axis } => self.reduce(k, ws, v, *op, *axis as usize, idx),
+            Op::Softmax => {
+                let last = idx.len() - 1;
+                let n = width(shape(v))?;
+                let x = input(0);
+                let max = self.row_reduce(k, ws, v, 0, ReduceOp::Max, n, &idx[..last], |f, k, ws, at| f.at(k, ws, x, at))?;
+                let exp = |k: &mut KernelBuilder, x: ExprId| {
+                    let d = k.exprs.add(Expr::Binary(BinaryOp::Sub, x, max));
+                    k.exprs.add(Expr::Unary(UnaryOp::Exp, d))
+                };
+                let sum = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, &idx[..last], |f, k, ws, at| {
+                    let x = f.at(k, ws, x, at)?;
+                    Ok(exp(k, x))
+                })?;
+                let x = self.at(k, ws, x, idx)?;
+                let e = exp(k, x);
+                Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, e, sum)))
+            }
+            Op::RmsNorm { eps } => {
+                let n = width(shape(v))?;
+                let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
+                let x = input(0);
+                let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| {
+                    let x = f.at(k, ws, x, at)?;
+                    Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, x, x)))
+                })?;
+                let root = inverse_root(k, sum, n, *eps);
+                let x = self.at(k, ws, x, idx)?;
+                let w = self.at(k, ws, input(1), &[last])?;
+                let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, x, root));
+                Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w)))
+            }
+            Op::LayerNorm { eps } => {
+                let n = width(shape(v))?;
+                let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
+                let x = input(0);
+                let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| f.at(k, ws, x, at))?;
+                let count = k.exprs.float(n as f32);
+                let mean = k.exprs.add(Expr::Binary(BinaryOp::Div, sum, count));
+                let centred = |k: &mut KernelBuilder, x: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Sub, x, mean));
+                let squares = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, lead, |f, k, ws, at| {
+                    let x = f.at(k, ws, x, at)?;
+                    let c = centred(k, x);
+                    Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, c, c)))
+                })?;
+                let root = inverse_root(k, squares, n, *eps);
+                let x = self.at(k, ws, x, idx)?;
+                let c = centred(k, x);
+                let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, c, root));
+                let w = self.at(k, ws, input(1), &[last])?;
+                let b = self.at(k, ws, input(2), &[last])?;
+                let scaled = k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w));
+                Ok(k.exprs.add(Expr::Binary(BinaryOp::Add, scaled, b)))
+            }
+            Op::Rope => self.rope(k, ws, v, idx),
+            Op::Pool(pool) => self.pool(k, ws, v, *pool, idx),
+            Op::Mm { .. } | Op::Sdpa { .. } | Op::Call { .. } => Err(Stop::Store(v)),
+            Op::KvAppend { .. } => Err(Stop::Unsupported("a state has no elements".into())),
+        }
+    }
+
+    fn broadcast(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let shape = &self.func.ty(v).shape;
+        let skip = idx.len() - shape.len();
+        let mut source = Vec::with_capacity(shape.len());
+        for (d, i) in shape.iter().zip(&idx[skip..]) {
+            source.push(if *d == Dim::Const(1) { k.int(0) } else { *i });
+        }
+        self.at(k, ws, v, &source)
+    }
+
+    fn param(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, p: ParamId, idx: &[ExprId]) -> ExprId {
+        let ty = &self.module.params[p.index()].ty;
+        let layout = ws.lookup_layout(p);
+        let weight = ws.weight(&self.params[&p], layout);
+        let index = match layout {
+            Layout::Plain => linear(k, &ty.shape, idx),
+            Layout::Panels(panels) => panel_index(k, &panels, idx[0], idx[1]),
+        };
+        let dtype = storage(ty.dtype).unwrap_or(DType::F32);
+        k.load(Place::Weight(weight), dtype, index)
+    }
+
+    fn cat(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, axis: usize, idx: &[ExprId]) -> Lowered {
+        let node = self.func.node(v);
+        let mut parts = Vec::new();
+        let mut start = 0i64;
+        for part in &node.inputs {
+            let n = self.func.ty(*part).shape[axis].constant().unwrap_or(1) as i64;
+            parts.push((*part, start, n));
+            start += n;
+        }
+        let e = idx[axis];
+        let at = |k: &mut KernelBuilder, start: i64| {
+            let back = k.int(-start);
+            k.add(e, back)
+        };
+        if let Some((low, high)) = k.bounds(e) {
+            if let Some((part, start, _)) = parts.iter().find(|(_, s, n)| *s <= low && high < s + n) {
+                let mut source = idx.to_vec();
+                source[axis] = at(k, *start);
+                return self.at(k, ws, *part, &source);
+            }
+            if let Some(offset) = k.inner_offset(e)
+                && let Some((_, start, n)) = parts.iter().find(|(_, s, n)| *s <= low && low < s + n)
+            {
+                return Err(Stop::Split(start + n - offset));
+            }
+        }
+        // The index does not follow the inner variable: choose at run time, with every address inside its part.
+        let mut value = None;
+        for (part, start, n) in parts {
+            let (zero, last) = (k.int(0), k.int(n - 1));
+            let moved = at(k, start);
+            let low = k.binary(BinaryOp::Max, moved, zero);
+            let mut source = idx.to_vec();
+            source[axis] = k.binary(BinaryOp::Min, low, last);
+            let x = self.at(k, ws, part, &source)?;
+            value = Some(match value {
+                None => x,
+                Some(before) => {
+                    let start = k.int(start);
+                    let here = k.exprs.add(Expr::Cmp(CmpOp::Ge, e, start));
+                    k.exprs.add(Expr::Select(here, x, before))
+                }
+            });
+        }
+        value.ok_or_else(|| Stop::Unsupported("concatenation of nothing".into()))
+    }
+
+    fn rope(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let node = self.func.node(v);
+        let half = self.func.ty(node.inputs[1]).shape[1].constant().unwrap_or(0) as i64;
+        let d = idx[2];
+        let side = |k: &KernelBuilder, edge: i64| match (k.bounds(d), k.inner_offset(d)) {
+            (Some((_, high)), _) if high < edge => Ok(true),
+            (Some((low, _)), _) if low >= edge => Ok(false),
+            (_, Some(offset)) => Err(Stop::Split(edge - offset)),
+            _ => Err(Stop::Store(v)),
+        };
+        let x = |k: &mut KernelBuilder, ws: &mut dyn WeightSource, shift: i64| {
+            let shift = k.int(shift);
+            let at = k.add(d, shift);
+            self.at(k, ws, node.inputs[0], &[idx[0], idx[1], at])
+        };
+        let table = |k: &mut KernelBuilder, ws: &mut dyn WeightSource, which: usize, shift: i64| {
+            let shift = k.int(shift);
+            let at = k.add(d, shift);
+            self.at(k, ws, node.inputs[which], &[idx[0], at])
+        };
+        if !side(k, 2 * half)? {
+            return x(k, ws, 0);
+        }
+        let first = side(k, half)?;
+        let back = if first { 0 } else { -half };
+        let (c, s) = (table(k, ws, 1, back)?, table(k, ws, 2, back)?);
+        let (this, other) = (x(k, ws, 0)?, x(k, ws, if first { half } else { -half })?);
+        let this = k.exprs.add(Expr::Binary(BinaryOp::Mul, this, c));
+        let other = k.exprs.add(Expr::Binary(BinaryOp::Mul, other, s));
+        Ok(k.exprs.add(Expr::Binary(if first { BinaryOp::Sub } else { BinaryOp::Add }, this, other)))
+    }
+
+    fn reduce(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, op: Reduce, axis: usize, idx: &[ExprId]) -> Lowered {
+        let x = self.func.node(v).inputs[0];
+        let Dim::Const(n) = self.func.ty(x).shape[axis] else {
+            return Err(Stop::Unsupported("reduction over rows".into()));
+        };
+        let kind = if op == Reduce::Amax { ReduceOp::Max } else { ReduceOp::Sum };
+        let total = if axis + 1 == idx.len() {
+            self.row_reduce(k, ws, v, 0, kind, n, &idx[..axis], |f, k, ws, at| f.at(k, ws, x, at))?
+        } else {
+            let var = k.var((0, n as i64 - 1));
+            let mut source = idx.to_vec();
+            source[axis] = k.var_expr(var);
+            let body = self.at(k, ws, x, &source)?;
+            let (begin, end) = (k.int(0), k.int(n as i64));
+            k.exprs.add(Expr::Fold { op: kind, var, begin, end, body })
+        };
+        if op == Reduce::Mean {
+            let n = k.exprs.float(n as f32);
+            return Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, total, n)));
+        }
+        Ok(total)
+    }
+
+    /// Reduction of a row of `n` elements as a stage of its own; `which` tells several of one value apart.
+    #[allow(clippy::too_many_arguments)]
+    fn row_reduce(
+        &self,
+        k: &mut KernelBuilder,
+        ws: &mut dyn WeightSource,
+        v: ValueId,
+        which: u32,
+        op: ReduceOp,
+        n: u64,
+        lead: &[ExprId],
+        element: impl Fn(&Self, &mut KernelBuilder, &mut dyn WeightSource, &[ExprId]) -> Lowered,
+    ) -> Lowered {
+        if !k.may_reduce || !lead.iter().all(|e| k.is_outer(*e)) {
+            return Err(Stop::Store(v));
+        }
+        let key = (v, which, lead.to_vec());
+        if let Some(e) = k.reduced.get(&key) {
+            return Ok(*e);
+        }
+        let (saved_inner, saved_memo) = (k.inner, std::mem::take(&mut k.memo));
+        let var = k.var((0, n as i64 - 1));
+        let mut at = lead.to_vec();
+        at.push(k.var_expr(var));
+        let mut ranges = vec![0..n as u32];
+        let mut total = None;
+        while let Some(range) = ranges.pop() {
+            k.set_inner(var, &range);
+            match element(self, k, ws, &at) {
+                Ok(value) => {
+                    let part = k.reduce(op, var, range, value);
+                    let join = if op == ReduceOp::Sum { BinaryOp::Add } else { BinaryOp::Max };
+                    total = Some(total.map_or(part, |t| k.exprs.add(Expr::Binary(join, t, part))));
+                }
+                Err(Stop::Split(edge)) => ranges.extend(cut(&range, edge)?),
+                Err(stop) => return Err(stop),
+            }
+        }
+        (k.inner, k.memo) = (saved_inner, saved_memo);
+        let total = total.ok_or_else(|| Stop::Unsupported("reduction of nothing".into()))?;
+        k.reduced.insert(key, total);
+        Ok(total)
+    }
+
+    fn pool(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, pool: Pool, idx: &[ExprId]) -> Lowered {
+        let x = self.func.node(v).inputs[0];
+        if !self.homes.contains_key(&x) {
+            return Err(Stop::Store(x));
+        }
+        let (run, col) = (idx[0], idx[1]);
+        let one = k.int(1);
+        let next = k.add(run, one);
+        let begin = k.load(Place::Table(Table::RunBegin), DType::I32, run);
+        let end = k.load(Place::Table(Table::RunBegin), DType::I32, next);
+        let fold = |k: &mut KernelBuilder, ws: &mut dyn WeightSource, op: ReduceOp| {
+            let var = k.var((0, i64::from(i32::MAX)));
+            let row = k.var_expr(var);
+            let body = self.at(k, ws, x, &[row, col])?;
+            Ok(k.exprs.add(Expr::Fold { op, var, begin, end, body }))
+        };
+        match pool {
+            Pool::Mean => {
+                let sum = fold(k, ws, ReduceOp::Sum)?;
+                let n = k.exprs.add(Expr::Binary(BinaryOp::Sub, end, begin));
+                let n = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, n));
+                Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, sum, n)))
+            }
+            Pool::Max => fold(k, ws, ReduceOp::Max),
+            Pool::Cls => self.at(k, ws, x, &[begin, col]),
+            Pool::Last => {
+                let back = k.int(-1);
+                let last = k.exprs.add(Expr::Binary(BinaryOp::Add, end, back));
+                self.at(k, ws, x, &[last, col])
+            }
+        }
+    }
+}
+
+/// The two halves of a range around an edge inside it.
+pub fn cut(range: &std::ops::Range<u32>, edge: i64) -> Result<[std::ops::Range<u32>; 2], Stop> {
+    if i64::from(range.start) < edge && edge < i64::from(range.end) {
+        Ok([edge as u32..range.end, range.start..edge as u32])
+    } else {
+        Err(Stop::Unsupported(format!("no progress in splitting {range:?} at {edge}")))
+    }
+}
+
+/// Row-major linear index; symbolic dimensions may only come first.
+pub fn linear(k: &mut KernelBuilder, shape: &[Dim], idx: &[ExprId]) -> ExprId {
+    let mut stride = 1i64;
+    let mut sum = k.int(0);
+    for (d, i) in shape.iter().zip(idx).rev() {
+        let term = k.mul_int(*i, stride);
+        sum = k.add(term, sum);
+        stride *= d.constant().unwrap_or(1) as i64;
+    }
+    sum
+}
+
+/// Indices into `from` for indices into `to` of the same elements.
+fn reshape_index(k: &mut KernelBuilder, from: &[Dim], to: &[Dim], idx: &[ExprId]) -> Vec<ExprId> {
+    let same = from.iter().zip(to).take_while(|(a, b)| a == b).count();
+    let mut rest = linear(k, &to[same..], &idx[same..]);
+    let mut source = Vec::new();
+    for (i, d) in from[same..].iter().enumerate().rev() {
+        if i == 0 {
+            source.push(rest);
+        } else {
+            let (outer, inner) = k.div_rem(rest, d.constant().unwrap_or(1) as i64);
+            source.push(inner);
+            rest = outer;
+        }
+    }
+    source.extend(idx[..same].iter().rev());
+    source.reverse();
+    source
+}
+
+/// Element index of `w[row, col]` in panels (rows of the weight are output columns).
+fn panel_index(k: &mut KernelBuilder, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+    let (group, within) = k.div_rem(row, i64::from(p.group_cols));
+    let (panel, lane) = k.div_rem(within, i64::from(p.nr));
+    let base = k.mul_int(group, i64::from(p.panels_per_group()));
+    let panel = k.add(base, panel);
+    let (pair, odd) = k.div_rem(col, i64::from(p.k_pack));
+    let terms =
+        [k.mul_int(panel, p.panel_len() as i64), k.mul_int(pair, i64::from(p.nr * p.k_pack)), k.mul_int(lane, i64::from(p.k_pack)), odd];
+    let zero = k.int(0);
+    terms.into_iter().fold(zero, |s, t| k.add(s, t))
+}
+
+fn width(shape: &[Dim]) -> Result<u64, Stop> {
+    shape.last().and_then(|d| d.constant()).ok_or_else(|| Stop::Unsupported("normalisation over rows".into()))
+}
+
+/// `1 / sqrt(sum / n + eps)`
+fn inverse_root(k: &mut KernelBuilder, sum: ExprId, n: u64, eps: f64) -> ExprId {
+    let n = k.exprs.float(n as f32);
+    let mean = k.exprs.add(Expr::Binary(BinaryOp::Div, sum, n));
+    let eps = k.exprs.float(eps as f32);
+    let shifted = k.exprs.add(Expr::Binary(BinaryOp::Add, mean, eps));
+    k.exprs.add(Expr::Unary(UnaryOp::Rsqrt, shifted))
+}
+
+fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
+    let apply = |k: &mut KernelBuilder, op: UnaryOp, x: ExprId| k.exprs.add(Expr::Unary(op, x));
+    let mul = |k: &mut KernelBuilder, a: ExprId, b: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Mul, a, b));
+    let add = |k: &mut KernelBuilder, a: ExprId, b: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Add, a, b));
+    Ok(match op {
+        Unary::Neg => apply(k, UnaryOp::Neg, x),
+        Unary::Abs => apply(k, UnaryOp::Abs, x),
+        Unary::Exp => apply(k, UnaryOp::Exp, x),
+        Unary::Sqrt => apply(k, UnaryOp::Sqrt, x),
+        Unary::Rsqrt => apply(k, UnaryOp::Rsqrt, x),
+        Unary::Tanh => apply(k, UnaryOp::Tanh, x),
+        Unary::Erf => apply(k, UnaryOp::Erf, x),
+        Unary::Sigmoid => apply(k, UnaryOp::Sigmoid, x),
+        Unary::Not => apply(k, UnaryOp::Not, x),
+        Unary::Log => return Err(Stop::Unsupported("log".into())),
+        Unary::Silu => {
+            let s = apply(k, UnaryOp::Sigmoid, x);
+            mul(k, x, s)
+        }
+        Unary::Relu => {
+            let zero = k.exprs.float(0.0);
+            k.exprs.add(Expr::Binary(BinaryOp::Max, x, zero))
+        }
+        Unary::Gelu => {
+            let root = k.exprs.float(std::f32::consts::FRAC_1_SQRT_2);
+            let scaled = mul(k, x, root);
+            let erf = apply(k, UnaryOp::Erf, scaled);
+            gated_half(k, x, erf)
+        }
+        Unary::GeluTanh => {
+            let c = k.exprs.float(0.044_715);
+            let square = mul(k, x, x);
+            let cube = mul(k, square, x);
+            let cube = mul(k, c, cube);
+            let sum = add(k, x, cube);
+            let root = k.exprs.float((2.0 / std::f64::consts::PI).sqrt() as f32);
+            let scaled = mul(k, root, sum);
+            let tanh = apply(k, UnaryOp::Tanh, scaled);
+            gated_half(k, x, tanh)
+        }
+    })
+}
+
+/// `0.5 * x * (1 + gate)`
+fn gated_half(k: &mut KernelBuilder, x: ExprId, gate: ExprId) -> ExprId {
+    let (half, one) = (k.exprs.float(0.5), k.exprs.float(1.0));
+    let sum = k.exprs.add(Expr::Binary(BinaryOp::Add, one, gate));
+    let x = k.exprs.add(Expr::Binary(BinaryOp::Mul, half, x));
+    k.exprs.add(Expr::Binary(BinaryOp::Mul, x, sum))
+}
+
+/// The program's comparison.
+pub fn compare(op: Compare) -> CmpOp {
+    match op {
+        Compare::Lt => CmpOp::Lt,
+        Compare::Le => CmpOp::Le,
+        Compare::Gt => CmpOp::Gt,
+        Compare::Ge => CmpOp::Ge,
+        Compare::Eq => CmpOp::Eq,
+        Compare::Ne => CmpOp::Ne,
+    }
+}
