@@ -4,7 +4,7 @@
 //! `null` counts as absent, as it does in the reference library.
 //!
 //! `config.json` comes in two forms, both common: transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and
-//! transformers 5 (`rope_parameters`, `dtype`, `layer_types`). [`rope`], [`dtype`] and [`layer_windows`] read either.
+//! transformers 5 (`rope_parameters`, `dtype`, `layer_types`). [`rope()`], [`dtype()`] and [`layer_types`] read either.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;

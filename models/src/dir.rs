@@ -56,7 +56,7 @@ pub struct Identity {
     device: u64,
     inode: u64,
     size: u64,
-    modified: (i64, i64),
+    modified: (i64, u64),
 }
 
 /// An open regular file of a model directory.
@@ -232,12 +232,7 @@ fn open_regular(at: &OwnedFd, name: &[u8]) -> Result<Option<(std::fs::File, Iden
 }
 
 fn identity_of(stat: &rustix::fs::Stat) -> Identity {
-    Identity {
-        device: stat.st_dev,
-        inode: stat.st_ino,
-        size: stat.st_size.max(0) as u64,
-        modified: (stat.st_mtime as i64, stat.st_mtime_nsec as i64),
-    }
+    Identity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size.max(0) as u64, modified: (stat.st_mtime, stat.st_mtime_nsec) }
 }
 
 /// The components of a path, without empty ones and `.`.

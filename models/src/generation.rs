@@ -77,12 +77,13 @@ pub fn read_generation(dir: &ModelDir, config: &ConfigReader<'_>, vocab_size: us
     })
 }
 
-/// The id or list of ids at `key`, each below `vocab_size`. A padding id of -1 means none.
+/// The id or list of ids at `key`, each below `vocab_size`. A padding id outside of the vocabulary, such as -1, counts as
+/// none: nothing is ever padded.
 fn ids(c: &ConfigReader<'_>, key: &str, vocab_size: usize) -> Result<Option<Vec<u32>>, Error> {
     let items = match c.value(key) {
         None => return Ok(None),
         Some(Value::Array(items)) => items.iter().collect(),
-        Some(Value::Number(n)) if key == "pad_token_id" && n.as_i64() == Some(-1) => return Ok(None),
+        Some(Value::Number(n)) if key == "pad_token_id" && n.as_u64().is_none_or(|n| n >= vocab_size as u64) => return Ok(None),
         Some(one) => vec![one],
     };
     if items.len() > EOS_MAX {

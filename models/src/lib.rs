@@ -215,3 +215,12 @@ fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Re
     }
     first_fault.map_or(Ok(()), |e| Err(refuse(&e)))
 }
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_model_is_shared_between_threads() {
+        fn shared<T: Send + Sync>() {}
+        shared::<super::Model>();
+    }
+}

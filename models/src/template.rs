@@ -6,7 +6,8 @@
 //! Like the reference: `trim_blocks` and `lstrip_blocks`, loop controls, Python's methods on strings and maps,
 //! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
 //! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work,
-//! and the length of the text is bounded.
+//! and the length of the text is bounded. Not bounded is the memory of intermediate strings that a hostile template
+//! doubles by concatenation; that needs a limit on the process.
 //!
 //! Sources: transformers `chat_template_utils.py`; Jinja2's template documentation; Python's `json` and `strftime`.
 
@@ -253,10 +254,10 @@ fn prepare(source: &str) -> Result<String, TemplateError> {
         };
         let end = tag_end(tag, close);
         let (tag, after) = tag.split_at(end);
-        if close != "#}" {
-            if let Some(name) = dunder(tag) {
-                return Err(refuse(here, name));
-            }
+        if close != "#}"
+            && let Some(name) = dunder(tag)
+        {
+            return Err(refuse(here, name));
         }
         match (close, statement(tag)) {
             ("%}", Some(word @ ("include" | "import" | "from" | "extends"))) => return Err(refuse(here, word)),

@@ -300,7 +300,7 @@ fn check_model(model: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resul
                 return Err(Error::new(Kind::Unsupported, FILE, "model.dropout", what, "none", dropout));
             }
         }
-        "WordPiece" | "WordLevel" => {
+        "WordPiece" => {
             let unknown = text_at("unk_token").unwrap_or("[UNK]");
             if !vocabulary.ids.contains_key(unknown) {
                 return Err(malformed("model.unk_token", "is not in the vocabulary", "a token", format!("`{unknown}`")));

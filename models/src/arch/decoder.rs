@@ -438,8 +438,8 @@ fn check_rope(c: &ConfigReader<'_>, rope: &RopeConfig, head_dim: usize, family: 
         // In this family every other type name stands for LongRoPE.
         return Err(c.unsupported("rope_scaling", "scaled RoPE in Phi-3 (longrope)", "none"));
     }
-    if !family.fused && matches!(rope.kind, RopeKind::Default) && rope.partial_rotary_factor != 1.0 {
-        // The reference's plain RoPE of these classes rotates the whole head and drops the field.
+    if !family.fused && rope.partial_rotary_factor != 1.0 {
+        // In these classes the reference's plain RoPE drops the field and the scaled kinds fail on it.
         return Err(c.unsupported("partial_rotary_factor", rope.partial_rotary_factor, "1.0 for this architecture"));
     }
     if matches!(rope.kind, RopeKind::Dynamic { .. }) && width < 4 {

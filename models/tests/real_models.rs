@@ -1,0 +1,86 @@
+//! Trained models and published tokenizers open without complaint, and what is not supported yet is refused by name.
+
+mod common;
+
+use rcompile_models::arch::Task;
+use rcompile_models::generation::{Pooling, PoolingMode};
+use rcompile_models::{OpenOptions, open};
+
+#[test]
+fn stories260k_llama() {
+    let Some(folder) = common::assets("models/stories260k-llama") else { return };
+    let model = open(&folder, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(model.warnings, []);
+    assert_eq!(model.arch.task, Task::Generate);
+    let facts = model.facts();
+    assert_eq!((facts.layers, facts.heads, facts.kv_heads, facts.head_dim), (5, 8, 4, 8));
+    assert!(facts.tied_head && facts.causal);
+    assert_eq!((model.generation.eos.as_slice(), model.generation.bos), (&[2][..], Some(1)));
+    let tokenizer = model.tokenizer.as_ref().unwrap();
+    assert_eq!((tokenizer.facts.size, tokenizer.facts.ids_of_empty_text.as_slice()), (512, &[1][..]));
+    assert_eq!(tokenizer.facts.special_ids["eos_token"], 2);
+    assert_eq!(model.weights.parameters(), model.weights.size_bytes() / 4);
+
+    let norm = model.weights.get("model.norm.weight").unwrap();
+    let (mut part, whole) = (vec![0; 8], model.weights.read(norm).unwrap());
+    model.weights.read_into(norm, 16, &mut part).unwrap();
+    assert_eq!(part, whole[16..24]);
+    assert!(model.weights.check_finite(norm, 0, &whole).is_ok());
+
+    let inputs = model.hash_inputs().unwrap();
+    let names: Vec<&str> = inputs.iter().map(|i| i.name.as_str()).collect();
+    let expected = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "special_tokens_map.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
+    assert_eq!(names, expected);
+    assert!(inputs.iter().all(|i| i.sha256.len() == 64 && i.bytes > 0));
+    assert_eq!(inputs.iter().find(|i| i.name == "special_tokens_map.json").unwrap().bytes, 72);
+}
+
+#[test]
+fn slm4096_gpt2() {
+    let Some(folder) = common::assets("models/slm4096-gpt2") else { return };
+    let model = open(&folder, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(model.warnings, []);
+    assert_eq!((model.facts().vocab_size, model.facts().max_positions), (54, 128));
+    assert!(model.weights.get("transformer.h.3.mlp.c_proj.weight").is_some());
+}
+
+#[test]
+fn minilm() {
+    let Some(folder) = common::assets("models/all-MiniLM-L6-v2-fp16") else { return };
+    let model = open(&folder, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(model.warnings, []);
+    assert_eq!(model.arch.task, Task::Embed);
+    let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: Some(256) };
+    assert_eq!(model.pooling, Some(expected));
+    assert_eq!(model.tokenizer.unwrap().facts.ids_of_empty_text, [101, 102]);
+}
+
+#[test]
+fn bart_is_refused_by_name() {
+    let Some(folder) = common::assets("models/bart-g2p-us") else { return };
+    let e = open(&folder, &OpenOptions::default()).err().expect("BART is not supported");
+    assert_eq!(e.exit_code(), 6);
+    assert!(e.to_string().contains("BartForConditionalGeneration"), "{e}");
+}
+
+#[test]
+fn published_tokenizers() {
+    let Some(folder) = common::assets("tokenizers") else { return };
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let dir = rcompile_models::dir::ModelDir::open(&path).unwrap();
+        let start = std::time::Instant::now();
+        let tokenizer = rcompile_models::tokenizer::read(&dir, 1 << 20).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let size = tokenizer.unwrap().facts.size;
+        eprintln!("{}: {size} ids, {:?}", path.display(), start.elapsed());
+        let e = rcompile_models::tokenizer::read(&dir, size - 1).unwrap_err();
+        assert_eq!(e.exit_code(), 5, "{e}");
+    }
+}
