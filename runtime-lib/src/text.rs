@@ -5,7 +5,7 @@
 //!
 //! Normaliser, pre-tokeniser, post-processor, decoder and added tokens are those of the `tokenizers` crate. What makes
 //! `tokenizer.json` slow is its BPE model: hundreds of thousands of strings to parse and two large hash maps to fill. The
-//! compact form stores them ready for use, hash tables included, and [`FlatBpe`] searches them where they lie, in the
+//! compact form stores them ready for use, hash tables included, and `FlatBpe` searches them where they lie, in the
 //! executable's read-only pages. Other models (Unigram, WordPiece, WordLevel) stay JSON, because they are small.
 //!
 //! ```text
