@@ -22,17 +22,6 @@ pub enum Error {
     },
     /// The model directory is refused. Exit code 3 to 7.
     Model(rcompile_models::Error),
-    /// The values of a tensor are refused while they are packed. Exit code 4 (not finite) or 5 (do not fit).
-    Weights {
-        /// 4 or 5.
-        code: i32,
-        /// Name in the checkpoint.
-        tensor: String,
-        /// What, expected, found.
-        what: String,
-        /// What would work.
-        help: Option<String>,
-    },
     /// Known and well-formed, but not something that this version does. Exit code 6.
     Unsupported {
         /// Flag, field or verb.
@@ -106,7 +95,6 @@ impl Error {
         match self {
             Error::Usage { .. } => 2,
             Error::Model(e) => e.exit_code(),
-            Error::Weights { code, .. } => *code,
             Error::Unsupported { .. } => 6,
             Error::Limit { .. } => 7,
             Error::Output { .. } | Error::Toolchain { .. } => 8,
@@ -120,7 +108,6 @@ impl Error {
         match self {
             Error::Model(e) => e.help.as_deref(),
             Error::Usage { help, .. }
-            | Error::Weights { help, .. }
             | Error::Unsupported { help, .. }
             | Error::Output { help, .. }
             | Error::Toolchain { help, .. } => help.as_deref(),
@@ -142,7 +129,6 @@ impl fmt::Display for Error {
         let (topic, place, what) = match self {
             Error::Model(e) => return e.fmt(f),
             Error::Usage { what, .. } => ("usage", "command line", what.as_str()),
-            Error::Weights { tensor, what, .. } => ("weights", tensor.as_str(), what.as_str()),
             Error::Unsupported { place, what, .. } => ("unsupported", place.as_str(), what.as_str()),
             Error::Limit { place, what } => ("limit", place.as_str(), what.as_str()),
             Error::Output { path, what, .. } => ("output", path.as_str(), what.as_str()),
@@ -177,6 +163,17 @@ impl From<rcompile_codegen::Error> for Error {
                 Error::Unsupported { place: "--target, --cpu".into(), what, help: Some("rcompile targets lists what is known".into()) }
             }
             other => Error::bug("codegen", other),
+        }
+    }
+}
+
+impl From<crate::plan::PlanError> for Error {
+    fn from(error: crate::plan::PlanError) -> Error {
+        match error {
+            crate::plan::PlanError::Unsupported(what) => {
+                Error::Unsupported { place: "graph".into(), what: format!("{what} is not supported"), help: None }
+            }
+            other => Error::bug("plan", other),
         }
     }
 }

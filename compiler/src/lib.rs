@@ -1,10 +1,15 @@
-//! The driver and middle end of rcompile.
+//! The driver and middle end of rcompile. Start reading in [`pipeline`].
 
+pub mod doctor;
 pub mod error;
+pub mod inspect;
 pub mod link;
 pub mod options;
 pub mod pack;
 pub mod passes;
+pub mod pipeline;
 pub mod plan;
+pub mod report;
+pub mod targets;
 
 pub use error::Error;

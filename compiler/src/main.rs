@@ -1,2 +1,31 @@
-//! driver
-fn main() {}
+//! parse -> Options -> pipeline::run -> exit code.
+
+use rcompile::{Error, link, options, pipeline, report};
+use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
+use std::sync::Mutex;
+
+static PANIC: Mutex<Option<String>> = Mutex::new(None);
+
+fn main() {
+    // Unwinding first removes what must not be left behind; the one line is printed at the end.
+    set_hook(Box::new(|info| {
+        let place = info.location().map_or("unknown place".into(), |l| format!("{}:{}", l.file(), l.line()));
+        let text = format!("{place}: {}", info.payload_as_str().unwrap_or("panic"));
+        PANIC.lock().unwrap_or_else(|e| e.into_inner()).get_or_insert(text);
+    }));
+    let run = || {
+        link::guard::handle_signals()?;
+        match options::parse(std::env::args_os())? {
+            Ok(command) => pipeline::dispatch(command),
+            Err(text) => report::print(&text),
+        }
+    };
+    let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {
+        let text = PANIC.lock().unwrap_or_else(|e| e.into_inner()).take();
+        Err(Error::bug("panic", text.unwrap_or_default()))
+    });
+    if let Err(error) = result {
+        error.lines().iter().for_each(|l| report::say(l));
+        std::process::exit(error.exit_code());
+    }
+}

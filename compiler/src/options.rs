@@ -89,9 +89,12 @@ pub struct Build {
     /// Sequence slots
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub parallel: u32,
-    /// What the executable does: auto, generate, embed
-    #[arg(long, default_value = "auto")]
-    pub task: String,
+    /// What the executable does
+    #[arg(long, value_enum, default_value_t = Task::Auto)]
+    pub task: Task,
+    /// Leave the tokenizer out, or accept that there is none: the executable takes token ids only
+    #[arg(long)]
+    pub no_tokenizer: bool,
 
     /// Type of the stored weights (auto: as in the checkpoint)
     #[arg(long, value_enum, default_value_t = WeightType::Auto)]
@@ -221,6 +224,25 @@ impl std::fmt::Display for Edit {
     }
 }
 
+/// `--task`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Task {
+    Auto,
+    Generate,
+    Embed,
+    #[value(hide = true)]
+    Classify,
+    #[value(hide = true)]
+    Tag,
+    #[value(hide = true)]
+    FillMask,
+    #[value(hide = true)]
+    Answer,
+    #[value(hide = true)]
+    Rerank,
+}
+
 /// `--dtype`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
@@ -295,6 +317,7 @@ impl Build {
             ("--tuning", later.tuning.is_some(), "leave it out: tiles come from the table of the CPU"),
             ("--cache-dir", later.cache_dir.is_some(), "leave it out: every build is complete"),
             ("--cache-weights", later.cache_weights, "leave it out: every build is complete"),
+            ("--task", !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
             ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
         ];
         if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {

@@ -94,9 +94,9 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
                         DT_NEEDED => return Err(broken("it needs a shared library".into())),
                         DT_RPATH | DT_RUNPATH => return Err(broken("it has a library search path".into())),
                         DT_TEXTREL => return Err(broken("text relocations".into())),
-                        DT_FLAGS if u64::from(value) & DF_TEXTREL != 0 => return Err(broken("text relocations".into())),
-                        DT_FLAGS => now |= u64::from(value) & DF_BIND_NOW != 0,
-                        DT_FLAGS_1 => now |= u64::from(value) & DF_1_NOW != 0,
+                        DT_FLAGS if value & DF_TEXTREL != 0 => return Err(broken("text relocations".into())),
+                        DT_FLAGS => now |= value & DF_BIND_NOW != 0,
+                        DT_FLAGS_1 => now |= value & DF_1_NOW != 0,
                         _ => {}
                     }
                 }

@@ -86,12 +86,12 @@ impl WorkDir {
         let dir = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(parent);
         let path = dir.map_err(|e| Error::output(parent, "creating a work directory", &e))?.keep();
         alive.dirs.push(path.clone());
-        let locked = File::open(&path).and_then(|dir| {
+        let opened = File::open(&path);
+        if let Ok(dir) = &opened {
             // File systems without locks: the directory's age alone protects it.
-            let _ = rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive);
-            Ok(dir)
-        });
-        match locked {
+            let _ = rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive);
+        }
+        match opened {
             Ok(lock) => Ok(WorkDir { path, _lock: lock }),
             Err(e) => {
                 let _ = std::fs::remove_dir_all(&path);
@@ -139,7 +139,8 @@ fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if !(name.starts_with(PREFIX) && name.ends_with(SUFFIX)) || !entry.file_type().is_ok_and(|t| t.is_dir()) {
+        let ours = name.starts_with(PREFIX) && name.ends_with(SUFFIX) && entry.file_type().is_ok_and(|t| t.is_dir());
+        if !ours {
             continue;
         }
         let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|t| SystemTime::now().duration_since(t).ok());

@@ -16,6 +16,9 @@ use rayon::prelude::*;
 use rcompile_codegen::program;
 use rcompile_codegen::program::Layout;
 use rcompile_graph::DType;
+use rcompile_models::Kind;
+use rcompile_models::weights::WeightIndex;
+use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
@@ -29,6 +32,36 @@ pub trait Tensors: Sync {
     fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)>;
     /// Reads bytes of a tensor from `offset` on.
     fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error>;
+    /// An error about a tensor, or one element of it, by the name in its file.
+    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error;
+}
+
+impl Tensors for WeightIndex {
+    fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)> {
+        let info = self.get(tensor)?;
+        Some((stored_type(info.dtype)?, info.shape.iter().map(|&n| n as u64).collect()))
+    }
+    fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        match self.get(tensor) {
+            Some(info) => Ok(WeightIndex::read_into(self, info, offset, into)?),
+            None => Err(Error::bug("pack", format_args!("tensor {tensor} is not in the checkpoint"))),
+        }
+    }
+    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
+        let (file, name) = self.get(tensor).map_or(("weights", tensor), |info| (self.file_of(info), &info.stored_name));
+        let place = element.map_or(name.to_string(), |i| format!("{name}[{i}]"));
+        rcompile_models::Error::new(kind, file, place, what, expected, found)
+    }
+}
+
+/// The IR's name of a checkpoint's element type, where it has one.
+pub fn stored_type(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
 }
 
 /// Where the weights area goes.
@@ -74,7 +107,7 @@ pub fn pack(
 ) -> Result<Packed, Error> {
     let views = table.jobs.iter().map(|job| check_job(job, tensors)).collect::<Result<Vec<_>, Error>>()?;
     let items = items(table, &views)?;
-    let mut order = InOrder { hasher: blake3::Hasher::new(), position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
+    let mut order = InOrder { tensors, hasher: blake3::Hasher::new(), position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
     let batch = 4 * rayon::current_num_threads();
     let mut done: Vec<(&Item, Done)> = Vec::new();
     for next in items.chunks(batch) {
@@ -89,19 +122,17 @@ pub fn pack(
     }
     order.absorb(&done)?;
     if let Some((tensor, (count, dtype))) = order.overflows.into_iter().next() {
-        return Err(Error::Weights {
-            code: 5,
-            tensor,
-            what: format!("{count} elements overflow, expected values that fit {dtype}, found larger ones"),
-            help: Some("choose --dtype auto or f32".into()),
-        });
+        let expected = format!("values that fit {dtype}");
+        let e = tensors.error(&tensor, None, Kind::Disagree, "overflows", &expected, &format!("{count} elements that do not"));
+        return Err(e.help("--dtype auto keeps the type of the checkpoint").into());
     }
     order.hasher.update(&vec![0; (table.len - order.position) as usize]);
     Ok(Packed { hash: *order.hasher.finalize().as_bytes(), nonfinite: order.nonfinite })
 }
 
 /// What is done item by item in file order, so that the hash and the first error do not depend on threads.
-struct InOrder {
+struct InOrder<'a> {
+    tensors: &'a dyn Tensors,
     hasher: blake3::Hasher,
     position: u64,
     allow_nonfinite: bool,
@@ -110,7 +141,7 @@ struct InOrder {
     overflows: BTreeMap<String, (u64, DType)>,
 }
 
-impl InOrder {
+impl InOrder<'_> {
     fn absorb(&mut self, items: &[(&Item, Done)]) -> Result<(), Error> {
         for (item, done) in items {
             self.hasher.update(&vec![0; (item.offset - self.position) as usize]);
@@ -118,12 +149,9 @@ impl InOrder {
             self.position = item.offset + item.bytes;
             if let Some((tensor, index, value)) = &done.seen.nonfinite {
                 if !self.allow_nonfinite {
-                    return Err(Error::Weights {
-                        code: 4,
-                        tensor: tensor.clone(),
-                        what: format!("element {index} is not finite, expected a finite number, found {value}"),
-                        help: Some("--allow-nonfinite accepts it".into()),
-                    });
+                    let found = if value.is_nan() { "NaN" } else { "infinity" };
+                    let e = self.tensors.error(tensor, Some(*index), Kind::Malformed, "is not finite", "a finite number", found);
+                    return Err(e.help("--allow-nonfinite compiles it as it is").into());
                 }
                 self.nonfinite.get_or_insert_with(|| (tensor.clone(), *index));
             }

@@ -14,6 +14,9 @@ impl Tensors for Memory {
         into.copy_from_slice(&t.3[offset as usize..][..into.len()]);
         Ok(())
     }
+    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
+        rcompile_models::Error::new(kind, "m.safetensors", format!("{tensor}{element:?}"), what, expected, found)
+    }
 }
 
 fn values(n: u64, seed: u32) -> Vec<f32> {
@@ -162,7 +165,7 @@ fn not_finite_and_overflow() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let e = run(&plain, &with(5000, bad), 2, false).unwrap_err();
         assert_eq!(e.exit_code(), 4);
-        assert!(e.to_string().starts_with("error[E4-weights]: x: element 5000 is not finite"), "{e}");
+        assert!(e.to_string().contains("m.safetensors: xSome(5000): is not finite"), "{e}");
         let (_, packed) = run(&plain, &with(5000, bad), 2, true).unwrap();
         assert_eq!(packed.nonfinite, Some(("x".into(), 5000)));
     }
@@ -171,7 +174,7 @@ fn not_finite_and_overflow() {
     assert!(run(&half, &with(0, 65504.0), 2, false).is_ok());
     let e = run(&half, &with(7, 1e10), 2, false).unwrap_err();
     assert_eq!(e.exit_code(), 5);
-    assert!(e.to_string().contains("x: 1 elements overflow") && e.to_string().contains("f16"), "{e}");
+    assert!(e.to_string().contains("xNone: overflows, expected values that fit f16, found 1 elements"), "{e}");
 }
 
 #[test]

@@ -1,0 +1,121 @@
+//! `rcompile doctor`: is everything here that a build needs, and how to get what is not.
+
+use crate::error::Error;
+use crate::link::guard::{self, WorkDir};
+use crate::link::{self, Inputs, tools};
+use crate::{report, targets};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use serde::Serialize;
+
+/// One check.
+#[derive(Clone, Debug, Serialize)]
+struct Check {
+    name: &'static str,
+    ok: bool,
+    /// A build for this machine works without it.
+    optional: bool,
+    found: String,
+    help: Option<String>,
+}
+
+/// Runs all checks; exit code 8 when one that a build needs fails.
+pub fn run(json: bool) -> Result<(), Error> {
+    let checks = vec![cpu(), driver(), lld(), linking(), runtime(), disk(), cross(), qemu()];
+    if json {
+        report::print_json(&checks)?;
+    } else {
+        let mut out = String::new();
+        for c in &checks {
+            let state = match (c.ok, c.optional) {
+                (true, _) => "ok",
+                (false, true) => "-",
+                (false, false) => "MISSING",
+            };
+            out += &format!("{state:<8} {:<10} {}\n", c.name, c.found);
+            if let Some(help) = c.help.as_ref().filter(|_| !c.ok) {
+                out += &format!("{:<8} {:<10} -> {help}\n", "", "");
+            }
+        }
+        report::print(&out)?;
+    }
+    match checks.iter().find(|c| !c.ok && !c.optional) {
+        Some(c) => Err(Error::Toolchain { program: c.name.into(), what: c.found.clone(), help: c.help.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn cpu() -> Check {
+    let (ok, found) = match Isa::native() {
+        Ok(isa) => (true, format!("LLVM 19, this CPU is {} ({} lanes of f32)", isa.name, isa.lanes)),
+        Err(e) => (false, e.to_string()),
+    };
+    Check { name: "llvm, cpu", ok, optional: false, found, help: Some("--cpu NAME compiles for another machine".into()) }
+}
+
+fn driver() -> Check {
+    let found = tools::find();
+    let help = Some(tools::INSTALL_CC.to_string());
+    Check { name: "compiler", ok: found.is_ok(), optional: false, found: found.map_or_else(|e| e.to_string(), |t| t.driver.display().to_string()), help }
+}
+
+fn lld() -> Check {
+    let lld = tools::find().ok().and_then(|t| t.lld);
+    let found = lld.as_ref().map_or("not found, GNU ld is used".into(), |d| d.join("ld.lld").display().to_string());
+    Check { name: "lld", ok: lld.is_some(), optional: true, found, help: Some("apt-get install lld-19 (links faster)".into()) }
+}
+
+/// Links an executable that does nothing, in a temporary directory.
+fn linking() -> Check {
+    let try_it = || {
+        let dir = std::env::temp_dir().join("rcompile-doctor");
+        let work = WorkDir::create(&dir)?;
+        let tools = tools::find()?;
+        work.write("main.c", b"int rc_main(int c, char **v, const void *p, const void *s) { (void)c; (void)v; (void)p; (void)s; return 0; }\n")?;
+        let mut command = std::process::Command::new(&tools.driver);
+        let compiled = guard::run(command.args(["-fPIE", "-c", "main.c", "-o", "main.o"]), work.path(), std::time::Duration::from_secs(60));
+        compiled.map_err(|e| Error::output(work.path(), "compiling", &e))?;
+        let object = work.path().join("main.o");
+        let object = std::fs::read(&object).map_err(|e| Error::output(&object, "compiling", &e))?;
+        // An empty archive: the object brings rc_main.
+        let objects = [("main".to_string(), object)];
+        link::link(&work, &tools, Inputs { triple: HOST_TRIPLE, steps: &[], objects: &objects, archive: b"!<arch>\n" })
+    };
+    let (ok, found) = match try_it() {
+        Ok(linked) => (true, format!("a static-pie of {}", report::size(linked.len_bytes()))),
+        Err(e) => (false, e.to_string()),
+    };
+    Check { name: "linking", ok, optional: false, found, help: Some(tools::INSTALL_CC.into()) }
+}
+
+fn runtime() -> Check {
+    let bytes = targets::runtime(HOST_TRIPLE);
+    let found = bytes.map_or(format!("none for {HOST_TRIPLE}"), |b| format!("{HOST_TRIPLE}, {}", report::size(b.len() as u64)));
+    Check { name: "runtime", ok: bytes.is_some(), optional: false, found, help: Some("build rcompile on a supported machine".into()) }
+}
+
+fn disk() -> Check {
+    let (ok, found) = match rustix::fs::statvfs(".") {
+        Ok(fs) => {
+            let free = fs.f_bavail.saturating_mul(fs.f_frsize);
+            (free > 1 << 30, format!("{} free in this directory", report::size(free)))
+        }
+        Err(e) => (true, format!("unknown: {e}")),
+    };
+    Check { name: "disk", ok, optional: true, found, help: Some("an executable needs as much as its model".into()) }
+}
+
+fn cross() -> Check {
+    let found = tools::in_path("aarch64-linux-gnu-gcc".as_ref());
+    let help = Some("apt-get install gcc-aarch64-linux-gnu (for a later version: aarch64 is not supported yet)".into());
+    Check { name: "aarch64", ok: found.is_some(), optional: true, found: show(found), help }
+}
+
+fn qemu() -> Check {
+    let found = ["qemu-aarch64-static", "qemu-aarch64"].iter().find_map(|n| tools::in_path(n.as_ref()));
+    let help = Some("apt-get install qemu-user-static (runs executables for aarch64 here)".into());
+    Check { name: "qemu", ok: found.is_some(), optional: true, found: show(found), help }
+}
+
+fn show(path: Option<std::path::PathBuf>) -> String {
+    path.map_or("not found".into(), |p| p.display().to_string())
+}

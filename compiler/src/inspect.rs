@@ -1,0 +1,124 @@
+//! `rcompile inspect DIR|OUT`: what is inside a model directory or an executable, without building or running anything.
+//!
+//! A directory that would be refused gives the same error, with the same exit code, as a build.
+
+use crate::error::Error;
+use crate::link::payload;
+use crate::options::{Inspect, not_yet};
+use crate::report;
+use rcompile_models::arch::Task;
+use rcompile_models::error::escape;
+use rcompile_models::{Model, OpenOptions};
+use rcompile_runtime::abi::Manifest;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+/// The verb.
+pub fn run(options: &Inspect) -> Result<(), Error> {
+    if options.scaling {
+        return Err(not_yet("--scaling", "`OUT bench -t 1,2,..` measures it"));
+    }
+    if options.path.is_file() {
+        let read = payload::read_manifest(&options.path).map_err(|e| Error::output(&options.path, "reading", &e))?;
+        let Some((manifest, file_bytes)) = read else {
+            let what = "is neither a model directory nor an executable of rcompile";
+            return Err(not_ours(options, what));
+        };
+        return executable(options, &manifest, file_bytes);
+    }
+    directory(options)
+}
+
+fn not_ours(options: &Inspect, what: &str) -> Error {
+    let path = options.path.display().to_string();
+    rcompile_models::Error::new(rcompile_models::Kind::Malformed, path, "file", what, "DIR or OUT", "another file").into()
+}
+
+fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Error> {
+    let parsed = serde_json::from_slice::<Value>(bytes).and_then(|v| serde_json::from_value::<Manifest>(v.clone()).map(|m| (v, m)));
+    let Ok((mut value, m)) = parsed else {
+        return Err(not_ours(options, "is an executable of another version of rcompile"));
+    };
+    if options.json {
+        value["file_bytes"] = json!(file_bytes);
+        return report::print_json(&value);
+    }
+    let mut out = String::new();
+    let _ = writeln!(out, "{}: {}, {} parameters, task {}", escape(&m.name), m.architecture, m.parameters, m.task);
+    let _ = writeln!(out, "  built by   rcompile {} for {} ({})", m.rcompile_version, m.cpu, m.target);
+    let _ = writeln!(out, "  features   {}", m.features.join(" "));
+    let _ = writeln!(out, "  types      stored {}, matmul inputs {}, KV cache {}", m.dtype, m.compute, m.kv_dtype);
+    let _ = writeln!(out, "  context    {} positions, {} slots, {} of KV cache per token", m.ctx_size, m.slots, report::size(m.state.bytes_per_token));
+    let _ = writeln!(out, "  sizes      file {}, weights {}, state {}", report::size(file_bytes), report::size(m.weight_bytes), report::size(m.state.bytes));
+    for entry in &m.entries {
+        for b in &entry.buckets {
+            let arena = report::size(b.arena_bytes);
+            let _ = writeln!(out, "  {:<10} {} rows, {} regions, {} barriers per layer, arena {arena}", entry.name, b.rows, b.regions.len(), b.barriers_per_layer);
+        }
+    }
+    for input in &m.inputs {
+        let _ = writeln!(out, "  {}  {} {}", input.sha256, escape(&input.name), report::size(input.bytes));
+    }
+    report::print(&out)
+}
+
+fn directory(options: &Inspect) -> Result<(), Error> {
+    let model = rcompile_models::open(&options.path, &OpenOptions { tokenizer_optional: true, ..OpenOptions::default() })?;
+    let types = types(&model);
+    let f = model.facts();
+    let kv_elements = 2 * f.layers * f.kv_heads * f.head_dim;
+    let task = if model.arch.task == Task::Embed { "embed" } else { "generate" };
+    let warnings: Vec<String> = model.warnings.iter().map(|w| w.to_string()).collect();
+    if options.json {
+        let tensors: Vec<Value> = model
+            .weights
+            .iter()
+            .map(|t| json!({ "name": t.stored_name, "dtype": t.dtype.to_string(), "shape": t.shape, "file": model.weights.file_of(t), "bytes": t.size_bytes }))
+            .collect();
+        return report::print_json(&json!({
+            "name": model.name,
+            "architecture": model.arch.class_names[0],
+            "task": task,
+            "parameters": model.weights.parameters(),
+            "weight_bytes": model.weights.size_bytes(),
+            "bytes_by_type": types,
+            "vocab_size": f.vocab_size,
+            "hidden_size": f.hidden_size,
+            "layers": f.layers,
+            "heads": f.heads,
+            "kv_heads": f.kv_heads,
+            "head_dim": f.head_dim,
+            "max_positions": f.max_positions,
+            "kv_elements_per_token": kv_elements,
+            "tied_head": f.tied_head,
+            "tokenizer": model.tokenizer.as_ref().map(|t| json!({ "model": t.facts.model, "size": t.facts.size })),
+            "chat_template": model.chat_template.is_some(),
+            "warnings": warnings,
+            "tensors": tensors,
+        }));
+    }
+    let mut out = String::new();
+    let _ = writeln!(out, "{}: {}, {} parameters, task {task}", escape(&model.name), model.arch.class_names[0], model.weights.parameters());
+    let _ = writeln!(out, "  layers     {}, width {}, {} heads of {}, {} for keys and values", f.layers, f.hidden_size, f.heads, f.head_dim, f.kv_heads);
+    let _ = writeln!(out, "  vocabulary {}, head {}", f.vocab_size, if f.tied_head { "tied to the embedding" } else { "of its own" });
+    let _ = writeln!(out, "  context    {} positions, {kv_elements} KV elements per token", f.max_positions);
+    for (dtype, bytes) in &types {
+        let _ = writeln!(out, "  weights    {dtype} {}", report::size(*bytes));
+    }
+    let _ = writeln!(out, "  files      {} with {} tensors", model.weights.files().len(), model.weights.iter().count());
+    match &model.tokenizer {
+        Some(t) => _ = writeln!(out, "  tokenizer  {}, {} tokens", t.facts.model, t.facts.size),
+        None => _ = writeln!(out, "  tokenizer  none: build with --no-tokenizer"),
+    }
+    let _ = writeln!(out, "  template   {}", if model.chat_template.is_some() { "present" } else { "none" });
+    out += "  can be compiled\n";
+    warnings.iter().for_each(|w| report::say(w));
+    report::print(&out)
+}
+
+fn types(model: &Model) -> BTreeMap<String, u64> {
+    let mut types = BTreeMap::new();
+    model.weights.iter().for_each(|t| *types.entry(t.dtype.to_string()).or_insert(0) += t.size_bytes);
+    types
+}

@@ -1,0 +1,688 @@
+//! The table of contents of a build: every stage and every pass, in order, with the reason for its place.
+//!
+//! ```text
+//! open     model directory -> checked Model                       (models)
+//! trace    per bucket: forward code -> graph                      (models)
+//! passes   per bucket: graph -> fused graph, layers outlined      (PASSES below)
+//! plan     per bucket: graph -> program; one weight table for all (plan)
+//! codegen  all buckets' distinct units -> objects, in parallel    (codegen); meanwhile the input files are hashed
+//! link     objects + runtime archive -> executable without weights (link)
+//! pack     weights into their final place                         (pack)
+//! finish   header, sync, re-read and check, rename                (link)
+//! ```
+//! `--stop-after` takes the names of stages up to codegen and of passes.
+
+use crate::error::Error;
+use crate::link::guard::WorkDir;
+use crate::link::payload::{self, Blobs, Content};
+use crate::link::{self, Inputs, Step, tools};
+use crate::options::{Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace, not_yet};
+use crate::passes::*;
+use crate::plan::{self, PlanCx, Planned, WeightTable};
+use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
+use crate::{doctor, inspect, pack, targets};
+use rayon::prelude::*;
+use rcompile_codegen::isa::Isa;
+use rcompile_codegen::program::Program;
+use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, compile, compile_units, step_symbol, verify};
+use rcompile_graph::{DType, Module};
+use rcompile_models::arch::Task;
+use rcompile_models::dir::InputFile;
+use rcompile_models::generation::PoolingMode;
+use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::{Kind, Model, OpenOptions};
+use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, TextInfo};
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+/// Stages that `--stop-after` knows beside the passes.
+const STAGES: [&str; 5] = ["open", "trace", "passes", "plan", "codegen"];
+
+/// Rows that may want logits in one step: full f32 logits are written for each.
+const MAX_LOGIT_ROWS: u32 = 64;
+/// Slots of an encoder: texts side by side in a step.
+const ENCODER_SLOTS: u32 = 16;
+/// Default bound of `--ctx-size`.
+const DEFAULT_CTX_SIZE: usize = 4096;
+
+/// All graph passes in order. `level` is the lowest `-O` at which a pass runs.
+#[rustfmt::skip]
+pub const PASSES: &[Pass] = &[
+    Pass { name: "canonicalise", run: canonicalise::run, level: 0 },         // one spelling, for the patterns below
+    Pass { name: "fold-const", run: fold_const::run, level: 0 },             // literals, for norms (eps) and scales
+    Pass { name: "cse", run: cse::run, level: 1 },                           // one name per value, which patterns compare
+    Pass { name: "dce", run: dce::run, level: 0 },                           // unused parameters are neither packed nor counted
+    Pass { name: "fuse-rms-norm", run: fuse_rms_norm::run, level: 1 },       // after fold-const: eps must be a literal
+    Pass { name: "fuse-layer-norm", run: fuse_layer_norm::run, level: 1 },   // likewise
+    Pass { name: "fuse-rope", run: fuse_rope::run, level: 1 },               // after cse: cos and sin have one name
+    Pass { name: "dead-logit-rows", run: dead_logit_rows::run, level: 1 },   // after the norms: a row-wise op is easy to cross
+    Pass { name: "compute-dtype", run: compute_dtype::run, level: 0 },       // meaning, not speed; before merge-matmuls, so that
+    Pass { name: "merge-matmuls", run: merge_matmuls::run, level: 1 },       //   merged weights have their final type
+    Pass { name: "cse-2", run: cse::run, level: 1 },                         // one conversion per value
+    Pass { name: "dce-2", run: dce::run, level: 0 },                         // what fusion left behind
+    Pass { name: "outline-layers", run: outline_layers::run, level: 1 },     // last: all others see plain layers
+];
+
+/// Runs a verb.
+pub fn dispatch(command: Command) -> Result<(), Error> {
+    match command {
+        Command::Build(options) => {
+            let report = run(&options)?;
+            report::print(&report.text)?;
+            if options.json {
+                report::print_json(&report)?;
+            } else if !options.quiet {
+                eprint!("{}", report.lines());
+            }
+            Ok(())
+        }
+        Command::Inspect(options) => inspect::run(&options),
+        Command::Targets(options) => targets::run(options.json),
+        Command::Doctor(options) => doctor::run(options.json),
+        Command::Compare { .. } => Err(not_yet("compare", "`OUT perplexity -f FILE` measures one executable")),
+        Command::Cache { .. } => Err(not_yet("cache", "every build is complete")),
+    }
+}
+
+/// `rcompile build`.
+pub fn run(options: &Build) -> Result<Report, Error> {
+    options.check()?;
+    let passes = chosen_passes(options)?;
+    check_stop(options)?;
+    let mut pool = rayon::ThreadPoolBuilder::new();
+    if let Some(jobs) = options.jobs {
+        pool = pool.num_threads(jobs as usize);
+    }
+    let pool = pool.build().map_err(|e| Error::bug("threads", e))?;
+    pool.install(|| build(options, &passes))
+}
+
+/// The stages.
+fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
+    let mut progress = Progress::new(o.quiet);
+    let mut report = Report { show_passes: o.timings, ..Report::default() };
+    let stop = |at: &str| o.stop_after.as_deref() == Some(at);
+
+    // open: everything that can be wrong with the directory is found here, before any work.
+    let isa = isa(o)?;
+    let stage = progress.stage("open", 0, false);
+    let model = open(o)?;
+    let facts = model.facts();
+    stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.weights.parameters()));
+    for warning in &model.warnings {
+        progress.line(&warning.to_string());
+        report.warnings.push(warning.to_string());
+    }
+    let settings = Settings::new(o, &model, &isa)?;
+    report.model = model.name.clone();
+    report.architecture = model.arch.class_names[0].into();
+    report.target = isa.triple.clone();
+    report.cpu = isa.name.clone();
+    report.compute = settings.compute.name().into();
+    report.kv_dtype = settings.kv_dtype.name().into();
+    if stop("open") {
+        report.text = format!("{facts:#?}\n");
+        return Ok(finished(report, &progress));
+    }
+
+    // trace: the architecture's forward code, run with symbolic rows, once per bucket.
+    let stage = progress.stage("trace", o.buckets.0.len() as u64, false);
+    let mut modules = Vec::new();
+    for &rows in &o.buckets.0 {
+        let module = trace_bucket(&model, &settings, rows)?;
+        verify_graph("trace", &module)?;
+        modules.push(module);
+        stage.advance(1);
+    }
+    stage.finish(&format!("{} buckets", modules.len()));
+    let dump = Dump { dir: o.dump_dir.as_deref() };
+    for module in &modules {
+        dump.write(module, "00-trace.graph", &rcompile_graph::print(module))?;
+    }
+    if stop("trace") {
+        report.text = print_all(&modules);
+        return Ok(finished(report, &progress));
+    }
+
+    // passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
+    let stage = progress.stage("passes", modules.len() as u64, false);
+    for module in &mut modules {
+        stage.message(bucket_name(module));
+        run_passes(o, passes, module, settings.compute, &dump, &mut report)?;
+        stage.advance(1);
+    }
+    stage.finish(&format!("{} passes", passes.len()));
+    if let Some(emit) = o.emits(EmitKind::Graph) {
+        emit_text(o, emit.path.as_deref(), "graph", &print_all(&modules), &mut report)?;
+    }
+    let only_graph = o.emit.iter().all(|e| e.kind == EmitKind::Graph);
+    if only_graph || o.stop_after.as_ref().is_some_and(|at| at == "passes" || passes.iter().any(|p| p.name == at)) {
+        if o.stop_after.is_some() {
+            report.text += &print_all(&modules);
+        }
+        return Ok(finished(report, &progress));
+    }
+
+    // plan: kernels, buffers, packed weights, barriers. All buckets share the weights, so they share the table.
+    let stage = progress.stage("plan", modules.len() as u64, false);
+    let mut weights = WeightTable::default();
+    let mut plans: Vec<Planned> = Vec::new();
+    for module in &modules {
+        stage.message(bucket_name(module));
+        let cx = PlanCx { isa: &isa, slots: settings.slots, ctx_size: settings.ctx_size };
+        let planned = plan::plan(module, &cx, &mut weights)?;
+        verify::verify(&planned.program)?;
+        dump.write(module, "99-plan.program", &planned.program.to_string())?;
+        plans.push(planned);
+        stage.advance(1);
+    }
+    drop(modules);
+    stage.finish(&format!("{} regions, weights {}", plans.iter().map(|p| p.program.regions.len()).sum::<usize>(), report::size(weights.len)));
+    fill_plan_report(&mut report, &plans, &weights);
+    let programs = || plans.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
+    if let Some(emit) = o.emits(EmitKind::Program) {
+        emit_text(o, emit.path.as_deref(), "program", &programs(), &mut report)?;
+    }
+    let needs_code = o.emit.iter().any(|e| !matches!(e.kind, EmitKind::Graph | EmitKind::Program));
+    if stop("plan") || o.dry_run || !needs_code {
+        if stop("plan") {
+            report.text += &programs();
+        }
+        return Ok(finished(report, &progress));
+    }
+
+    // codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit.
+    let codegen_options = CodegenOptions {
+        opt_level: o.opt_level,
+        emit: Emit { llvm_ir: o.emits(EmitKind::LlvmIr).is_some(), asm: o.emits(EmitKind::Asm).is_some() },
+    };
+    let mut keys = BTreeSet::new();
+    let mut units: Vec<_> = plans.iter().flat_map(|p| compile_units(&p.program, &isa, codegen_options)).collect();
+    units.retain(|u| keys.insert(u.key.clone()));
+    let stage = progress.stage("codegen", units.len() as u64, false);
+    let (objects, inputs) = std::thread::scope(|scope| {
+        // Meanwhile the input files are hashed and the tokenizer is made compact, on a thread of its own.
+        let inputs = scope.spawn(|| if o.writes_exe() { inputs(o, &model).map(Some) } else { Ok(None) });
+        let compile_one = |unit: &_| {
+            let compiled = compile(unit);
+            stage.advance(1);
+            compiled
+        };
+        let objects: Vec<Result<Compiled, _>> = units.par_iter().map(compile_one).collect();
+        (objects, inputs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    });
+    let objects = objects.into_iter().collect::<Result<Vec<Compiled>, _>>()?;
+    let inputs = inputs?;
+    report.units = units.len();
+    report.code_bytes = objects.iter().map(|c| code_bytes(&c.object)).sum();
+    stage.finish(&format!("{} units, code {}", units.len(), report::size(report.code_bytes)));
+    let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
+    emit_code(o, &symbols, &objects, &mut report)?;
+    let (Some(output), Some(inputs), false) = (o.exe_path(), inputs, stop("codegen")) else {
+        return Ok(finished(report, &progress));
+    };
+    if !o.writes_exe() {
+        return Ok(finished(report, &progress));
+    }
+
+    // link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
+    let stage = progress.stage("link", 0, false);
+    check_output(output, &o.model)?;
+    let Some(archive) = targets::runtime(&isa.triple) else {
+        return Err(Error::bug("link", format_args!("no runtime archive for {}", isa.triple)));
+    };
+    let work = WorkDir::create(output)?;
+    let steps: Vec<Step> =
+        plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
+    let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
+    let linked = link::link(&work, &tools::find()?, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
+    if o.save_temps {
+        save_temps(&work, output, &objects)?;
+    }
+    let linked = linked?;
+    drop(objects);
+    let mut blobs = Blobs::default();
+    let manifest = manifest(o, &model, &isa, &settings, &plans, &weights, inputs, &mut blobs);
+    let manifest = serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))?;
+    let content =
+        Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: o.weights == WeightsPlace::Embed };
+    let linked_bytes = linked.len_bytes();
+    let exe = payload::append(&work, linked, content)?;
+    stage.finish(&format!("{} without weights", report::size(linked_bytes)));
+
+    // pack: the weights go straight to their final place in the file.
+    let stage = progress.stage("pack", weights.len, true);
+    let packed = pack::pack(&weights, &model.weights, exe.sink(), o.allow_nonfinite, &|bytes| stage.advance(bytes))?;
+    model.weights.check_unchanged()?;
+    stage.finish(&report::size(weights.len));
+    if let Some((tensor, index)) = &packed.nonfinite {
+        let text = format!("warning[W-safetensors]: {}[{index}]: is not finite, compiled as it is", rcompile_models::error::escape(tensor));
+        progress.line(&text);
+        report.warnings.push(text);
+    }
+
+    // finish: only a complete and checked file gets the name.
+    let stage = progress.stage("finish", 0, false);
+    report.file_bytes = exe.file_len();
+    exe.publish(&work, packed.hash, output)?;
+    stage.finish("written, re-read and checked");
+    report.output = Some(output.display().to_string());
+    Ok(finished(report, &progress))
+}
+
+/// What follows from options, model and CPU together.
+struct Settings {
+    compute: DType,
+    kv_dtype: DType,
+    weight_dtype: Option<DType>,
+    ctx_size: u32,
+    slots: u32,
+}
+
+impl Settings {
+    fn new(o: &Build, model: &Model, isa: &Isa) -> Result<Settings, Error> {
+        let weight_dtype = match o.dtype {
+            WeightType::Auto => None,
+            WeightType::F32 => Some(DType::F32),
+            WeightType::F16 => Some(DType::F16),
+            WeightType::Bf16 => Some(DType::BF16),
+        };
+        let stored = weight_dtype.unwrap_or_else(|| main_type(model));
+        let compute = match o.compute {
+            // bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
+            ComputeType::Auto if stored == DType::BF16 && isa.bf16_dot && isa.bf16_dot_fast => DType::BF16,
+            ComputeType::Bf16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let kv_dtype = match o.kv_dtype {
+            ComputeType::Auto => compute,
+            ComputeType::Bf16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let ctx_size = match o.ctx_size {
+            Some(n) => n,
+            None => model.facts().max_positions.min(DEFAULT_CTX_SIZE) as u32,
+        };
+        let slots = if model.arch.task == Task::Embed && o.parallel == 1 { ENCODER_SLOTS } else { o.parallel };
+        let cells = u64::from(ctx_size) * u64::from(slots);
+        if cells > 1 << 31 {
+            return Err(Error::Limit {
+                place: "--ctx-size, --parallel".into(),
+                what: format!("too many positions, expected at most {}, found {cells}", 1u64 << 31),
+            });
+        }
+        Ok(Settings { compute, kv_dtype, weight_dtype, ctx_size, slots })
+    }
+}
+
+/// The type of most elements of the checkpoint.
+fn main_type(model: &Model) -> DType {
+    let elements = |dtype| {
+        let of_type = model.weights.iter().filter(|t| pack::stored_type(t.dtype) == Some(dtype));
+        of_type.map(|t| t.elements()).sum::<u64>()
+    };
+    [DType::F32, DType::F16, DType::BF16].into_iter().max_by_key(|&d| elements(d)).unwrap_or(DType::F32)
+}
+
+fn isa(o: &Build) -> Result<Isa, Error> {
+    let edits: Vec<String> = o.cpu_features.iter().map(|e| e.to_string()).collect();
+    Ok(Isa::lookup(&o.target, &o.cpu, &edits)?)
+}
+
+fn open(o: &Build) -> Result<Model, Error> {
+    let options =
+        OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer_optional: o.no_tokenizer };
+    let model = rcompile_models::open(&o.model, &options)?;
+    let wanted = match o.task {
+        TaskOption::Generate => Task::Generate,
+        TaskOption::Embed => Task::Embed,
+        _ => model.arch.task,
+    };
+    if wanted != model.arch.task {
+        return Err(Error::Unsupported {
+            place: "--task".into(),
+            what: format!("does not fit {}, expected {:?}, found {wanted:?}", model.arch.class_names[0], model.arch.task).to_lowercase(),
+            help: Some("leave --task out".into()),
+        });
+    }
+    Ok(model)
+}
+
+fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module, Error> {
+    let options = TraceOptions {
+        bucket: rows.into(),
+        logit_rows: rows.min(MAX_LOGIT_ROWS).into(),
+        runs: rows.min(settings.slots).into(),
+        ctx_size: settings.ctx_size.into(),
+        kv_dtype: settings.kv_dtype,
+        weight_dtype: settings.weight_dtype,
+    };
+    let stored = |name: &str| model.weights.get(name).and_then(|t| pack::stored_type(t.dtype));
+    trace(&*model.net, model.arch.task, &stored, &options).map_err(|e| Error::bug("trace", e))
+}
+
+fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
+    rcompile_graph::verify(module).map_err(|e| {
+        // The IR at the guilty line is for us; the one-line error says where to look.
+        report::say(&e.to_string());
+        Error::bug(format_args!("graph after {after}"), "breaks a rule of the IR, see above")
+    })
+}
+
+fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, compute: DType, dump: &Dump<'_>, report: &mut Report) -> Result<(), Error> {
+    let mut cx = PassCx { compute: Some(compute), ..PassCx::default() };
+    let bucket = bucket_name(module);
+    for (index, pass) in passes.iter().enumerate() {
+        let start = Instant::now();
+        let changed = (pass.run)(module, &mut cx)?;
+        report.passes.push(Timing { name: format!("{bucket} {}", pass.name), ms: millis(start) });
+        if changed && (o.verify_each || cfg!(debug_assertions)) {
+            verify_graph(pass.name, module)?;
+        }
+        if changed {
+            dump.write(module, &format!("{:02}-{}.graph", index + 1, pass.name), &rcompile_graph::print(module))?;
+        }
+        if o.stop_after.as_deref() == Some(pass.name) {
+            break;
+        }
+    }
+    verify_graph("passes", module)?;
+    if o.explain {
+        let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
+        report.notes.extend(notes);
+    }
+    Ok(())
+}
+
+/// The passes of this optimisation level with `--passes` applied.
+fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
+    let names = || PASSES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
+    if let Some(edit) = o.passes.iter().find(|e| PASSES.iter().all(|p| p.name != e.name)) {
+        let what = format!("--passes {edit}: no such pass, expected one of {}", names());
+        return Err(Error::Usage { what, help: None });
+    }
+    let chosen = |p: &&Pass| match o.passes.iter().rev().find(|e| e.name == p.name) {
+        Some(edit) => edit.add,
+        None => p.level <= o.opt_level,
+    };
+    Ok(PASSES.iter().filter(chosen).copied().collect())
+}
+
+fn check_stop(o: &Build) -> Result<(), Error> {
+    match &o.stop_after {
+        Some(at) if !STAGES.contains(&at.as_str()) && PASSES.iter().all(|p| p.name != at) => {
+            let known = STAGES.iter().copied().chain(PASSES.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
+            Err(Error::Usage { what: format!("--stop-after {at}: no such stage or pass, expected one of {known}"), help: None })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `step.8`.
+fn bucket_name(module: &Module) -> String {
+    let rows = module.symbol("T").map_or(0, |s| module.symbols[s.index()].bound);
+    format!("{}.{rows}", module.main().name)
+}
+
+fn print_all(modules: &[Module]) -> String {
+    modules.iter().map(rcompile_graph::print).collect::<Vec<_>>().join("\n")
+}
+
+/// `--dump-dir`.
+struct Dump<'a> {
+    dir: Option<&'a Path>,
+}
+
+impl Dump<'_> {
+    fn write(&self, module: &Module, name: &str, text: &str) -> Result<(), Error> {
+        let Some(dir) = self.dir else { return Ok(()) };
+        let dir = dir.join(bucket_name(module));
+        std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
+        write_file(&dir.join(name), text.as_bytes())
+    }
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
+    std::fs::write(path, bytes).map_err(|e| Error::output(path, "writing", &e))
+}
+
+/// Path of something emitted: as given, else `OUT.<extension>`; None: stdout.
+fn emit_path(o: &Build, path: Option<&Path>, extension: &str) -> Option<PathBuf> {
+    match path {
+        Some(path) => (path != Path::new("-")).then(|| path.to_path_buf()),
+        None => o.exe_path().map(|out| suffixed(out, extension)),
+    }
+}
+
+fn suffixed(path: &Path, extension: &str) -> PathBuf {
+    let mut path = path.as_os_str().to_os_string();
+    path.push(".");
+    path.push(extension);
+    path.into()
+}
+
+fn emit_text(o: &Build, path: Option<&Path>, extension: &str, text: &str, report: &mut Report) -> Result<(), Error> {
+    match emit_path(o, path, extension) {
+        Some(path) => write_file(&path, text.as_bytes()),
+        None => {
+            report.text += text;
+            Ok(())
+        }
+    }
+}
+
+/// `--emit llvm-ir,asm,obj`: texts of all units in one file, objects in a directory.
+fn emit_code(o: &Build, symbols: &[String], objects: &[Compiled], report: &mut Report) -> Result<(), Error> {
+    for (kind, extension, comment) in [(EmitKind::LlvmIr, "ll", ';'), (EmitKind::Asm, "s", '#')] {
+        let Some(emit) = o.emits(kind) else { continue };
+        let mut text = String::new();
+        for (symbol, unit) in symbols.iter().zip(objects) {
+            let body = if kind == EmitKind::Asm { &unit.asm } else { &unit.llvm_ir };
+            let _ = writeln!(text, "{comment} unit {symbol}\n{}", body.as_deref().unwrap_or_default());
+        }
+        emit_text(o, emit.path.as_deref(), extension, &text, report)?;
+    }
+    if let Some(emit) = o.emits(EmitKind::Obj) {
+        let Some(dir) = emit_path(o, emit.path.as_deref(), "objects") else {
+            return Err(Error::usage("--emit obj needs a directory, expected obj=DIR or -o OUT"));
+        };
+        std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
+        for (symbol, unit) in symbols.iter().zip(objects) {
+            write_file(&dir.join(format!("{symbol}.o")), &unit.object)?;
+        }
+    }
+    Ok(())
+}
+
+/// `--save-temps`: what the linker got, with readable names.
+fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<u8>)]) -> Result<(), Error> {
+    let dir = suffixed(output, "temps");
+    std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
+    for name in ["stub.c", "payload.ld", "command", "log", "runtime.a"] {
+        if let Ok(bytes) = std::fs::read(work.path().join(name)) {
+            write_file(&dir.join(name), &bytes)?;
+        }
+    }
+    objects.iter().try_for_each(|(symbol, object)| write_file(&dir.join(format!("{symbol}.o")), object))
+}
+
+/// Refuses outputs that would destroy something: a directory, a device, an input of this build.
+fn check_output(output: &Path, model: &Path) -> Result<(), Error> {
+    use std::os::unix::fs::MetadataExt;
+    let refuse = |what: &str| {
+        let help = Some("choose another name with -o".to_string());
+        Err(Error::Output { path: output.display().to_string(), what: what.into(), help })
+    };
+    for path in [output.to_path_buf(), payload::weights_path(output)] {
+        let Ok(meta) = std::fs::metadata(&path) else { continue };
+        if meta.is_dir() {
+            return refuse("is a directory, expected a file name, found a directory");
+        }
+        if !meta.is_file() {
+            return refuse("is no regular file, expected a file name, found a device or pipe");
+        }
+        let same = |other: &std::fs::Metadata| (other.dev(), other.ino()) == (meta.dev(), meta.ino());
+        let inputs = std::fs::read_dir(model).into_iter().flatten().flatten();
+        if inputs.filter_map(|e| std::fs::metadata(e.path()).ok()).any(|m| same(&m)) {
+            return refuse("is an input of this build, expected another file");
+        }
+    }
+    Ok(())
+}
+
+/// Bytes of executable sections of an object.
+fn code_bytes(object: &[u8]) -> u64 {
+    use object::{Object, ObjectSection, SectionKind};
+    let file = object::File::parse(object);
+    file.map_or(0, |f| f.sections().filter(|s| s.kind() == SectionKind::Text).map(|s| s.size()).sum())
+}
+
+fn fill_plan_report(report: &mut Report, plans: &[Planned], weights: &WeightTable) {
+    report.dtype = weights_type(weights);
+    report.weight_bytes = weights.len;
+    report.kv_bytes_per_token = plans.first().map_or(0, |p| p.state.bytes_per_token);
+    report.arena_bytes = plans.iter().map(|p| p.program.arena_bytes).max().unwrap_or(0);
+    report.buckets = plans
+        .iter()
+        .map(|p| BucketReport {
+            entry: p.program.entry.clone(),
+            rows: p.program.bucket,
+            regions: p.program.regions.len(),
+            barriers_per_layer: p.barriers_per_layer,
+            arena_bytes: p.program.arena_bytes,
+            private_bytes: p.program.private_bytes,
+        })
+        .collect();
+}
+
+/// Stored type of most weight bytes.
+fn weights_type(weights: &WeightTable) -> String {
+    let mut bytes = std::collections::BTreeMap::new();
+    weights.jobs.iter().for_each(|j| *bytes.entry(j.dtype).or_insert(0) += j.bytes);
+    bytes.into_iter().max_by_key(|(_, b)| *b).map_or("f32", |(d, _)| d.name()).into()
+}
+
+fn finished(mut report: Report, progress: &Progress) -> Report {
+    (report.stages, report.total_ms) = progress.timings();
+    for note in &report.notes {
+        report::say(note);
+    }
+    report
+}
+
+/// What takes a while and does not depend on code: hashes of all input files, the compact tokenizer.
+fn inputs(o: &Build, model: &Model) -> Result<(Vec<InputFile>, Option<Vec<u8>>), Error> {
+    let hashes = model.hash_inputs()?;
+    let tokenizer = model.tokenizer.as_ref().filter(|_| !o.no_tokenizer);
+    let compact = tokenizer.map(|t| {
+        rcompile_runtime::text::compact(&t.json).map_err(|e| {
+            let kind = match e.exit_code() {
+                5 => Kind::Disagree,
+                6 => Kind::Unsupported,
+                _ => Kind::Malformed,
+            };
+            rcompile_models::Error::new(kind, "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e)
+        })
+    });
+    Ok((hashes, compact.transpose()?))
+}
+
+/// What the executable will know about itself.
+#[expect(clippy::too_many_arguments, reason = "everything that a build has decided comes together here")]
+fn manifest(
+    o: &Build,
+    model: &Model,
+    isa: &Isa,
+    settings: &Settings,
+    plans: &[Planned],
+    weights: &WeightTable,
+    (inputs, tokenizer): (Vec<InputFile>, Option<Vec<u8>>),
+    blobs: &mut Blobs,
+) -> Manifest {
+    let facts = model.facts();
+    let generation = &model.generation;
+    let embed = model.arch.task == Task::Embed;
+    let first = &plans[0];
+    let max_length = |limit: Option<usize>| limit.map(|n| n.min(settings.ctx_size as usize) as u32);
+    let text = tokenizer.zip(model.tokenizer.as_ref()).map(|(compact, t)| TextInfo {
+        tokenizer: blobs.add(&compact),
+        chat_template: model.chat_template.as_ref().map(|source| blobs.add(source.as_bytes())),
+        special_tokens: t.facts.special_tokens.clone(),
+        max_length: max_length(model.pooling.as_ref().and_then(|p| p.max_tokens).or(t.facts.model_max_length.filter(|_| embed))),
+    });
+    let bucket = |p: &Planned| BucketInfo {
+        rows: p.program.bucket,
+        logit_rows: if embed { p.program.max_runs } else { p.program.max_logit_rows },
+        tile_rows: p.program.tile_rows,
+        arena_bytes: p.program.arena_bytes,
+        private_bytes: p.program.private_bytes,
+        regions: region_names(&p.program),
+        barriers_per_layer: p.barriers_per_layer,
+    };
+    Manifest {
+        rcompile_version: env!("CARGO_PKG_VERSION").into(),
+        name: model.name.clone(),
+        architecture: model.arch.class_names[0].into(),
+        task: if embed { "embed" } else { "generate" }.into(),
+        target: isa.triple.clone(),
+        cpu: isa.name.clone(),
+        features: isa.runtime_features(),
+        cores: o.cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32)),
+        ctx_size: settings.ctx_size,
+        slots: settings.slots,
+        dtype: weights_type(weights),
+        compute: settings.compute.name().into(),
+        kv_dtype: settings.kv_dtype.name().into(),
+        quantization: "none".into(),
+        vocab_size: facts.vocab_size as u32,
+        hidden_size: facts.hidden_size as u32,
+        parameters: model.weights.parameters(),
+        entries: vec![EntryInfo {
+            name: first.program.entry.clone(),
+            buckets: plans.iter().map(bucket).collect(),
+            output_stride: first.output_stride.into(),
+            output: if embed { "pooled" } else { "logits" }.into(),
+        }],
+        state: StateInfo {
+            bytes: first.state.bytes,
+            bytes_per_token: first.state.bytes_per_token,
+            pages_per_slot: first.state.pages_per_slot,
+            persistent: first.state.persistent,
+        },
+        weight_bytes: weights.len,
+        weight_bytes_per_token: first.work.weight_bytes,
+        flop_per_row: first.work.flop_per_row,
+        flop_per_logit_row: first.work.flop_per_logit_row,
+        inputs: inputs
+            .into_iter()
+            .map(|i| rcompile_runtime::abi::InputFile { name: i.name, bytes: i.bytes, sha256: i.sha256 })
+            .collect(),
+        text,
+        generation: GenerationInfo {
+            bos_token_id: generation.bos,
+            eos_token_ids: generation.eos.clone(),
+            do_sample: generation.do_sample,
+            temperature: generation.temperature.map(|x| x as f32),
+            top_k: generation.top_k.map(|x| x as u32),
+            top_p: generation.top_p.map(|x| x as f32),
+            repetition_penalty: generation.repetition_penalty.map(|x| x as f32),
+        },
+        pooling: model.pooling.as_ref().map(|p| PoolingInfo {
+            mode: match p.mode {
+                PoolingMode::Mean => "mean",
+                PoolingMode::Cls => "cls",
+                PoolingMode::Max => "max",
+                PoolingMode::Last => "last",
+            }
+            .into(),
+            normalize: p.normalize,
+        }),
+        notes: Vec::new(),
+    }
+}
+
+fn region_names(program: &Program) -> Vec<String> {
+    program.regions.iter().map(|r| r.name.clone()).collect()
+}
