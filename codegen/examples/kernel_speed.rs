@@ -30,14 +30,14 @@ fn main() {
     let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
     for &(dtype, compute) in types.iter().filter(|_| wanted("gemm")) {
         for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (512, 2048, 2048), (512, 576, 1536), (64, 8192, 1024)] {
-            for prefetch in [0, 1024] {
+            for prefetch in [1024, 4096] {
                 Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, k, n) }.compute_bound(&peak);
             }
         }
     }
     for &(dtype, compute) in types.iter().filter(|_| wanted("gemv")) {
-        for rows in [1, 4, 8] {
-            for prefetch in [0, 2048, 4096] {
+        for rows in [1, 4, 8, 12] {
+            for prefetch in [0, 1024, 4096] {
                 let n = if dtype == DType::F32 { 32_768 } else { 65_536 };
                 Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, 2048, n) }.memory_bound(&peak);
             }

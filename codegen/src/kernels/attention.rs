@@ -31,7 +31,7 @@ use rcompile_runtime::abi::{PAGE_POSITIONS, field};
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
-    check(name, kernel)?;
+    check(name, program, kernel)?;
     let group = kernel.heads / kernel.kv_heads;
     let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
     let softmax = generator.softmax();
@@ -42,10 +42,10 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
 }
 
 /// Combinations that the planner must not ask for.
-fn check(name: &str, kernel: &Attention) -> Result<(), Error> {
+fn check(name: &str, program: &Program, kernel: &Attention) -> Result<(), Error> {
     let mut problems = vec![];
     let float = |d: DType| matches!(d, DType::F32 | DType::F16 | DType::Bf16);
-    if kernel.kv_heads == 0 || kernel.heads % kernel.kv_heads != 0 || kernel.heads == 0 {
+    if kernel.kv_heads == 0 || !kernel.heads.is_multiple_of(kernel.kv_heads) || kernel.heads == 0 {
         problems.push(format!("{name}: {} heads over {} KV heads", kernel.heads, kernel.kv_heads));
     }
     if kernel.head_dim == 0 || kernel.tile_rows == 0 {
@@ -57,6 +57,9 @@ fn check(name: &str, kernel: &Attention) -> Result<(), Error> {
     if kernel.exprs.nodes().iter().any(|e| matches!(e, Expr::Load(..))) {
         problems.push(format!("{name}: score and mask have no operands to load from"));
     }
+    if problems.is_empty() && program.private_bytes < private_bytes(kernel) {
+        problems.push(format!("{name}: needs {} bytes of private scratch, has {}", private_bytes(kernel), program.private_bytes));
+    }
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
 
@@ -67,7 +70,7 @@ const BLOCK: i64 = PAGE_POSITIONS as i64;
 /// Keys that lie together in K: `[256 / 16][head_dim][16]`.
 const KEY_GROUP: u32 = 16;
 /// Scratch up to this size is on the stack; more is at the end of the thread's private area, see [`private_bytes`].
-const STACK_BYTES: u64 = 64 << 10;
+const STACK_BYTES: u64 = 192 << 10;
 /// What a unit costs per row beside its keys, in keys: shares of threads are weighted with it.
 const UNIT_KEYS: i64 = 32;
 /// `size_of::<abi::Tile>()`.

@@ -11,11 +11,14 @@
 //!
 //! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk and thread
 //! count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k; so a
-//! cut of k ([`MatmulTile::k_block`]) could not change results either, and none is made: a panel of 8192 k in f32 is 1 MB.
+//! cut of k (`tile.k_block`) could not change results either, and none is made: a panel of 8192 k in f32 is 1 MB.
 //! Row blocks are balanced (33 rows at `mr` 12: 11, 11, 11), and an exact instance exists for each row count: no padding rows.
 //!
 //! The accumulators go through a small tile in L1 to the epilogue, so that the epilogue is generated once per kernel and not once
 //! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.
+//!
+//! Weights are prefetched `tile.prefetch` bytes ahead. From a page on (weights that stream from memory), instances with fewer than four
+//! streams spread the prefetch over the four pages of the next 16 KB.
 //!
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances in kernels.md (sections 2, 3, 5 and 6).
@@ -59,7 +62,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if panels.k_pack != wanted_pack {
         problems.push(format!("{name}: {dtype} weights with k_pack {}", panels.k_pack));
     }
-    if panels.nr % isa.lanes != 0 || !(panels.nr / isa.lanes).is_power_of_two() || !(1..=2).contains(&panels.ways) {
+    if !panels.nr.is_multiple_of(isa.lanes) || !(panels.nr / isa.lanes).is_power_of_two() || !(1..=2).contains(&panels.ways) {
         problems.push(format!("{name}: panels of {} columns, {} ways on vectors of {}", panels.nr, panels.ways, isa.lanes));
     }
     if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
@@ -72,6 +75,23 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
 /// spills inside the loop (kernels.md section 2).
 pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
     m * vectors + held + 2 <= isa.registers
+}
+
+/// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
+const PAGE: u32 = 4096;
+/// Pages of a prefetch window, see [`window_line`].
+const WINDOW_PAGES: u32 = 4;
+
+/// Byte offset of the `line`-th line to prefetch of a stream that is walked alone: the pages of a window (of the next one, for the
+/// caller) in turns. A single linear stream is limited by the few requests of the L1 or by one page of hardware prefetch; four pages at
+/// once keep as many requests under way as four streams do (on Sapphire Rapids 8 rows stream at 1.1 times a plain read instead of 0.7).
+fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
+    let pages = i64::from(WINDOW_PAGES);
+    let lines = i64::from(PAGE) / 64;
+    let page = fb.and(line, fb.int(pages - 1));
+    let inside = fb.and(fb.lshr(line, WINDOW_PAGES.trailing_zeros()), fb.int(lines - 1));
+    let window = fb.and(line, fb.int(-(pages * lines)));
+    fb.add(fb.mul_int(window, 64), fb.add(fb.mul_int(page, i64::from(PAGE)), fb.mul_int(inside, 64)))
 }
 
 /// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `piece * vectors * lanes` on).
@@ -152,10 +172,10 @@ impl<'c> Generator<'_, 'c> {
             let some = fb.max(row_blocks, fb.int(1));
             let (each, more) = (fb.div(row_count, some), fb.rem(row_count, some));
 
-            // With one row block nothing is used twice: the share is one block.
+            // With one row block nothing is used twice: the share is one block. Panels are counted per way, as everywhere.
             let block = match kernel.tile.n_block {
                 0 => units,
-                n => (n / (panels.ways * unit_panels)).clamp(1, units),
+                n => (n / unit_panels).clamp(1, units),
             };
             let one = fb.cmp(Cmp::Le, row_count, mr);
             let block = fb.select(one, fb.int(units.into()), fb.int(block.into()));
@@ -336,10 +356,19 @@ impl<'c> Generator<'_, 'c> {
         let steps = u64::from(panels.k) / pack;
         let zero = fb.zero(Ty::vec(Elem::F32, lanes));
         let zeros = vec![zero; vectors.len() * walk.m as usize];
+        let panel = w;
+        let few_streams = (streams.len() as u32) < WINDOW_PAGES && kernel.tile.prefetch >= PAGE;
         let mut acc = fb.loop_(fb.int(0), fb.int(steps as i64), 1, &zeros, |i, acc| {
             let a = fb.index(a, i, a_size * pack);
             let w = fb.index(w, i, step_bytes);
-            if kernel.tile.prefetch > 0 {
+            if few_streams {
+                for line in 0..step_bytes / 64 {
+                    let at = window_line(fb, fb.add_int(fb.mul_int(i, step_bytes as i64 / 64), line as i64));
+                    for stream in &streams {
+                        fb.prefetch(fb.offset_const(fb.offset(panel, at), stream + u64::from(WINDOW_PAGES * PAGE)), 2);
+                    }
+                }
+            } else if kernel.tile.prefetch > 0 {
                 for stream in &streams {
                     for line in 0..lines {
                         fb.prefetch(fb.offset_const(w, stream + line * 64 + u64::from(kernel.tile.prefetch)), 3);
