@@ -628,7 +628,7 @@ fn manifest(
         task: if embed { "embed" } else { "generate" }.into(),
         target: isa.triple.clone(),
         cpu: isa.name.clone(),
-        features: isa.runtime_features(),
+        features: isa.features.iter().cloned().collect(),
         cores: o.cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32)),
         ctx_size: settings.ctx_size,
         slots: settings.slots,

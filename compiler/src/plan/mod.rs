@@ -219,6 +219,12 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     plan.place_weights(module, weights);
     let mut program = plan.program;
     memory::assign(&mut program);
+    let scratch = program.regions.iter().map(|r| match &r.kernel {
+        Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
+        _ => 0,
+    });
+    // Kernels take their scratch from the end of the private area.
+    program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
     barriers::insert(&mut program);
     let work = work(&program);
     Ok(Planned { state, output_stride, outputs: outputs.len() as u32, barriers_per_layer: barriers::per_layer(&program), work, program })

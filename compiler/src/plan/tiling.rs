@@ -4,10 +4,8 @@ use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{DType, MatmulTile, Panels};
 
 /// Bytes of weight panels that stay in L2 while all rows pass over them.
-const L2_BLOCK_BYTES: u64 = 512 << 10;
-/// Rows up to which weights stream from memory: their panels are prefetched.
-const STREAM_ROWS: u64 = 8;
-/// Prefetch distance of streamed weights in bytes.
+const L2_BLOCK_BYTES: u64 = 1 << 20;
+/// Prefetch distance of weights in bytes: never slower than none, much faster where they come from memory.
 const PREFETCH_BYTES: u32 = 4096;
 
 /// Tile of a matmul with at most `rows` rows.
@@ -18,7 +16,7 @@ pub fn matmul_tile(isa: &Isa, rows: u64, panels: &Panels, dtype: DType) -> Matmu
         accumulators: isa.tile_rows * isa.tile_vectors,
         k_block: 0,
         n_block: (L2_BLOCK_BYTES / panel_bytes.max(1)).clamp(1, 64) as u32,
-        prefetch: if rows <= STREAM_ROWS { PREFETCH_BYTES } else { 0 },
+        prefetch: PREFETCH_BYTES,
     }
 }
 
