@@ -29,7 +29,7 @@ fn main() {
         };
         let to = out_dir.join(format!("runtime-{triple}.a"));
         if let Err(e) = std::fs::copy(&archive, &to) {
-            panic!("copying {} to {}: {e}", archive.display(), to.display());
+            fail(&format!("copying {} to {}: {e}", archive.display(), to.display()));
         }
     }
 }
@@ -69,9 +69,14 @@ fn build(root: &Path, target_dir: &Path, triple: &str, cpu: &str) -> PathBuf {
     command.env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
     match command.status() {
         Ok(status) if status.success() => target_dir.join(triple).join("runtime/librcompile_runtime.a"),
-        Ok(status) => panic!("building the runtime archive failed ({status}): {command:?}"),
-        Err(e) => panic!("building the runtime archive: {e}: {command:?}"),
+        Ok(status) => fail(&format!("building the runtime archive failed ({status}), see above")),
+        Err(e) => fail(&format!("building the runtime archive: {e}")),
     }
+}
+
+fn fail(what: &str) -> ! {
+    println!("cargo::error={what}");
+    std::process::exit(1)
 }
 
 fn var(name: &str) -> String {

@@ -62,7 +62,7 @@ pub enum Error {
     Bug {
         /// Stage or pass.
         place: String,
-        /// What does not hold; further lines show the IR.
+        /// What does not hold.
         what: String,
     },
 }
@@ -126,6 +126,7 @@ impl Error {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let joined;
         let (topic, place, what) = match self {
             Error::Model(e) => return e.fmt(f),
             Error::Usage { what, .. } => ("usage", "command line", what.as_str()),
@@ -141,7 +142,10 @@ impl fmt::Display for Error {
                     if *signal == 2 { "SIGINT" } else { "SIGTERM" }
                 );
             }
-            Error::Bug { place, what } => ("internal", place.as_str(), what.lines().next().unwrap_or_default()),
+            Error::Bug { place, what } => {
+                joined = what.lines().collect::<Vec<_>>().join("; ");
+                ("internal", place.as_str(), joined.as_str())
+            }
         };
         let line = format!("error[E{}-{topic}]: {}: {}", self.exit_code(), cut(place, 160), escape(what));
         f.write_str(&cut(&line, LINE_MAX))

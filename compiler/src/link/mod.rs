@@ -98,6 +98,8 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
         "-Wl,-T,payload.ld",
         "-Wl,--gc-sections",
         "-Wl,-O1",
+        // Names of functions stay (for profilers), line tables of the runtime go.
+        "-Wl,--strip-debug",
         "-Wl,-z,relro",
         "-Wl,-z,now",
         "-Wl,-z,noexecstack",
