@@ -166,7 +166,11 @@ impl From<rcompile_codegen::Error> for Error {
             rcompile_codegen::Error::Target(what) => {
                 Error::Unsupported { place: "--target, --cpu".into(), what, help: Some("rcompile targets lists what is known".into()) }
             }
-            other => Error::bug("codegen", other),
+            other => {
+                // All lines of a broken invariant are for us; the one-line error says where to look.
+                crate::report::say(&other.to_string());
+                Error::bug("codegen", "see above")
+            }
         }
     }
 }

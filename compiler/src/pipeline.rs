@@ -54,8 +54,8 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "fold-const", run: fold_const::run, level: 0 },             // literals, for norms (eps) and scales
     Pass { name: "cse", run: cse::run, level: 1 },                           // one name per value, which patterns compare
     Pass { name: "dce", run: dce::run, level: 0 },                           // unused parameters are neither packed nor counted
-    Pass { name: "fuse-rms-norm", run: fuse_rms_norm::run, level: 1 },       // after fold-const: eps must be a literal
-    Pass { name: "fuse-layer-norm", run: fuse_layer_norm::run, level: 1 },   // likewise
+    Pass { name: "fuse-layer-norm", run: fuse_layer_norm::run, level: 1 },   // after fold-const: eps must be a literal
+    Pass { name: "fuse-rms-norm", run: fuse_rms_norm::run, level: 1 },       // after fuse-layer-norm, which holds an RMS norm of x - mean
     Pass { name: "fuse-rope", run: fuse_rope::run, level: 1 },               // after cse: cos and sin have one name
     Pass { name: "dead-logit-rows", run: dead_logit_rows::run, level: 1 },   // after the norms: a row-wise op is easy to cross
     Pass { name: "compute-dtype", run: compute_dtype::run, level: 0 },       // meaning, not speed; before merge-matmuls, so that
@@ -127,6 +127,15 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Ok(finished(report, &progress));
     }
 
+    // Whatever may be wrong with output and tools is said now and not after minutes of work.
+    let place = match o.exe_path().filter(|_| o.writes_exe()) {
+        Some(output) => {
+            check_output(output, &o.model)?;
+            Some((output, WorkDir::create(output)?, tools::find()?))
+        }
+        None => None,
+    };
+
     // trace: the architecture's forward code, run with symbolic rows, once per bucket.
     let stage = progress.stage("trace", o.buckets.0.len() as u64, false);
     let mut modules = Vec::new();
@@ -193,6 +202,10 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Ok(finished(report, &progress));
     }
 
+    if let Some((_, work, _)) = &place {
+        payload::check_space(work.path(), weights.len)?;
+    }
+
     // codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit.
     let codegen_options = CodegenOptions {
         opt_level: o.opt_level,
@@ -220,24 +233,19 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     stage.finish(&format!("{} units, code {}", units.len(), report::size(report.code_bytes)));
     let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
     emit_code(o, &symbols, &objects, &mut report)?;
-    let (Some(output), Some(inputs), false) = (o.exe_path(), inputs, stop("codegen")) else {
+    let (Some((output, work, tools)), Some(inputs)) = (place, inputs) else {
         return Ok(finished(report, &progress));
     };
-    if !o.writes_exe() {
-        return Ok(finished(report, &progress));
-    }
 
     // link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
     let stage = progress.stage("link", 0, false);
-    check_output(output, &o.model)?;
     let Some(archive) = targets::runtime(&isa.triple) else {
         return Err(Error::bug("link", format_args!("no runtime archive for {}", isa.triple)));
     };
-    let work = WorkDir::create(output)?;
     let steps: Vec<Step> =
         plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
-    let linked = link::link(&work, &tools::find()?, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
+    let linked = link::link(&work, &tools, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
     if o.save_temps {
         save_temps(&work, output, &objects)?;
     }

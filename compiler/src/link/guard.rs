@@ -84,7 +84,7 @@ impl WorkDir {
         sweep(parent);
         let mut alive = alive();
         let dir = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(parent);
-        let path = dir.map_err(|e| Error::output(parent, "creating a work directory", &e))?.keep();
+        let path = dir.map_err(|e| Error::output(parent, "creating a work directory", &plain(&e)))?.keep();
         alive.dirs.push(path.clone());
         let opened = File::open(&path);
         if let Ok(dir) = &opened {
@@ -153,6 +153,12 @@ fn sweep(parent: &Path) {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
+}
+
+/// The error without the random name that `tempfile` adds.
+fn plain(error: &std::io::Error) -> std::io::Error {
+    let inner = error.get_ref().and_then(|e| e.source()).and_then(|e| e.downcast_ref::<std::io::Error>());
+    inner.and_then(std::io::Error::raw_os_error).map_or_else(|| error.kind().into(), std::io::Error::from_raw_os_error)
 }
 
 /// What a child said.

@@ -101,15 +101,10 @@ impl Header {
     }
 }
 
-/// Bytes that the output will need on disk.
-pub fn disk_bytes(linked: &Linked, content: Content<'_>) -> u64 {
-    linked.len + HEADER_PAGE + content.manifest.len() as u64 + content.blobs.bytes.len() as u64 + content.weights_len
-}
-
 /// Appends the payload to a linked executable.
 pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Unsealed, Error> {
     let Linked { path, triple, image, len } = linked;
-    check_space(&path, HEADER_PAGE + (content.manifest.len() + content.blobs.bytes.len()) as u64 + content.weights_len)?;
+    check_space(work.path(), HEADER_PAGE + (content.manifest.len() + content.blobs.bytes.len()) as u64 + content.weights_len)?;
     let failed = |doing: &'static str| {
         let path = path.clone();
         move |e: std::io::Error| Error::output(&path, doing, &e)
@@ -154,14 +149,13 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
     Ok(Unsealed { path, file, split, header, image, triple })
 }
 
-/// Refuses at once what cannot fit.
-fn check_space(path: &Path, needed: u64) -> Result<(), Error> {
-    let parent = path.parent().unwrap_or(path);
-    if let Ok(fs) = rustix::fs::statvfs(parent) {
+/// Refuses at once what cannot fit into a work directory.
+pub fn check_space(work: &Path, needed: u64) -> Result<(), Error> {
+    if let Ok(fs) = rustix::fs::statvfs(work) {
         let free = fs.f_bavail.saturating_mul(fs.f_frsize);
         if free < needed {
             return Err(Error::Output {
-                path: parent.display().to_string(),
+                path: work.parent().unwrap_or(work).display().to_string(),
                 what: format!("no space, need {needed} bytes, found {free}"),
                 help: Some("free space on that file system, or choose another place with -o".into()),
             });

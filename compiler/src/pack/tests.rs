@@ -191,3 +191,53 @@ fn our_own_mistakes_are_bugs() {
     assert_eq!(place(&Recipe::Transpose(Box::new(source("v"))), P::F32, &[41]), 70);
     assert_eq!(place(&Recipe::Slice { of: Box::new(source("v")), start: 5, end: 42 }, P::F32, &[37]), 70);
 }
+
+/// The recipe evaluated whole by the graph crate, as bytes.
+fn reference(recipe: &Recipe, m: &Memory) -> rcompile_graph::Tensor {
+    let source = |name: &str| {
+        let t = m.0.iter().find(|t| t.0 == name).ok_or("missing")?;
+        let data = match t.1 {
+            DType::F32 => t.3.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+            DType::F16 => t.3.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f64()).collect(),
+            _ => t.3.as_chunks().0.iter().map(|b| half::bf16::from_le_bytes(*b).to_f64()).collect(),
+        };
+        Ok(rcompile_graph::Tensor { dtype: t.1, shape: t.2.iter().map(|&n| n as usize).collect(), data })
+    };
+    rcompile_graph::recipe::evaluate(recipe, &source).unwrap()
+}
+
+#[test]
+fn random_recipes_equal_the_reference() {
+    let m = model();
+    let mut state = 1u64;
+    let mut random = move |n: u64| {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 33) % n
+    };
+    for case in 0..200 {
+        let mut recipe = source(["a", "b", "conv1d", "v"][random(4) as usize]);
+        for _ in 0..random(5) {
+            let value = reference(&recipe, &m);
+            let rows = value.shape[0] as u64;
+            let of = Box::new(recipe.clone());
+            recipe = match random(4) {
+                0 if value.shape.len() == 2 => Recipe::Transpose(of),
+                1 => Recipe::Concat(vec![recipe.clone(), Recipe::Slice { of, start: 0, end: rows.div_ceil(2) }]),
+                2 if rows > 1 => Recipe::Slice { of, start: random(rows), end: rows },
+                _ => Recipe::Convert { of, dtype: [DType::F32, DType::F16, DType::BF16][random(3) as usize] },
+            };
+        }
+        let value = reference(&recipe, &m);
+        let dtype = match value.dtype {
+            DType::F32 => P::F32,
+            DType::F16 => P::F16,
+            _ => P::Bf16,
+        };
+        let shape: Vec<u64> = value.shape.iter().map(|&n| n as u64).collect();
+        let mut table = WeightTable::default();
+        table.place("x", &recipe, dtype, &shape, Layout::Plain);
+        let (all, _) = run(&table, &m, 2, false).unwrap();
+        let expected = bytes(value.dtype, &value.data.iter().map(|&x| x as f32).collect::<Vec<_>>());
+        assert!(all == expected, "case {case}: {recipe:?}");
+    }
+}

@@ -4,6 +4,7 @@
 
 use super::{Tensors, convert};
 use crate::error::Error;
+use rcompile_graph::recipe::rope_value;
 use rcompile_graph::{DType, Recipe};
 use std::ops::Range;
 
@@ -147,9 +148,8 @@ impl View {
                 let mut table = Vec::with_capacity((height * width * 4) as usize);
                 for position in rows {
                     for i in cols.clone() {
-                        let angle = f64::from(position as f32 * inv_freq[i as usize]);
-                        let value = if *sin { libm::sin(angle) } else { libm::cos(angle) };
-                        table.extend(((value * f64::from(*scale)) as f32).to_le_bytes());
+                        let value = rope_value(*sin, position, inv_freq[i as usize], *scale);
+                        table.extend((value as f32).to_le_bytes());
                     }
                 }
                 if conversions.is_empty() {

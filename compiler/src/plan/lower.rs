@@ -530,10 +530,20 @@ impl<'m> Frame<'m> {
                 Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, sum, n)))
             }
             Pool::Max => fold(k, ws, ReduceOp::Max),
-            Pool::Cls => self.at(k, ws, x, &[begin, col]),
+            // Runs are not empty; the clamps say so to the program's verifier.
+            Pool::Cls => {
+                let rows = match self.func.ty(x).shape[0] {
+                    Dim::Sym(s) => self.module.symbols[s.index()].bound,
+                    Dim::Const(n) => n,
+                };
+                let top = k.int(rows as i64 - 1);
+                let first = k.binary(BinaryOp::Min, begin, top);
+                self.at(k, ws, x, &[first, col])
+            }
             Pool::Last => {
-                let back = k.int(-1);
-                let last = k.exprs.add(Expr::Binary(BinaryOp::Add, end, back));
+                let (one, zero) = (k.int(1), k.int(0));
+                let last = k.binary(BinaryOp::Sub, end, one);
+                let last = k.binary(BinaryOp::Max, last, zero);
                 self.at(k, ws, x, &[last, col])
             }
         }

@@ -42,7 +42,7 @@ impl Plan<'_> {
                 }
                 Op::Call { .. } => self.calls(frame, id, &mut done)?,
                 _ => {
-                    if self.is_shared(frame, id) {
+                    if self.is_shared(frame, id) && is_needed(frame, id, &done) {
                         self.store(frame, id)?;
                     }
                 }
@@ -339,7 +339,12 @@ impl Plan<'_> {
         };
         let weight_ty = frame.module.params[weight.index()].ty.clone();
         let (n, depth) = (self.bound(frame, weight_ty.shape[0]) as u32, self.bound(frame, weight_ty.shape[1]) as u32);
-        let chain = self.epilogue_chain(frame, id);
+        let mut chain = self.epilogue_chain(frame, id);
+        let pads = |d: u32| d % self.cx.isa.panel_nr != 0;
+        if chain.ways == 1 && chain.end != id && self.head_groups(frame, chain.end, n).is_some_and(pads) {
+            // Padded heads: vectors by real column do not line up with the registers' columns.
+            chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
+        }
         let out_cols = self.row_width(frame, chain.end);
         let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
         let group_cols = head_dim.unwrap_or(n / chain.ways);
@@ -746,6 +751,13 @@ fn single_user(frame: &Frame<'_>, v: ValueId) -> Option<ValueId> {
     let users = &frame.users[v.index()];
     let first = *users.first()?;
     users.iter().all(|u| *u == first).then_some(first)
+}
+
+/// Will a later region read `v`? Users may have been computed already, head-wise, in the region of their projection.
+fn is_needed(frame: &Frame<'_>, v: ValueId, done: &HashSet<ValueId>) -> bool {
+    let anchor = |u: ValueId| matches!(frame.func.node(u).op, Op::Mm { .. } | Op::Sdpa { .. } | Op::KvAppend { .. } | Op::Call { .. });
+    let by = |u: &ValueId| !done.contains(u) && !frame.homes.contains_key(u) && (anchor(*u) || is_needed(frame, *u, done));
+    frame.func.outputs.contains(&v) || frame.users[v.index()].iter().any(by)
 }
 
 /// Does `v` reach `source` through values that have no home?

@@ -1,0 +1,211 @@
+//! The driver as a process: exit codes, lines, signals, and that nothing is left behind.
+
+use assert_cmd::cargo::cargo_bin;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+}
+
+fn rcompile(args: &[&str]) -> Command {
+    let mut command = Command::new(cargo_bin("rcompile"));
+    command.args(args);
+    command
+}
+
+/// `rcompile build` of a tiny model into `dir/out`.
+fn build(dir: &Path, more: &[&str]) -> Command {
+    let mut command = rcompile(&["build", "--no-tokenizer", "--buckets", "1,8", "--cpu", "x86-64-v3", "--model"]);
+    command.arg(golden("llama-gqa-tied")).arg("-o").arg(dir.join("out")).args(more);
+    command
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> = std::fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+fn code(output: &Output) -> i32 {
+    output.status.code().expect("an exit code")
+}
+
+/// stderr as lines, the first of which must be the error.
+fn error(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    let errors = text.lines().filter(|l| l.starts_with("error[")).count();
+    assert_eq!(errors, 1, "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+    text
+}
+
+#[test]
+fn build_report_inspect_and_identical_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = build(dir.path(), &["--json", "--verify-each"]).output().unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    let len = std::fs::metadata(dir.path().join("out")).unwrap().len();
+    assert_eq!(report["file_bytes"], len);
+    let stages: Vec<_> = report["stages"].as_array().unwrap().iter().map(|s| s["name"].as_str().unwrap()).collect();
+    assert_eq!(stages, ["open", "trace", "passes", "plan", "codegen", "link", "pack", "finish"]);
+    for key in ["code_bytes", "weight_bytes", "arena_bytes", "kv_bytes_per_token"] {
+        assert!(report[key].as_u64().unwrap() > 0, "{key}");
+    }
+    assert_eq!(names(dir.path()), ["out"]);
+
+    let inspected = rcompile(&["inspect", "--json"]).arg(dir.path().join("out")).output().unwrap();
+    let manifest: serde_json::Value = serde_json::from_slice(&inspected.stdout).unwrap();
+    assert_eq!(manifest["cpu"], "x86-64-v3");
+    assert_eq!(manifest["weight_bytes"], report["weight_bytes"]);
+    assert!(manifest["inputs"].as_array().unwrap().iter().any(|i| i["name"] == "config.json"));
+
+    let other = tempfile::tempdir().unwrap();
+    assert_eq!(code(&build(other.path(), &["--jobs", "1", "--quiet"]).output().unwrap()), 0);
+    assert!(std::fs::read(dir.path().join("out")).unwrap() == std::fs::read(other.path().join("out")).unwrap());
+}
+
+#[test]
+fn split_weights_and_everything_emitted() {
+    let dir = tempfile::tempdir().unwrap();
+    let emit = ["--weights", "split", "--emit", "exe,graph,program,llvm-ir,asm,obj", "--save-temps", "--quiet"];
+    let dump = dir.path().join("dump");
+    let out = build(dir.path(), &emit).arg("--dump-dir").arg(&dump).output().unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    assert!(out.stdout.is_empty() && out.stderr.is_empty());
+    let expected = ["dump", "out", "out.graph", "out.ll", "out.objects", "out.program", "out.s", "out.temps", "out.weights"];
+    assert_eq!(names(dir.path()), expected);
+    let graph = std::fs::read_to_string(dir.path().join("out.graph")).unwrap();
+    assert!(graph.contains("rms_norm") && graph.contains("call"), "{graph}");
+    assert!(std::fs::read_to_string(dir.path().join("out.program")).unwrap().contains("program @step.8"));
+    let dumped = names(&dump.join("step.8"));
+    assert!(dumped.contains(&"00-trace.graph".to_string()) && dumped.iter().any(|n| n.ends_with("-outline-layers.graph")), "{dumped:?}");
+    assert!(names(&dir.path().join("out.temps")).contains(&"stub.c".to_string()));
+}
+
+#[test]
+fn stopping_early_prints_and_writes_nothing() {
+    for (at, word) in [("trace", "mean"), ("fuse-rms-norm", "rms_norm"), ("plan", "program @step.1"), ("open", "vocab_size")] {
+        let dir = tempfile::tempdir().unwrap();
+        let out = build(dir.path(), &["--quiet", "--stop-after", at]).output().unwrap();
+        assert_eq!(code(&out), 0, "{out:?}");
+        assert!(String::from_utf8_lossy(&out.stdout).contains(word), "{at}");
+        assert!(names(dir.path()).is_empty());
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let out = build(dir.path(), &["--dry-run"]).output().unwrap();
+    assert_eq!((code(&out), names(dir.path()).len()), (0, 0), "{out:?}");
+    let out = build(dir.path(), &["--quiet", "--stop-after", "plan", "--passes", "-merge-matmuls,-fuse-rope"]).output().unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+}
+
+#[test]
+fn wrong_use_is_one_line_and_a_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |c: i32, word: &str, mut command: Command| {
+        let out = command.output().unwrap();
+        assert_eq!(code(&out), c, "{out:?}");
+        let text = error(&out);
+        assert!(text.contains(word), "expected {word} in {text}");
+        assert_eq!(names(dir.path()).len(), 0, "{text}");
+    };
+    run(2, "no verb", rcompile(&[]));
+    run(2, "--bogus", build(dir.path(), &["--bogus"]));
+    run(2, "no such pass", build(dir.path(), &["--passes", "+nope"]));
+    run(2, "no such stage", build(dir.path(), &["--stop-after", "nope"]));
+    run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
+    run(6, "--cpu", build(dir.path(), &["--cpu", "i486"]));
+    run(6, "--quantize", build(dir.path(), &["--quantize", "int8"]));
+    run(6, "aarch64", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
+    run(8, "/nowhere", build(Path::new("/nowhere"), &[]));
+    run(8, "cc", {
+        let mut command = build(dir.path(), &["--quiet"]);
+        command.env("PATH", "/nowhere").env_remove("CC");
+        command
+    });
+    run(8, "false", {
+        let mut command = build(dir.path(), &["--quiet"]);
+        command.env("CC", "/bin/false");
+        command
+    });
+    run(4, "neither", rcompile(&["inspect", "/bin/ls"]));
+    std::fs::create_dir(dir.path().join("out")).unwrap();
+    let out = build(dir.path(), &[]).output().unwrap();
+    assert_eq!(code(&out), 8);
+    assert!(error(&out).contains("directory"));
+}
+
+#[test]
+fn an_old_output_stays_when_a_build_fails() {
+    let dir = tempfile::tempdir().unwrap();
+    std::fs::write(dir.path().join("out"), b"old").unwrap();
+    let out = build(dir.path(), &["--quiet"]).env("CC", "/bin/false").output().unwrap();
+    assert_eq!(code(&out), 8);
+    assert_eq!(std::fs::read(dir.path().join("out")).unwrap(), b"old");
+}
+
+/// Starts a build whose linker hangs, and waits until it does; gives the pid of the linker's child too.
+fn hanging_build(dir: &Path, tools: &Path) -> (Child, String) {
+    let cc = tools.join("hanging-cc");
+    let pid = tools.join("pid");
+    std::fs::write(&cc, format!("#!/bin/sh\nsleep 600 &\necho $! > {0}.new\nmv {0}.new {0}\nwait\n", pid.display())).unwrap();
+    std::fs::set_permissions(&cc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let child = build(dir, &["--quiet"]).env("CC", &cc).stderr(Stdio::piped()).spawn().unwrap();
+    let start = Instant::now();
+    while !pid.exists() {
+        assert!(start.elapsed() < Duration::from_secs(120), "the linker was not started");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    (child, std::fs::read_to_string(pid).unwrap().trim().to_string())
+}
+
+#[test]
+fn signals_clean_up() {
+    for (signal, expected) in [("INT", 130), ("TERM", 143)] {
+        let (dir, tools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (child, sleeper) = hanging_build(dir.path(), tools.path());
+        assert_eq!(names(dir.path()).len(), 1);
+        let start = Instant::now();
+        assert!(Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success());
+        let out = child.wait_with_output().unwrap();
+        assert!(start.elapsed() < Duration::from_secs(2));
+        assert_eq!(code(&out), expected);
+        error(&out);
+        assert_eq!(names(dir.path()).len(), 0);
+        // A killed process may still be waiting to be reaped by init.
+        let state = std::fs::read_to_string(format!("/proc/{sleeper}/stat")).unwrap_or_default();
+        assert!(state.is_empty() || state.contains(") Z "), "the linker's child lives: {state}");
+    }
+}
+
+#[test]
+fn what_a_killed_build_left_is_swept_by_the_next() {
+    let (dir, tools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (mut child, sleeper) = hanging_build(dir.path(), tools.path());
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let _ = Command::new("kill").arg(&sleeper).status();
+    let left = names(dir.path());
+    assert_eq!(left.len(), 1);
+    // Not younger than a directory that may be in the making.
+    let an_hour_ago = std::time::SystemTime::now() - Duration::from_secs(3600);
+    std::fs::File::open(dir.path().join(&left[0])).unwrap().set_modified(an_hour_ago).unwrap();
+    let out = build(dir.path(), &["--quiet"]).output().unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    assert_eq!(names(dir.path()), ["out"]);
+}
+
+#[test]
+fn doctor_and_targets() {
+    let out = rcompile(&["doctor", "--json"]).output().unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    let checks: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert!(checks.as_array().unwrap().iter().any(|c| c["name"] == "linking" && c["ok"] == true));
+    let out = rcompile(&["targets", "--json"]).output().unwrap();
+    let targets: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+    assert_eq!(targets[0]["triple"], "x86_64-unknown-linux-gnu");
+    assert_eq!(targets[0]["runtime"], true);
+}
