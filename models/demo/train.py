@@ -4,19 +4,18 @@
 In:  nothing but `make_text.py`. Out: `config.json`, `generation_config.json`, `model.safetensors` (bf16),
      `tokenizer.json`, `tokenizer_config.json` (with a chat template).
 
-A text is `<|bos|> text <|eos|>`. Training begins with rhymes, where little but the names has to be guessed; without them
-the model does not find out in this time that names come back. After that, most steps see texts one by one, since a model this small learns to keep to the names
-of a story only when no other story is in sight. The last quarter sees rows of 512 tokens with whole texts one after
-another, so that all positions of the context are trained. The held-out texts come from
-another seed of the grammar, without those that training has seen; the loss printed for them is that of the rounded
-weights.
+A text is `<|bos|> text <|eos|>`. Training begins with rhymes, where little but the names has to be guessed; after 500
+steps without them the model had not found out that names come back. Then most steps see texts one by one. The last
+quarter sees rows of 512 tokens with whole texts one after another, so that all positions of the context are trained.
+The held-out texts come from another seed of the grammar, without those that training has seen; the loss printed for
+them is that of the rounded weights.
 
     pip install torch transformers tokenizers safetensors numpy
     python train.py --minutes 20        # as many steps as fit; says how many that were
     python train.py --steps 1000        # exactly so many
 
-The same number of steps with the same torch version and thread count gives the same model; others give another one,
-as good. Use one thread on a busy machine: two wait for each other in every small operation.
+Everything random is seeded; another torch version, CPU or thread count still gives another model. Use one thread on a
+busy machine: two wait for each other in every small operation.
 """
 
 import argparse
