@@ -54,7 +54,10 @@ fn build(root: &Path, target_dir: &Path, triple: &str, cpu: &str) -> PathBuf {
             || (name.starts_with("CARGO_TARGET_") && name.ends_with("_RUSTFLAGS"))
             || name.starts_with("CARGO_BUILD_")
             || matches!(&*name, "RUSTFLAGS" | "CARGO_ENCODED_RUSTFLAGS" | "RUSTDOCFLAGS" | "CARGO_TARGET_DIR" | "CARGO_BUILD_TARGET")
-            || matches!(&*name, "RUSTC_WRAPPER" | "RUSTC_WORKSPACE_WRAPPER" | "CLIPPY_ARGS" | "TARGET" | "HOST" | "OPT_LEVEL" | "DEBUG" | "PROFILE");
+            || matches!(
+                &*name,
+                "RUSTC_WRAPPER" | "RUSTC_WORKSPACE_WRAPPER" | "CLIPPY_ARGS" | "TARGET" | "HOST" | "OPT_LEVEL" | "DEBUG" | "PROFILE"
+            );
         if outer {
             command.env_remove(&*name);
         }

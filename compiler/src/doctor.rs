@@ -55,7 +55,13 @@ fn cpu() -> Check {
 fn driver() -> Check {
     let found = tools::find();
     let help = Some(tools::INSTALL_CC.to_string());
-    Check { name: "compiler", ok: found.is_ok(), optional: false, found: found.map_or_else(|e| e.to_string(), |t| t.driver.display().to_string()), help }
+    Check {
+        name: "compiler",
+        ok: found.is_ok(),
+        optional: false,
+        found: found.map_or_else(|e| e.to_string(), |t| t.driver.display().to_string()),
+        help,
+    }
 }
 
 fn lld() -> Check {
@@ -70,7 +76,10 @@ fn linking() -> Check {
         let dir = std::env::temp_dir().join("rcompile-doctor");
         let work = WorkDir::create(&dir)?;
         let tools = tools::find()?;
-        work.write("main.c", b"int rc_main(int c, char **v, const void *p, const void *s) { (void)c; (void)v; (void)p; (void)s; return 0; }\n")?;
+        work.write(
+            "main.c",
+            b"int rc_main(int c, char **v, const void *p, const void *s) { (void)c; (void)v; (void)p; (void)s; return 0; }\n",
+        )?;
         let mut command = std::process::Command::new(&tools.driver);
         let compiled = guard::run(command.args(["-fPIE", "-c", "main.c", "-o", "main.o"]), work.path(), std::time::Duration::from_secs(60));
         compiled.map_err(|e| Error::output(work.path(), "compiling", &e))?;

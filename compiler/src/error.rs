@@ -107,10 +107,9 @@ impl Error {
     pub fn help(&self) -> Option<&str> {
         match self {
             Error::Model(e) => e.help.as_deref(),
-            Error::Usage { help, .. }
-            | Error::Unsupported { help, .. }
-            | Error::Output { help, .. }
-            | Error::Toolchain { help, .. } => help.as_deref(),
+            Error::Usage { help, .. } | Error::Unsupported { help, .. } | Error::Output { help, .. } | Error::Toolchain { help, .. } => {
+                help.as_deref()
+            }
             Error::Bug { .. } => Some("this is a bug in rcompile: please report it with the command line and the model's config.json"),
             Error::Limit { .. } | Error::Interrupted(_) => None,
         }

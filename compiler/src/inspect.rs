@@ -49,12 +49,31 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
     let _ = writeln!(out, "  built by   rcompile {} for {} ({})", m.rcompile_version, m.cpu, m.target);
     let _ = writeln!(out, "  features   {}", m.features.join(" "));
     let _ = writeln!(out, "  types      stored {}, matmul inputs {}, KV cache {}", m.dtype, m.compute, m.kv_dtype);
-    let _ = writeln!(out, "  context    {} positions, {} slots, {} of KV cache per token", m.ctx_size, m.slots, report::size(m.state.bytes_per_token));
-    let _ = writeln!(out, "  sizes      file {}, weights {}, state {}", report::size(file_bytes), report::size(m.weight_bytes), report::size(m.state.bytes));
+    let _ = writeln!(
+        out,
+        "  context    {} positions, {} slots, {} of KV cache per token",
+        m.ctx_size,
+        m.slots,
+        report::size(m.state.bytes_per_token)
+    );
+    let _ = writeln!(
+        out,
+        "  sizes      file {}, weights {}, state {}",
+        report::size(file_bytes),
+        report::size(m.weight_bytes),
+        report::size(m.state.bytes)
+    );
     for entry in &m.entries {
         for b in &entry.buckets {
             let arena = report::size(b.arena_bytes);
-            let _ = writeln!(out, "  {:<10} {} rows, {} regions, {} barriers per layer, arena {arena}", entry.name, b.rows, b.regions.len(), b.barriers_per_layer);
+            let _ = writeln!(
+                out,
+                "  {:<10} {} rows, {} regions, {} barriers per layer, arena {arena}",
+                entry.name,
+                b.rows,
+                b.regions.len(),
+                b.barriers_per_layer
+            );
         }
     }
     for input in &m.inputs {
@@ -100,7 +119,11 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     }
     let mut out = String::new();
     let _ = writeln!(out, "{}: {}, {} parameters, task {task}", escape(&model.name), model.arch.class_names[0], model.weights.parameters());
-    let _ = writeln!(out, "  layers     {}, width {}, {} heads of {}, {} for keys and values", f.layers, f.hidden_size, f.heads, f.head_dim, f.kv_heads);
+    let _ = writeln!(
+        out,
+        "  layers     {}, width {}, {} heads of {}, {} for keys and values",
+        f.layers, f.hidden_size, f.heads, f.head_dim, f.kv_heads
+    );
     let _ = writeln!(out, "  vocabulary {}, head {}", f.vocab_size, if f.tied_head { "tied to the embedding" } else { "of its own" });
     let _ = writeln!(out, "  context    {} positions, {kv_elements} KV elements per token", f.max_positions);
     for (dtype, bytes) in &types {

@@ -188,7 +188,11 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         stage.advance(1);
     }
     drop(modules);
-    stage.finish(&format!("{} regions, weights {}", plans.iter().map(|p| p.program.regions.len()).sum::<usize>(), report::size(weights.len)));
+    stage.finish(&format!(
+        "{} regions, weights {}",
+        plans.iter().map(|p| p.program.regions.len()).sum::<usize>(),
+        report::size(weights.len)
+    ));
     fill_plan_report(&mut report, &plans, &weights);
     let programs = || plans.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
     if let Some(emit) = o.emits(EmitKind::Program) {
@@ -242,8 +246,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let Some(archive) = targets::runtime(&isa.triple) else {
         return Err(Error::bug("link", format_args!("no runtime archive for {}", isa.triple)));
     };
-    let steps: Vec<Step> =
-        plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
+    let steps: Vec<Step> = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
     let linked = link::link(&work, &tools, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
     if o.save_temps {
@@ -254,8 +257,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let mut blobs = Blobs::default();
     let manifest = manifest(o, &model, &isa, &settings, &plans, &weights, inputs, &mut blobs);
     let manifest = serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))?;
-    let content =
-        Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: o.weights == WeightsPlace::Embed };
+    let content = Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: o.weights == WeightsPlace::Embed };
     let linked_bytes = linked.len_bytes();
     let exe = payload::append(&work, linked, content)?;
     stage.finish(&format!("{} without weights", report::size(linked_bytes)));
@@ -340,8 +342,7 @@ fn isa(o: &Build) -> Result<Isa, Error> {
 }
 
 fn open(o: &Build) -> Result<Model, Error> {
-    let options =
-        OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer_optional: o.no_tokenizer };
+    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer_optional: o.no_tokenizer };
     let model = rcompile_models::open(&o.model, &options)?;
     let wanted = match o.task {
         TaskOption::Generate => Task::Generate,
@@ -663,10 +664,7 @@ fn manifest(
         weight_bytes_per_token: first.work.weight_bytes,
         flop_per_row: first.work.flop_per_row,
         flop_per_logit_row: first.work.flop_per_logit_row,
-        inputs: inputs
-            .into_iter()
-            .map(|i| rcompile_runtime::abi::InputFile { name: i.name, bytes: i.bytes, sha256: i.sha256 })
-            .collect(),
+        inputs: inputs.into_iter().map(|i| rcompile_runtime::abi::InputFile { name: i.name, bytes: i.bytes, sha256: i.sha256 }).collect(),
         text,
         generation: GenerationInfo {
             bos_token_id: generation.bos,

@@ -220,7 +220,8 @@ impl Stage<'_> {
         {
             *said = Instant::now();
             let left = self.start.elapsed().as_secs_f64() / done as f64 * self.total.saturating_sub(done) as f64;
-            let (done_text, total_text) = if self.bytes { (size(done), size(self.total)) } else { (done.to_string(), self.total.to_string()) };
+            let (done_text, total_text) =
+                if self.bytes { (size(done), size(self.total)) } else { (done.to_string(), self.total.to_string()) };
             say(&format!("{:<8} {done_text} of {total_text}, {left:.0} s left", self.name));
         }
     }

@@ -107,7 +107,8 @@ pub fn pack(
 ) -> Result<Packed, Error> {
     let views = table.jobs.iter().map(|job| check_job(job, tensors)).collect::<Result<Vec<_>, Error>>()?;
     let items = items(table, &views)?;
-    let mut order = InOrder { tensors, hasher: blake3::Hasher::new(), position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
+    let mut order =
+        InOrder { tensors, hasher: blake3::Hasher::new(), position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
     let batch = 4 * rayon::current_num_threads();
     let mut done: Vec<(&Item, Done)> = Vec::new();
     for next in items.chunks(batch) {
