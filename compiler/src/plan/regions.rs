@@ -760,12 +760,11 @@ fn is_needed(frame: &Frame<'_>, v: ValueId, done: &HashSet<ValueId>) -> bool {
     frame.func.outputs.contains(&v) || frame.users[v.index()].iter().any(by)
 }
 
-/// Does `v` reach `source` through values that have no home?
+/// Is `v` computed from `source` by nothing but values that have no home and need none?
 fn depends_on(frame: &Frame<'_>, v: ValueId, source: ValueId) -> bool {
-    v == source
-        || v > source
-            && (v == source || !frame.homes.contains_key(&v))
-            && frame.func.node(v).inputs.iter().any(|i| depends_on(frame, *i, source))
+    let node = frame.func.node(v);
+    let stored = frame.homes.contains_key(&v) || matches!(node.op, Op::Mm { .. } | Op::Sdpa { .. } | Op::KvAppend { .. } | Op::Call { .. });
+    v == source || v > source && !stored && node.inputs.iter().any(|i| depends_on(frame, *i, source))
 }
 
 /// Groups that a nest over (row, head) reads from `buffer`, if each head reads its own group only.
@@ -773,43 +772,55 @@ fn groups_of(nest: &LoopNest, buffer: BufferId, stride: u32, panels: &Panels) ->
     let [(row, _), (head, Extent::Const(heads))] = nest.outer[..] else { return None };
     let padded = i64::from(panels.padded_group());
     let mut first = None;
-    for expr in nest.exprs.nodes() {
-        let Expr::Load(operand, index) = *expr else { continue };
-        if nest.operands[operand.index()].place != Place::Buffer(buffer) {
-            continue;
+    for stage in &nest.stages {
+        let mut loads = Vec::new();
+        match &stage.kind {
+            StageKind::Reduce { value, .. } => element_indices(nest, *value, buffer, &mut loads),
+            StageKind::Store(stores) => stores.iter().for_each(|s| element_indices(nest, s.value, buffer, &mut loads)),
         }
-        for h in [0, i64::from(heads) - 1] {
-            for stage in &nest.stages {
-                for inner in [stage.range.start, stage.range.end - 1] {
-                    for r in [0, 1] {
-                        let vars = |v: p::VarId| {
-                            if v == row {
-                                r
-                            } else if v == head {
-                                h
-                            } else {
-                                i64::from(inner)
-                            }
-                        };
-                        let at = evaluate(&nest.exprs, index, &vars)? - r * i64::from(stride);
-                        // Inner ranges of other stages may lie outside of this load's; only whole groups matter.
-                        let group = at.div_euclid(padded) - h;
-                        if !(0..i64::from(panels.groups)).contains(&(group + h)) {
-                            continue;
+        let corners =
+            [0, i64::from(heads) - 1].into_iter().flat_map(|h| [stage.range.start, stage.range.end - 1].map(|i| (h, i64::from(i))));
+        for (h, inner) in corners {
+            for index in &loads {
+                let at = |r: i64| {
+                    evaluate(&nest.exprs, *index, &|v| {
+                        if v == row {
+                            r
+                        } else if v == head {
+                            h
+                        } else {
+                            inner
                         }
-                        match first {
-                            None => first = Some(group),
-                            Some(g) if g == group => {}
-                            Some(_) if at.rem_euclid(padded) >= i64::from(panels.group_cols) => {}
-                            Some(_) => return None,
-                        }
-                    }
+                    })
+                };
+                let column = at(0)?;
+                let group = column.div_euclid(padded) - h;
+                if at(1)? - column != i64::from(stride) || *first.get_or_insert(group) != group {
+                    return None;
                 }
             }
         }
     }
     let first = u32::try_from(first?).ok()?;
     (first + heads <= panels.groups).then_some(first..first + heads)
+}
+
+/// Indices of the loads from `buffer` in an expression.
+fn element_indices(nest: &LoopNest, e: ExprId, buffer: BufferId, found: &mut Vec<ExprId>) {
+    let mut visit = |e: ExprId| element_indices(nest, e, buffer, found);
+    match nest.exprs.get(e) {
+        Expr::Load(operand, index) => {
+            visit(index);
+            if nest.operands[operand.index()].place == Place::Buffer(buffer) && !found.contains(&index) {
+                found.push(index);
+            }
+        }
+        Expr::Unary(_, a) | Expr::Round(_, a) => visit(a),
+        Expr::Binary(_, a, b) | Expr::Cmp(_, a, b) => [a, b].into_iter().for_each(visit),
+        Expr::Select(a, b, c) => [a, b, c].into_iter().for_each(visit),
+        Expr::Fold { begin, end, body, .. } => [begin, end, body].into_iter().for_each(visit),
+        _ => {}
+    }
 }
 
 /// Calls that feed one another and share all other operands.
