@@ -44,6 +44,8 @@ const STAGES: [&str; 5] = ["open", "trace", "passes", "plan", "codegen"];
 const MAX_LOGIT_ROWS: u32 = 64;
 /// Slots of an encoder: texts side by side in a step.
 const ENCODER_SLOTS: u32 = 16;
+/// About the size of an executable without its weights, for the check of the disk's space.
+const LINKED_BYTES: u64 = 24 << 20;
 /// Default bound of `--ctx-size`.
 const DEFAULT_CTX_SIZE: usize = 4096;
 
@@ -206,8 +208,9 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Ok(finished(report, &progress));
     }
 
+    let archive = targets::runtime(&isa.triple).unwrap_or_default();
     if let Some((_, work, _)) = &place {
-        payload::check_space(work.path(), weights.len)?;
+        payload::check_space(work.path(), weights.len + archive.len() as u64 + LINKED_BYTES)?;
     }
 
     // codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit.
@@ -243,14 +246,11 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
 
     // link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
     let stage = progress.stage("link", 0, false);
-    let Some(archive) = targets::runtime(&isa.triple) else {
-        return Err(Error::bug("link", format_args!("no runtime archive for {}", isa.triple)));
-    };
     let steps: Vec<Step> = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
     let linked = link::link(&work, &tools, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
     if o.save_temps {
-        save_temps(&work, output, &objects)?;
+        save_temps(&work, output, &objects, archive)?;
     }
     let linked = linked?;
     drop(objects);
@@ -506,10 +506,11 @@ fn emit_code(o: &Build, symbols: &[String], objects: &[Compiled], report: &mut R
 }
 
 /// `--save-temps`: what the linker got, with readable names.
-fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<u8>)]) -> Result<(), Error> {
+fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<u8>)], archive: &[u8]) -> Result<(), Error> {
     let dir = suffixed(output, "temps");
     std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
-    for name in ["stub.c", "payload.ld", "command", "log", "runtime.a"] {
+    write_file(&dir.join("runtime.a"), archive)?;
+    for name in ["stub.c", "payload.ld", "command", "log"] {
         if let Ok(bytes) = std::fs::read(work.path().join(name)) {
             write_file(&dir.join(name), &bytes)?;
         }

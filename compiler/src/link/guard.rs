@@ -112,6 +112,11 @@ impl WorkDir {
         Ok(path)
     }
 
+    /// Removes a file from it, if it is there.
+    pub fn remove(&self, name: &str) {
+        let _ = std::fs::remove_file(self.path.join(name));
+    }
+
     /// Moves finished files to their places, all or (short of a fault between two renames) none, also when a signal arrives meanwhile.
     pub fn publish(&self, moves: &[(&Path, &Path)]) -> Result<(), Error> {
         let _hold = alive();

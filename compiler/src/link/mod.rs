@@ -109,6 +109,8 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     ]));
     work.write("command", format!("{} {}\n", tools.driver.display(), link.join(" ")).as_bytes())?;
     tools.run(&link, work.path(), "linking")?;
+    // Tens of megabytes that the payload may need on a small disk.
+    work.remove("runtime.a");
     let path = work.path().join("linked");
     let bytes = std::fs::read(&path).map_err(|e| Error::output(&path, "reading", &e))?;
     let image = elf::check(&bytes, inputs.triple, &path)?;
