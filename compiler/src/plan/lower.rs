@@ -12,6 +12,7 @@ use rcompile_codegen::program::{
 use rcompile_graph as g;
 use rcompile_graph::{Binary, Compare, Dim, Function, Module, Op, ParamId, Pool, Reduce, StateId, Unary, ValueId};
 use std::collections::HashMap;
+use std::ops::Range;
 
 /// Why an expression cannot be made yet.
 #[derive(Debug)]
@@ -486,20 +487,15 @@ impl<'m> Frame<'m> {
         let var = k.var((0, n as i64 - 1));
         let mut at = lead.to_vec();
         at.push(k.var_expr(var));
-        let mut ranges = vec![0..n as u32];
         let mut total = None;
-        while let Some(range) = ranges.pop() {
+        in_pieces(n as u32, |range| {
             k.set_inner(var, &range);
-            match element(self, k, ws, &at) {
-                Ok(value) => {
-                    let part = k.reduce(op, var, range, value);
-                    let join = if op == ReduceOp::Sum { BinaryOp::Add } else { BinaryOp::Max };
-                    total = Some(total.map_or(part, |t| k.exprs.add(Expr::Binary(join, t, part))));
-                }
-                Err(Stop::Split(edge)) => ranges.extend(cut(&range, edge)?),
-                Err(stop) => return Err(stop),
-            }
-        }
+            let value = element(self, k, ws, &at)?;
+            let part = k.reduce(op, var, range, value);
+            let join = if op == ReduceOp::Sum { BinaryOp::Add } else { BinaryOp::Max };
+            total = Some(total.map_or(part, |t| k.exprs.add(Expr::Binary(join, t, part))));
+            Ok(())
+        })?;
         (k.inner, k.memo) = (saved_inner, saved_memo);
         let total = total.ok_or_else(|| Stop::Unsupported("reduction of nothing".into()))?;
         k.reduced.insert(key, total);
@@ -550,13 +546,18 @@ impl<'m> Frame<'m> {
     }
 }
 
-/// The two halves of a range around an edge inside it.
-pub fn cut(range: &std::ops::Range<u32>, edge: i64) -> Result<[std::ops::Range<u32>; 2], Stop> {
-    if i64::from(range.start) < edge && edge < i64::from(range.end) {
-        Ok([edge as u32..range.end, range.start..edge as u32])
-    } else {
-        Err(Stop::Unsupported(format!("no progress in splitting {range:?} at {edge}")))
+/// Calls `make` for `0..n`, or for the pieces of it that [`Stop::Split`] asks for, in order.
+pub fn in_pieces(n: u32, mut make: impl FnMut(Range<u32>) -> Result<(), Stop>) -> Result<(), Stop> {
+    let (mut start, mut end) = (0, n);
+    while start < n {
+        match make(start..end) {
+            Ok(()) => (start, end) = (end, n),
+            Err(Stop::Split(edge)) if i64::from(start) < edge && edge < i64::from(end) => end = edge as u32,
+            Err(Stop::Split(edge)) => return Err(Stop::Unsupported(format!("no progress in splitting {start}..{end} at {edge}"))),
+            Err(stop) => return Err(stop),
+        }
     }
+    Ok(())
 }
 
 /// Row-major linear index; symbolic dimensions may only come first.

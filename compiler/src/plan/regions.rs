@@ -8,7 +8,7 @@
 //! - head-wise work on its groups of columns (norm of heads, RoPE, cache append): done by the task that has just stored the head.
 
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, compare, cut, storage};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, compare, in_pieces, storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
@@ -183,7 +183,7 @@ impl Plan<'_> {
             idx.push(k.var_expr(var));
         }
         let n = if shape.len() > 1 { self.bound(frame, shape[shape.len() - 1]) as u32 } else { 1 };
-        self.inner_stores(frame, &mut k, n, shape.len() > 1, &idx, |plan, k, idx| {
+        self.inner_stores(&mut k, n, shape.len() > 1, &idx, |plan, k, idx| {
             // The home is not yet known to the frame, so that the value is computed and not loaded.
             let (operand, index) = frame.address(k, home, v, idx);
             let value = frame.at(k, plan, v, idx)?;
@@ -195,29 +195,23 @@ impl Plan<'_> {
     /// Adds store stages over `0..n`, cut where a formula changes. With `has_inner` false the index is not extended (rank 1).
     fn inner_stores(
         &mut self,
-        frame: &Frame<'_>,
         k: &mut KernelBuilder,
         n: u32,
         has_inner: bool,
         idx: &[ExprId],
         make: impl Fn(&mut Self, &mut KernelBuilder, &[ExprId]) -> Result<Vec<Store>, Stop>,
     ) -> Result<(), Stop> {
-        let _ = frame;
         let var = k.var((0, i64::from(n) - 1));
         let mut at = idx.to_vec();
         if has_inner {
             at.push(k.var_expr(var));
         }
-        let mut ranges = vec![0..n];
-        while let Some(range) = ranges.pop() {
+        in_pieces(n, |range| {
             k.set_inner(var, &range);
-            match make(self, k, &at) {
-                Ok(stores) => k.stages.push(Stage { var, range, kind: StageKind::Store(stores) }),
-                Err(Stop::Split(edge)) => ranges.extend(cut(&range, edge)?),
-                Err(stop) => return Err(stop),
-            }
-        }
-        Ok(())
+            let stores = make(self, k, &at)?;
+            k.stages.push(Stage { var, range, kind: StageKind::Store(stores) });
+            Ok(())
+        })
     }
 
     /// Loop nest that writes keys (or values) of a cache append: outer (row, head), inner the head's elements.
@@ -232,7 +226,7 @@ impl Plan<'_> {
         let h = k.outer_var((0, i64::from(layout.kv_heads) - 1));
         let idx = [k.var_expr(t), k.var_expr(h)];
         let outer = vec![(t, extent), (h, Extent::Const(layout.kv_heads))];
-        self.inner_stores(frame, &mut k, layout.head_dim, true, &idx, |plan, k, idx| {
+        self.inner_stores(&mut k, layout.head_dim, true, &idx, |plan, k, idx| {
             let x = frame.at(k, plan, source, idx)?;
             let slot = frame.at(k, plan, node.inputs[2], &idx[..1])?;
             let place = frame.at(k, plan, node.inputs[3], &idx[..1])?;
@@ -340,7 +334,7 @@ impl Plan<'_> {
         let weight_ty = frame.module.params[weight.index()].ty.clone();
         let (n, depth) = (self.bound(frame, weight_ty.shape[0]) as u32, self.bound(frame, weight_ty.shape[1]) as u32);
         let mut chain = self.epilogue_chain(frame, id);
-        let pads = |d: u32| d % self.cx.isa.panel_nr != 0;
+        let pads = |d: u32| !d.is_multiple_of(self.cx.isa.panel_nr);
         if chain.ways == 1 && chain.end != id && self.head_groups(frame, chain.end, n).is_some_and(pads) {
             // Padded heads: vectors by real column do not line up with the registers' columns.
             chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
@@ -662,7 +656,7 @@ impl Plan<'_> {
                         x_home.clone()
                     } else {
                         // Operands of all calls are the same (see `call_chain`); stored before the loop.
-                        let inner_body = std::mem::replace(&mut self.body, vec![]);
+                        let inner_body = std::mem::take(&mut self.body);
                         self.in_layers = false;
                         self.store(frame, *v)?;
                         self.in_layers = true;
