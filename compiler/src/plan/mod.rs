@@ -4,15 +4,19 @@
 //! [`WeightTable`], which all buckets share. Steps, one file each:
 //!
 //! ```text
-//! regions   which values are stored, what is fused (lower: values -> scalar expressions; kernel: expressions with ranges; tiling: tiles)
+//! regions   which values are stored, what is fused: matmul, attention, layers (lower: values -> scalar expressions;
+//!           kernel: expressions with ranges; tiling: tiles)
 //! weights   layouts and offsets, in execution order
 //! memory    buffers -> arena offsets by liveness
 //! barriers  where threads meet
 //! ```
 
+mod attention;
 mod barriers;
 mod kernel;
+mod layers;
 mod lower;
+mod matmul;
 mod memory;
 mod regions;
 mod tiling;
@@ -135,6 +139,9 @@ pub struct Work {
     pub flop_per_logit_row: u64,
 }
 
+/// Parameters (one per layer) by layout.
+type WeightKey = (Vec<ParamId>, Layout);
+
 /// A plan under construction.
 struct Plan<'a> {
     cx: PlanCx<'a>,
@@ -146,7 +153,7 @@ struct Plan<'a> {
     /// Values whose place is given (entry outputs, a layer's result).
     forced: HashMap<ValueId, Home>,
     state_offsets: Vec<u64>,
-    weight_keys: Vec<(regions::WeightKey, u32)>,
+    weight_keys: Vec<(WeightKey, u32)>,
     panels_of: HashMap<ParamId, Panels>,
 }
 

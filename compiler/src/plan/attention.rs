@@ -1,0 +1,285 @@
+//! Planning attention: cache appends, cache addresses, score and mask expressions.
+//!
+//! A cache append is a loop nest whose index expressions are the cache's layout ([`Attention`]); the attention itself is one region per layer.
+
+use super::kernel::KernelBuilder;
+use super::lower::{Cols, Frame, Home, Stop, compare, storage};
+use super::{Plan, PlanError};
+use rcompile_codegen::program as p;
+use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, Store, Table};
+use rcompile_graph::{AttnExpr, AttnVar, Binary, Compare, Dim, Op, StateId, Unary, ValueId};
+
+impl Plan<'_> {
+    /// Loop nest that writes keys (or values) of a cache append: outer (row, head), inner the head's elements.
+    pub(super) fn append_nest(&mut self, frame: &Frame<'_>, id: ValueId, value: bool, row: Dim) -> Result<LoopNest, Stop> {
+        let node = frame.func.node(id);
+        let Op::KvAppend { state } = node.op else { return Err(Stop::Unsupported("not an append".into())) };
+        let layout = self.kv_layout(frame, state);
+        let source = node.inputs[usize::from(value)];
+        let mut k = KernelBuilder::with_reductions();
+        let extent = self.extent(frame, row).map_err(|e| Stop::Unsupported(e.to_string()))?;
+        let t = k.outer_var((0, self.bound(frame, row) as i64 - 1));
+        let h = k.outer_var((0, i64::from(layout.kv_heads) - 1));
+        let idx = [k.var_expr(t), k.var_expr(h)];
+        let outer = vec![(t, extent), (h, Extent::Const(layout.kv_heads))];
+        self.inner_stores(&mut k, layout.head_dim, true, &idx, |plan, k, idx| {
+            let x = frame.at(k, plan, source, idx)?;
+            let slot = frame.at(k, plan, node.inputs[2], &idx[..1])?;
+            let place = frame.at(k, plan, node.inputs[3], &idx[..1])?;
+            let index = kv_index(k, &layout, value, slot, place, idx[1], idx[2]);
+            let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.dtype });
+            Ok(vec![Store { operand, index, value: x }])
+        })?;
+        Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, layer_ints: vec![], stages: k.stages })
+    }
+
+    pub(super) fn kv_layout(&self, frame: &Frame<'_>, state: StateId) -> KvLayout {
+        let s = &frame.module.states[state.index()];
+        let dtype = storage(s.dtype).unwrap_or(DType::F32);
+        let (kv_heads, head_dim) = (s.kv_heads as u32, s.head_dim as u32);
+        let half = rcompile_runtime::abi::PAGE_POSITIONS as u64 * s.head_dim * dtype.size();
+        let page_bytes = 2 * half * s.kv_heads;
+        let offsets = frame.states[&state].iter().map(|s| self.state_offsets[s.index()]).collect();
+        KvLayout { dtype, kv_heads, head_dim, offsets, page_bytes, head_bytes: 2 * half, v_offset: half }
+    }
+
+    /// Attention: queries are stored (by a group nest of the projection where possible), the output takes along reshapes and conversions.
+    pub(super) fn attention(&mut self, frame: &mut Frame<'_>, id: ValueId) -> Result<(), PlanError> {
+        let node = frame.func.node(id).clone();
+        let Op::Sdpa { state, ref score, ref mask } = node.op else { return Err(PlanError::Internal("not attention".into())) };
+        let q = node.inputs[0];
+        if !matches!(frame.homes.get(&q), Some(Home::Buffer { .. })) {
+            self.store(frame, q)?;
+        }
+        let Some(Home::Buffer { id: q_buffer, dtype: q_dtype, stride: q_stride, cols }) = frame.homes.get(&q).cloned() else {
+            return Err(PlanError::Internal("queries have no buffer".into()));
+        };
+        let mut end = id;
+        while let [user] = frame.users[end.index()][..] {
+            let view = matches!(frame.func.node(user).op, Op::Reshape) && frame.func.ty(user).shape.first() == node.ty.shape.first();
+            if !(view || matches!(frame.func.node(user).op, Op::Convert)) || frame.func.outputs.contains(&end) {
+                break;
+            }
+            end = user;
+        }
+        let out = self.buffer(frame, end, "attention", self.row_width(frame, id), Cols::Plain)?;
+        let Home::Buffer { id: out_buffer, dtype: out_dtype, stride: out_stride, .. } = out else {
+            return Err(PlanError::Unsupported("attention as an output".into()));
+        };
+        let layout = self.kv_layout(frame, state);
+        let heads = self.bound(frame, node.ty.shape[1]) as u32;
+        let mut k = KernelBuilder::default();
+        let positions = i64::from(self.cx.ctx_size) - 1;
+        let head_var = k.var((0, i64::from(heads) - 1));
+        let query_var = k.var((0, positions));
+        let key_var = k.var((0, positions));
+        let vars = [head_var, query_var, key_var].map(|v| k.var_expr(v));
+        let score = attn_float(&mut k, score, &vars).map_err(|w| PlanError::Unsupported(format!("attention score: {w}")))?;
+        let (lower, upper) = mask_bounds(&mut k, mask, vars[1]);
+        let mask = attn_bool(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
+        let head_pitch = match cols {
+            Cols::Grouped { padded, .. } => padded,
+            Cols::Plain => layout.head_dim,
+        };
+        let kernel = Attention {
+            q: Operand { place: Place::Buffer(q_buffer), dtype: q_dtype },
+            q_stride,
+            q_head_stride: head_pitch,
+            out: Operand { place: Place::Buffer(out_buffer), dtype: out_dtype },
+            out_stride,
+            heads,
+            kv_heads: layout.kv_heads,
+            head_dim: layout.head_dim,
+            kv_dtype: layout.dtype,
+            state_offsets: layout.offsets,
+            page_bytes: layout.page_bytes,
+            head_bytes: layout.head_bytes,
+            v_offset: layout.v_offset,
+            tile_rows: self.program.tile_rows,
+            exprs: k.exprs,
+            layer_ints: vec![],
+            head_var,
+            query_var,
+            key_var,
+            score,
+            mask,
+            key_lower: lower,
+            key_upper: upper,
+        };
+        self.region("attention", Kernel::Attention(kernel));
+        // Only the end of the chain has the buffer's type; views between share it.
+        let mut v = end;
+        loop {
+            frame.homes.insert(v, Home::Buffer { id: out_buffer, dtype: out_dtype, stride: out_stride, cols: Cols::Plain });
+            if v == id || frame.func.node(v).op == Op::Convert {
+                break;
+            }
+            v = frame.func.node(v).inputs[0];
+        }
+        frame.homes.entry(id).or_insert(Home::Buffer { id: out_buffer, dtype: out_dtype, stride: out_stride, cols: Cols::Plain });
+        Ok(())
+    }
+}
+
+/// Addresses of a KV cache.
+pub(super) struct KvLayout {
+    dtype: DType,
+    kv_heads: u32,
+    head_dim: u32,
+    offsets: Vec<u64>,
+    page_bytes: u64,
+    head_bytes: u64,
+    v_offset: u64,
+}
+
+/// Element index (from the layer's start) of element `d` of a key or value, see [`Attention`].
+fn kv_index(k: &mut KernelBuilder, l: &KvLayout, value: bool, slot: ExprId, place: ExprId, head: ExprId, d: ExprId) -> ExprId {
+    let size = l.dtype.size();
+    let page_positions = rcompile_runtime::abi::PAGE_POSITIONS as i64;
+    let pages = k.exprs.add(Expr::PagesPerSlot);
+    let first = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, slot, pages));
+    let (block, within) = k.div_rem(place, page_positions);
+    let entry = k.add(first, block);
+    let page = k.load(Place::Table(Table::PageTable), DType::I32, entry);
+    let base = k.mul_int(page, (l.page_bytes / size) as i64);
+    let head = k.mul_int(head, (l.head_bytes / size) as i64);
+    let base = k.add(base, head);
+    let hd = i64::from(l.head_dim);
+    let at = if value {
+        let row = k.mul_int(within, hd);
+        let v = k.int((l.v_offset / size) as i64);
+        let row = k.add(row, v);
+        k.add(row, d)
+    } else {
+        let (group, lane) = k.div_rem(within, 16);
+        let group = k.mul_int(group, 16 * hd);
+        let column = k.mul_int(d, 16);
+        let at = k.add(group, column);
+        k.add(at, lane)
+    };
+    k.add(base, at)
+}
+
+fn attn_var(v: AttnVar, vars: &[ExprId; 3]) -> Option<ExprId> {
+    match v {
+        AttnVar::Score => None,
+        AttnVar::Head => Some(vars[0]),
+        AttnVar::Query => Some(vars[1]),
+        AttnVar::Key => Some(vars[2]),
+    }
+}
+
+fn binary_op(op: Binary) -> p::BinaryOp {
+    match op {
+        Binary::Add => p::BinaryOp::Add,
+        Binary::Sub => p::BinaryOp::Sub,
+        Binary::Mul => p::BinaryOp::Mul,
+        Binary::Div => p::BinaryOp::Div,
+        Binary::Minimum => p::BinaryOp::Min,
+        Binary::Maximum => p::BinaryOp::Max,
+        Binary::And => p::BinaryOp::And,
+        Binary::Or => p::BinaryOp::Or,
+    }
+}
+
+/// Score expressions are f32.
+fn attn_float(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
+    match e {
+        AttnExpr::Var(AttnVar::Score) => Ok(k.exprs.add(Expr::Score)),
+        AttnExpr::Var(v) => match attn_var(*v, vars) {
+            Some(x) => Ok(k.exprs.add(Expr::Unary(p::UnaryOp::IntToFloat, x))),
+            None => Err("no such variable".into()),
+        },
+        AttnExpr::Const(c) => Ok(k.exprs.float(*c as f32)),
+        AttnExpr::Unary(op, a) => {
+            let a = attn_float(k, a, vars)?;
+            let op = match op {
+                Unary::Neg => p::UnaryOp::Neg,
+                Unary::Abs => p::UnaryOp::Abs,
+                Unary::Exp => p::UnaryOp::Exp,
+                Unary::Tanh => p::UnaryOp::Tanh,
+                other => return Err(format!("{} is not supported", other.name())),
+            };
+            Ok(k.exprs.add(Expr::Unary(op, a)))
+        }
+        AttnExpr::Binary(op, a, b) if !matches!(op, Binary::And | Binary::Or) => {
+            let (a, b) = (attn_float(k, a, vars)?, attn_float(k, b, vars)?);
+            Ok(k.exprs.add(Expr::Binary(binary_op(*op), a, b)))
+        }
+        _ => Err("a number is needed".into()),
+    }
+}
+
+/// Integer parts of masks.
+fn attn_int(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
+    match e {
+        AttnExpr::Var(v) => attn_var(*v, vars).ok_or_else(|| "score in a mask".to_string()),
+        AttnExpr::Const(c) if c.fract() == 0.0 => Ok(k.int(*c as i64)),
+        AttnExpr::Binary(op, a, b) if !matches!(op, Binary::And | Binary::Or) => {
+            let (a, b) = (attn_int(k, a, vars)?, attn_int(k, b, vars)?);
+            Ok(k.binary(binary_op(*op), a, b))
+        }
+        _ => Err("an integer is needed".into()),
+    }
+}
+
+fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
+    match e {
+        AttnExpr::True => {
+            let zero = k.int(0);
+            Ok(k.exprs.add(Expr::Cmp(p::CmpOp::Ge, vars[2], zero)))
+        }
+        AttnExpr::Compare(op, a, b) => {
+            let (a, b) = (attn_int(k, a, vars)?, attn_int(k, b, vars)?);
+            Ok(k.exprs.add(Expr::Cmp(compare(*op), a, b)))
+        }
+        AttnExpr::Binary(op @ (Binary::And | Binary::Or), a, b) => {
+            let (a, b) = (attn_bool(k, a, vars)?, attn_bool(k, b, vars)?);
+            Ok(k.exprs.add(Expr::Binary(binary_op(*op), a, b)))
+        }
+        AttnExpr::Unary(Unary::Not, a) => {
+            let a = attn_bool(k, a, vars)?;
+            Ok(k.exprs.add(Expr::Unary(p::UnaryOp::Not, a)))
+        }
+        _ => Err("a condition is needed".into()),
+    }
+}
+
+/// Bounds of the keys that a query may see, from the terms of a conjunction: `key <= query + c`, `key > query - c`.
+fn mask_bounds(k: &mut KernelBuilder, mask: &AttnExpr, query: ExprId) -> (Option<ExprId>, Option<ExprId>) {
+    let mut bounds = (None, None);
+    let mut terms = vec![mask];
+    while let Some(term) = terms.pop() {
+        match term {
+            AttnExpr::Binary(Binary::And, a, b) => terms.extend([&**a, &**b]),
+            AttnExpr::Compare(op, key, limit) if **key == AttnExpr::Var(AttnVar::Key) => {
+                let Some(offset) = query_offset(limit) else { continue };
+                let extra = match op {
+                    Compare::Le | Compare::Gt => 1,
+                    Compare::Lt | Compare::Ge => 0,
+                    _ => continue,
+                };
+                let c = k.int(offset + extra);
+                let limit = k.add(query, c);
+                match op {
+                    Compare::Le | Compare::Lt => bounds.1 = bounds.1.or(Some(limit)),
+                    _ => bounds.0 = bounds.0.or(Some(limit)),
+                }
+            }
+            _ => {}
+        }
+    }
+    bounds
+}
+
+/// `c` if the expression is `query + c` or `query - c`.
+fn query_offset(e: &AttnExpr) -> Option<i64> {
+    match e {
+        AttnExpr::Var(AttnVar::Query) => Some(0),
+        AttnExpr::Binary(op @ (Binary::Add | Binary::Sub), a, b) => match (&**a, &**b) {
+            (AttnExpr::Var(AttnVar::Query), AttnExpr::Const(c)) => Some(if *op == Binary::Add { *c as i64 } else { -(*c as i64) }),
+            _ => None,
+        },
+        _ => None,
+    }
+}

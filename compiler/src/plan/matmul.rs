@@ -1,0 +1,405 @@
+//! Planning matmuls: what a matmul takes along so that its output never makes another trip through memory.
+//!
+//! - The elementwise chain that ends in its only user (bias, activation, gate * up, residual, conversion) is computed in registers.
+//! - At few rows, the norm before it: every thread computes it for itself instead of meeting at a barrier.
+//! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
+
+use super::kernel::{KernelBuilder, evaluate};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, storage};
+use super::{Plan, PlanError};
+use rcompile_codegen::program as p;
+use rcompile_codegen::program::{
+    BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, StageKind, Store,
+};
+use rcompile_graph::{Dim, Op, ValueId};
+use std::collections::HashSet;
+
+/// Rows up to which a norm is computed by every thread for itself.
+const PRIVATE_ROWS: u64 = 8;
+
+impl Plan<'_> {
+    /// A matmul with everything that it takes along.
+    pub(super) fn matmul(&mut self, frame: &mut Frame<'_>, id: ValueId, done: &mut HashSet<ValueId>) -> Result<(), PlanError> {
+        let node = frame.func.node(id).clone();
+        let weight = match frame.func.node(node.inputs[1]).op {
+            Op::Param(p) if node.op == (Op::Mm { rhs_t: true }) => p,
+            _ => return Err(PlanError::Unsupported(format!("{}: matmul of two computed values", node.origin))),
+        };
+        let weight_ty = frame.module.params[weight.index()].ty.clone();
+        let (n, depth) = (self.bound(frame, weight_ty.shape[0]) as u32, self.bound(frame, weight_ty.shape[1]) as u32);
+        let mut chain = self.epilogue_chain(frame, id);
+        let pads = |d: u32| !d.is_multiple_of(self.cx.isa.panel_nr);
+        if chain.ways == 1 && chain.end != id && self.head_groups(frame, chain.end, n).is_some_and(pads) {
+            // Padded heads: vectors by real column do not line up with the registers' columns.
+            chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
+        }
+        let out_cols = self.row_width(frame, chain.end);
+        let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
+        let group_cols = head_dim.unwrap_or(n / chain.ways);
+        let dtype = storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
+        let panels = Panels {
+            nr: self.cx.isa.panel_nr,
+            k_pack: if dtype == DType::Bf16 { 2 } else { 1 },
+            k: depth,
+            groups: n / chain.ways / group_cols,
+            group_cols,
+            ways: chain.ways,
+        };
+        // Left operand: private norm at few rows, else a buffer.
+        let x = node.inputs[0];
+        let row_dim = node.ty.shape[0];
+        let row_bound = self.bound(frame, row_dim);
+        let private =
+            row_bound <= PRIVATE_ROWS && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
+        let (a_home, prologue) = if private {
+            let home = Home::Private { offset: 0, dtype: self.stored_type(frame.func.ty(x).dtype)?, stride: depth.next_multiple_of(32) };
+            let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
+            (home, Some(nest))
+        } else {
+            self.store(frame, x)?;
+            (frame.homes[&x].clone(), None)
+        };
+        let (a, a_stride) = match &a_home {
+            Home::Buffer { id, dtype, stride, cols: Cols::Plain } => (Operand { place: Place::Buffer(*id), dtype: *dtype }, *stride),
+            Home::Private { offset, dtype, stride } => {
+                let bytes = row_bound * u64::from(*stride) * dtype.size();
+                self.program.private_bytes = self.program.private_bytes.max((offset + bytes).next_multiple_of(128));
+                (Operand { place: Place::Private(*offset), dtype: *dtype }, *stride)
+            }
+            _ => {
+                // Padded columns: a plain copy first.
+                let home = self.buffer(frame, x, "copy", depth, Cols::Plain)?;
+                let Home::Buffer { id: copy, dtype, stride, .. } = home.clone() else {
+                    return Err(PlanError::Internal("matmul input has no buffer".into()));
+                };
+                let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
+                self.region("copy", Kernel::Loops(nest));
+                (Operand { place: Place::Buffer(copy), dtype }, stride)
+            }
+        };
+        let compute = if a.dtype == DType::Bf16 && dtype == DType::Bf16 && self.cx.isa.bf16_dot { Compute::Bf16Dot } else { Compute::F32 };
+        // Epilogue.
+        let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };
+        let name = weight_label(&frame.module.params[weight.index()].name);
+        let home = self.buffer(frame, chain.end, &name, panels.padded_cols().max(out_cols), cols)?;
+        let epilogue = self.retry(frame, |plan, frame| plan.epilogue(frame, &chain, &home, &panels))?;
+        let weight_id = self.weight(&frame.params[&weight].clone(), Layout::Panels(panels));
+        frame.homes.insert(chain.end, home);
+        for inner in chain.inner {
+            done.insert(inner);
+        }
+        let mut matmul = Matmul {
+            rows: self.extent(frame, row_dim)?,
+            a,
+            a_stride,
+            prologue,
+            weight: weight_id,
+            panels,
+            compute,
+            tile: super::tiling::matmul_tile(self.cx.isa, row_bound, &panels, dtype),
+            row: epilogue.row,
+            col: epilogue.col,
+            operands: epilogue.operands,
+            exprs: epilogue.exprs,
+            stores: epilogue.stores,
+            group_nests: vec![],
+        };
+        if panels.groups > 1 {
+            matmul.group_nests = self.group_nests(frame, chain.end, row_dim, &panels, done)?;
+        }
+        self.region(&name, Kernel::Matmul(matmul));
+        Ok(())
+    }
+
+    /// A value that is worth a prologue: something with arithmetic and rows.
+    fn is_computed(&self, frame: &Frame<'_>, v: ValueId) -> bool {
+        match frame.func.node(v).op {
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
+            Op::Convert => self.is_computed(frame, frame.func.node(v).inputs[0]),
+            _ => false,
+        }
+    }
+
+    fn epilogue(&mut self, frame: &Frame<'_>, chain: &Chain, home: &Home, panels: &Panels) -> Result<Epilogue, Stop> {
+        let mut k = KernelBuilder::default();
+        let shape = &frame.func.ty(chain.end).shape;
+        let row = k.outer_var((0, self.bound(frame, shape[0]) as i64 - 1));
+        let col = k.var((0, i64::from(panels.padded_cols()) - 1));
+        k.inner = Some(col);
+        for (way, v) in chain.accumulators.iter().enumerate() {
+            k.acc.insert(*v, way as u32);
+        }
+        let (row_e, col_e) = (k.var_expr(row), k.var_expr(col));
+        let value = frame.at(&mut k, self, chain.end, &[row_e, col_e])?;
+        // Columns of the epilogue are padded columns: the home is addressed without its column map.
+        let padded = match home {
+            Home::Buffer { id, dtype, stride, .. } => Home::Buffer { id: *id, dtype: *dtype, stride: *stride, cols: Cols::Plain },
+            other => other.clone(),
+        };
+        let (operand, index) = frame.address(&mut k, &padded, chain.end, &[row_e, col_e]);
+        let operand = k.operand(operand);
+        Ok(Epilogue { row, col, operands: k.operands, exprs: k.exprs, stores: vec![Store { operand, index, value }] })
+    }
+
+    /// The elementwise chain above a matmul.
+    fn epilogue_chain(&self, frame: &Frame<'_>, id: ValueId) -> Chain {
+        let mut chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
+        if let Some(gated) = self.gated(frame, id) {
+            chain = gated;
+        }
+        while let Some(next) = self.next_in_chain(frame, chain.end, id) {
+            chain.inner.push(chain.end);
+            chain.end = next;
+        }
+        chain
+    }
+
+    /// The only user of `v`, if it is elementwise of the same shape and its other operands are at hand before the matmul `id`.
+    fn next_in_chain(&self, frame: &Frame<'_>, v: ValueId, id: ValueId) -> Option<ValueId> {
+        if frame.func.outputs.contains(&v) || self.forced.contains_key(&v) {
+            return None;
+        }
+        let user = single_user(frame, v)?;
+        let node = frame.func.node(user);
+        let fits = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Convert) && node.ty.shape == frame.func.ty(v).shape;
+        let others = node.inputs.iter().filter(|i| **i != v).all(|i| self.at_hand(frame, *i, id, frame.func.ty(v).shape.len()));
+        (fits && others && storage(node.ty.dtype).is_some()).then_some(user)
+    }
+
+    /// Can be read in an epilogue: stored already, or a vector of parameters or a constant.
+    fn at_hand(&self, frame: &Frame<'_>, v: ValueId, id: ValueId, rank: usize) -> bool {
+        let node = frame.func.node(v);
+        if v.0 > id.0 && !matches!(node.op, Op::Param(_) | Op::Const(_) | Op::Convert) {
+            return false;
+        }
+        match node.op {
+            Op::Const(_) => true,
+            Op::Param(_) => node.ty.rank() < rank,
+            Op::Convert => self.at_hand(frame, node.inputs[0], id, rank),
+            // Padded columns of grouped outputs would not line up.
+            _ => matches!(frame.homes.get(&v), Some(Home::Buffer { cols: Cols::Plain, .. })),
+        }
+    }
+
+    /// `mm` whose two halves of columns meet in one elementwise expression: gate and up.
+    fn gated(&self, frame: &Frame<'_>, id: ValueId) -> Option<Chain> {
+        let n = frame.func.ty(id).shape[1].constant()?;
+        let [a, b] = frame.users[id.index()][..] else { return None };
+        let half = |v: ValueId| match frame.func.node(v).op {
+            Op::Slice { axis: 1, start: 0, end } if end * 2 == n => Some(0),
+            Op::Slice { axis: 1, start, end } if start * 2 == n && end == n => Some(1),
+            _ => None,
+        };
+        let (first, second) = match (half(a)?, half(b)?) {
+            (0, 1) => (a, b),
+            (1, 0) => (b, a),
+            _ => return None,
+        };
+        // Walk up from each half through single elementwise users until the paths meet.
+        let path = |start: ValueId| {
+            let mut path = vec![start];
+            while let Some(user) = single_user(frame, path[path.len() - 1]) {
+                let node = frame.func.node(user);
+                if !matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Convert) || node.ty.shape != frame.func.ty(start).shape {
+                    break;
+                }
+                path.push(user);
+            }
+            path
+        };
+        let (p, q) = (path(first), path(second));
+        let meet = *p.iter().find(|v| q.contains(v))?;
+        let inner: Vec<ValueId> = p.iter().chain(&q).copied().filter(|v| *v < meet && *v != meet).collect();
+        let known = |v: &ValueId| inner.contains(v) || self.at_hand(frame, *v, id, 2);
+        let computed = inner.iter().filter(|v| **v != first && **v != second).chain([&meet]);
+        for v in computed {
+            if !frame.func.node(*v).inputs.iter().all(known) {
+                return None;
+            }
+        }
+        let mut inner = inner;
+        inner.push(id);
+        Some(Chain { end: meet, ways: 2, accumulators: vec![first, second], inner })
+    }
+
+    /// Head width, if the columns of `v` are used as heads: reshapes `[T, n, d]` of slices at multiples of d.
+    fn head_groups(&self, frame: &Frame<'_>, v: ValueId, n: u32) -> Option<u32> {
+        let mut widths = Vec::new();
+        let mut work = vec![(v, 0u64)];
+        let mut starts = Vec::new();
+        while let Some((v, start)) = work.pop() {
+            for user in &frame.users[v.index()] {
+                let node = frame.func.node(*user);
+                match node.op {
+                    Op::Slice { axis: 1, start: s, .. } => {
+                        starts.push(start + s);
+                        work.push((*user, start + s));
+                    }
+                    Op::Reshape if node.ty.rank() == 3 => widths.push(node.ty.shape[2].constant()?),
+                    Op::Binary(_) | Op::Unary(_) if node.ty.rank() == 2 && node.ty.shape == frame.func.ty(v).shape => {
+                        work.push((*user, start))
+                    }
+                    _ => return None,
+                }
+            }
+        }
+        let d = *widths.first()?;
+        let fits = widths.iter().all(|w| *w == d) && starts.iter().all(|s| s % d == 0) && u64::from(n) % d == 0 && u64::from(n) > d;
+        fits.then_some(d as u32)
+    }
+
+    /// Head-wise work on the columns of `end`: queries of attentions and cache appends that need nothing else.
+    fn group_nests(
+        &mut self,
+        frame: &mut Frame<'_>,
+        end: ValueId,
+        row: Dim,
+        panels: &Panels,
+        done: &mut HashSet<ValueId>,
+    ) -> Result<Vec<GroupNest>, PlanError> {
+        let mut nests = Vec::new();
+        let Some(Home::Buffer { id: buffer, stride, .. }) = frame.homes.get(&end).cloned() else { return Ok(nests) };
+        let ids: Vec<ValueId> = frame.func.ids().filter(|v| *v > end).collect();
+        for id in ids {
+            let node = frame.func.node(id).clone();
+            match node.op {
+                Op::Sdpa { .. } => {
+                    let q = node.inputs[0];
+                    if frame.homes.contains_key(&q) || !depends_on(frame, q, end) {
+                        continue;
+                    }
+                    let home = self.buffer(frame, q, "q", self.row_width(frame, q), Cols::Plain)?;
+                    match self.value_nest(frame, q, &home) {
+                        Ok(nest) => match groups_of(&nest, buffer, stride, panels) {
+                            Some(groups) => {
+                                nests.push(GroupNest { groups, nest });
+                                frame.homes.insert(q, home);
+                            }
+                            None => self.drop_buffer(&home),
+                        },
+                        Err(_) => self.drop_buffer(&home),
+                    }
+                }
+                Op::KvAppend { .. } => {
+                    if done.contains(&id) || !depends_on(frame, node.inputs[0], end) || !depends_on(frame, node.inputs[1], end) {
+                        continue;
+                    }
+                    let (Ok(keys), Ok(values)) = (self.append_nest(frame, id, false, row), self.append_nest(frame, id, true, row)) else {
+                        continue;
+                    };
+                    let groups = (groups_of(&keys, buffer, stride, panels), groups_of(&values, buffer, stride, panels));
+                    if let (Some(k), Some(v)) = groups {
+                        nests.push(GroupNest { groups: k, nest: keys });
+                        nests.push(GroupNest { groups: v, nest: values });
+                        done.insert(id);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(nests)
+    }
+
+    fn drop_buffer(&mut self, home: &Home) {
+        if let Home::Buffer { id, .. } = home
+            && id.index() + 1 == self.program.buffers.len()
+        {
+            self.program.buffers.pop();
+        }
+    }
+}
+
+/// Elementwise work of a matmul.
+struct Chain {
+    end: ValueId,
+    ways: u32,
+    accumulators: Vec<ValueId>,
+    inner: Vec<ValueId>,
+}
+
+struct Epilogue {
+    row: p::VarId,
+    col: p::VarId,
+    operands: Vec<Operand>,
+    exprs: p::Exprs,
+    stores: Vec<Store>,
+}
+
+/// The only user of a value (it may use it twice).
+fn single_user(frame: &Frame<'_>, v: ValueId) -> Option<ValueId> {
+    let users = &frame.users[v.index()];
+    let first = *users.first()?;
+    users.iter().all(|u| *u == first).then_some(first)
+}
+
+/// Is `v` computed from `source` by nothing but values that have no home and need none?
+fn depends_on(frame: &Frame<'_>, v: ValueId, source: ValueId) -> bool {
+    let node = frame.func.node(v);
+    let stored = frame.homes.contains_key(&v) || matches!(node.op, Op::Mm { .. } | Op::Sdpa { .. } | Op::KvAppend { .. } | Op::Call { .. });
+    v == source || v > source && !stored && node.inputs.iter().any(|i| depends_on(frame, *i, source))
+}
+
+/// Groups that a nest over (row, head) reads from `buffer`, if each head reads its own group only.
+fn groups_of(nest: &LoopNest, buffer: BufferId, stride: u32, panels: &Panels) -> Option<std::ops::Range<u32>> {
+    let [(row, _), (head, Extent::Const(heads))] = nest.outer[..] else { return None };
+    let padded = i64::from(panels.padded_group());
+    let mut first = None;
+    for stage in &nest.stages {
+        let mut loads = Vec::new();
+        match &stage.kind {
+            StageKind::Reduce { value, .. } => element_indices(nest, *value, buffer, &mut loads),
+            StageKind::Store(stores) => stores.iter().for_each(|s| element_indices(nest, s.value, buffer, &mut loads)),
+        }
+        let corners =
+            [0, i64::from(heads) - 1].into_iter().flat_map(|h| [stage.range.start, stage.range.end - 1].map(|i| (h, i64::from(i))));
+        for (h, inner) in corners {
+            for index in &loads {
+                let at = |r: i64| {
+                    evaluate(&nest.exprs, *index, &|v| {
+                        if v == row {
+                            r
+                        } else if v == head {
+                            h
+                        } else {
+                            inner
+                        }
+                    })
+                };
+                let column = at(0)?;
+                let group = column.div_euclid(padded) - h;
+                if at(1)? - column != i64::from(stride) || *first.get_or_insert(group) != group {
+                    return None;
+                }
+            }
+        }
+    }
+    let first = u32::try_from(first?).ok()?;
+    (first + heads <= panels.groups).then_some(first..first + heads)
+}
+
+/// Indices of the loads from `buffer` in an expression.
+fn element_indices(nest: &LoopNest, e: ExprId, buffer: BufferId, found: &mut Vec<ExprId>) {
+    let mut visit = |e: ExprId| element_indices(nest, e, buffer, found);
+    match nest.exprs.get(e) {
+        Expr::Load(operand, index) => {
+            visit(index);
+            if nest.operands[operand.index()].place == Place::Buffer(buffer) && !found.contains(&index) {
+                found.push(index);
+            }
+        }
+        Expr::Unary(_, a) | Expr::Round(_, a) => visit(a),
+        Expr::Binary(_, a, b) | Expr::Cmp(_, a, b) => [a, b].into_iter().for_each(visit),
+        Expr::Select(a, b, c) => [a, b, c].into_iter().for_each(visit),
+        Expr::Fold { begin, end, body, .. } => [begin, end, body].into_iter().for_each(visit),
+        _ => {}
+    }
+}
+
+/// `model.layers.0.self_attn.q_proj.weight+model.layers.0.self_attn.k_proj.weight` -> `q_proj+k_proj`
+fn weight_label(name: &str) -> String {
+    let part = |p: &str| {
+        let p = p.trim_end_matches(".bf16").trim_end_matches(".t").trim_end_matches(".weight");
+        p.rsplit('.').next().unwrap_or(p).to_string()
+    };
+    name.split('+').map(part).collect::<Vec<_>>().join("+")
+}
