@@ -1,0 +1,225 @@
+//! Executables under test: built once, run often.
+//!
+//! [`build`] keeps what it built in `<target>/rcompile-tests/<test binary>-<its hash>/`, under a key of model directory and
+//! arguments, so that tests of one binary share executables and a second run of the same binary builds nothing. The compiler
+//! is part of the test binary: another compiler is another hash. Directories of older binaries are removed.
+
+use rcompile::options::{Command as Verb, parse};
+use rcompile::report::Report;
+use rcompile::{Error, pipeline};
+use serde_json::Value;
+use std::collections::HashMap;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, TryLockError};
+use std::io::Write;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::{Duration, Instant, UNIX_EPOCH};
+
+/// A run that takes longer than this hangs.
+const RUN_MAX: Duration = Duration::from_secs(300);
+
+/// `rcompile build --quiet ARGS`, in this process.
+pub fn rcompile(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Report, Error> {
+    let mut all: Vec<OsString> = ["rcompile", "build", "--quiet"].map(Into::into).to_vec();
+    all.extend(args.into_iter().map(|a| a.as_ref().to_os_string()));
+    match parse(all)? {
+        Ok(Verb::Build(options)) => pipeline::run(&options),
+        other => panic!("not a build: {other:?}"),
+    }
+}
+
+/// The executable of a model directory with these options of `rcompile build` (words separated by spaces).
+pub fn build(model: &Path, options: &str) -> Exe {
+    type Slot = Arc<OnceLock<Exe>>;
+    static BUILT: Mutex<Option<HashMap<PathBuf, Slot>>> = Mutex::new(None);
+    let model = model.canonicalize().unwrap_or_else(|e| panic!("{}: {e}", model.display()));
+    let path = cache().join(format!("{}-{}", name_of(&model), key(&model, options)));
+    let slot = {
+        let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
+        built.get_or_insert_default().entry(path.clone()).or_default().clone()
+    };
+    slot.get_or_init(|| {
+        if !path.is_file() {
+            let mut args: Vec<&OsStr> = options.split_whitespace().map(OsStr::new).collect();
+            args.extend([OsStr::new("--model"), model.as_os_str(), OsStr::new("-o"), path.as_os_str()]);
+            rcompile(args).unwrap_or_else(|e| panic!("{} {options}: {e}", model.display()));
+        }
+        Exe { path }
+    })
+    .clone()
+}
+
+/// An executable made by `rcompile`.
+#[derive(Clone, Debug)]
+pub struct Exe {
+    path: PathBuf,
+}
+
+/// What a run left.
+#[derive(Debug)]
+pub struct Ran {
+    /// Exit code; `None` after a signal.
+    pub code: Option<i32>,
+    /// Data.
+    pub stdout: String,
+    /// Messages.
+    pub stderr: String,
+}
+
+impl Exe {
+    /// An executable that is there already.
+    pub fn at(path: PathBuf) -> Exe {
+        Exe { path }
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Runs a verb with an empty environment in the root directory.
+    pub fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Ran {
+        self.run_with(args, "")
+    }
+
+    /// The same with text on stdin.
+    pub fn run_with<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>, stdin: &str) -> Ran {
+        let mut command = Command::new(&self.path);
+        command.args(args).env_clear().current_dir("/");
+        let output = output(&mut command, stdin.as_bytes());
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_else(|e| panic!("{command:?}: {e}"));
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+
+    /// Runs a verb that must succeed and returns what it prints.
+    pub fn text<A: AsRef<OsStr> + Clone>(&self, args: impl IntoIterator<Item = A>) -> String {
+        self.text_with(args, "")
+    }
+
+    /// The same with text on stdin.
+    pub fn text_with<A: AsRef<OsStr> + Clone>(&self, args: impl IntoIterator<Item = A>, stdin: &str) -> String {
+        let args: Vec<A> = args.into_iter().collect();
+        let ran = self.run_with(&args, stdin);
+        let shown = || args.iter().map(|a| a.as_ref().to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
+        assert_eq!(ran.code, Some(0), "{} {}\n{}", self.path.display(), shown(), ran.stderr);
+        ran.stdout
+    }
+
+    /// Runs a verb with `--json`.
+    pub fn json<A: AsRef<OsStr> + Clone>(&self, args: impl IntoIterator<Item = A>) -> Value {
+        self.json_with(args, "")
+    }
+
+    /// The same with text on stdin.
+    pub fn json_with<A: AsRef<OsStr> + Clone>(&self, args: impl IntoIterator<Item = A>, stdin: &str) -> Value {
+        let args = args.into_iter().map(|a| a.as_ref().to_os_string()).chain(["--json".into()]);
+        let text = self.text_with(args, stdin);
+        serde_json::from_str(&text).unwrap_or_else(|e| panic!("{}: {e}: {text:?}", self.path.display()))
+    }
+
+    /// Logits after `tokens`, all of them, by id. f32 values, exactly as computed.
+    pub fn logits(&self, tokens: &[u32], options: &[&str]) -> Vec<f32> {
+        let list = crate::joined(tokens);
+        let args = ["logits", "--tokens", &list, "--top", "1000000"].into_iter().chain(options.iter().copied());
+        let report = self.json(args);
+        let top = report["top"].as_array().expect("top");
+        let mut logits = vec![f32::NAN; top.len()];
+        let mut last = f64::INFINITY;
+        for pair in top {
+            let (id, logit) = (pair[0].as_u64().expect("id"), pair[1].as_f64().expect("a finite logit"));
+            assert!(logit <= last, "the highest come first");
+            last = logit;
+            // Shortest decimal digits of an f32: through f64 and back gives the same bits.
+            logits[id as usize] = logit as f32;
+        }
+        assert!(logits.iter().all(|x| !x.is_nan()), "every id once");
+        logits
+    }
+
+    /// Greedy tokens after `tokens`, not stopping at an end of text.
+    pub fn greedy(&self, tokens: &[u32], count: usize, options: &[&str]) -> Vec<u32> {
+        let (list, count) = (crate::joined(tokens), count.to_string());
+        let args = ["generate", "--tokens", &list, "-n", &count, "--temp", "0", "--ignore-eos"];
+        let report = self.json(args.into_iter().chain(options.iter().copied()));
+        assert_eq!(crate::ids(&report["prompt_tokens"]), tokens);
+        crate::ids(&report["tokens"])
+    }
+}
+
+/// Runs a command to its end, which must come within [`RUN_MAX`].
+pub fn output(command: &mut Command, stdin: &[u8]) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let pid = child.id();
+    let mut input = child.stdin.take().expect("piped");
+    let stdin = stdin.to_vec();
+    let feeder = std::thread::spawn(move || {
+        // A verb that does not read its stdin closes it: not an error.
+        let _ = input.write_all(&stdin);
+    });
+    let (done, finished) = std::sync::mpsc::channel();
+    let waiter = std::thread::spawn(move || done.send(child.wait_with_output()));
+    let start = Instant::now();
+    let result = finished.recv_timeout(RUN_MAX).unwrap_or_else(|_| {
+        let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
+        panic!("{command:?}: still running after {:?}", start.elapsed())
+    });
+    waiter.join().expect("waiter").ok();
+    feeder.join().expect("feeder");
+    result.unwrap_or_else(|e| panic!("{command:?}: {e}"))
+}
+
+fn name_of(model: &Path) -> String {
+    model.file_name().map_or("model".into(), |n| n.to_string_lossy().into_owned())
+}
+
+/// Hash of the model directory's path, its files' names, sizes and times, and the options.
+fn key(model: &Path, options: &str) -> String {
+    let mut hash = blake3::Hasher::new();
+    hash.update(model.as_os_str().as_bytes()).update(b"\0").update(options.as_bytes());
+    let mut files: Vec<_> = std::fs::read_dir(model).expect("model directory").flatten().collect();
+    files.sort_by_key(|f| f.file_name());
+    for file in files {
+        let Ok(meta) = std::fs::metadata(file.path()) else { continue };
+        let changed = meta.modified().ok().and_then(|t| t.duration_since(UNIX_EPOCH).ok()).unwrap_or_default();
+        hash.update(b"\0").update(file.file_name().as_bytes());
+        hash.update(&meta.len().to_le_bytes()).update(&changed.as_nanos().to_le_bytes());
+    }
+    hash.finalize().to_hex()[..16].to_string()
+}
+
+/// The directory of this test binary's executables.
+pub fn cache() -> &'static Path {
+    static CACHE: OnceLock<(PathBuf, File)> = OnceLock::new();
+    let (path, _lock) = CACHE.get_or_init(|| {
+        let this = std::env::current_exe().expect("path of the test binary");
+        let bytes = std::fs::read(&this).unwrap_or_else(|e| panic!("{}: {e}", this.display()));
+        let hash = blake3::hash(&bytes).to_hex()[..16].to_string();
+        // target/debug/deps/bits-0123456789abcdef -> target/rcompile-tests/bits-<hash>
+        let file = name_of(&this);
+        let name = file.rsplit_once('-').map_or(file.as_str(), |(name, _)| name);
+        let target = this.ancestors().find(|d| d.join("CACHEDIR.TAG").is_file()).or(this.parent()).expect("a target directory");
+        let all = target.join("rcompile-tests");
+        let own = all.join(format!("{name}-{hash}"));
+        std::fs::create_dir_all(&own).unwrap_or_else(|e| panic!("{}: {e}", own.display()));
+        // A shared lock says that the directory is in use.
+        let lock = lock_of(&own);
+        lock.lock_shared().expect("lock");
+        for other in std::fs::read_dir(&all).into_iter().flatten().flatten() {
+            let file = other.file_name().to_string_lossy().into_owned();
+            let same_test = file.rsplit_once('-').is_some_and(|(other, _)| other == name);
+            if same_test && other.path() != own && !matches!(lock_of(&other.path()).try_lock(), Err(TryLockError::WouldBlock)) {
+                let _ = std::fs::remove_dir_all(other.path());
+            }
+        }
+        (own, lock)
+    });
+    path
+}
+
+fn lock_of(dir: &Path) -> File {
+    File::create(dir.join("lock")).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
+}

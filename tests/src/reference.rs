@@ -1,0 +1,134 @@
+//! The graph of a model directory, run by the reference interpreter.
+
+use rcompile::pack::stored_type;
+use rcompile::passes::{PassCx, compute_dtype};
+use rcompile_graph::{DType, Interp, Module, Tensor};
+use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::{Model, OpenOptions};
+use std::path::Path;
+
+/// Rows of one run at most.
+const ROWS_MAX: u64 = 512;
+/// Texts of one run at most.
+const RUNS_MAX: u64 = 16;
+
+/// An open model and its traced graph, before any pass but `compute-dtype`.
+pub struct Reference {
+    model: Model,
+    module: Module,
+}
+
+impl Reference {
+    /// Opens and traces; `compute` as `--compute`, the KV cache has the same type.
+    pub fn open(dir: &Path, compute: DType) -> Reference {
+        let options = OpenOptions { tokenizer_optional: true, ..OpenOptions::default() };
+        let model = rcompile_models::open(dir, &options).unwrap_or_else(|e| panic!("{e}"));
+        let options = TraceOptions {
+            bucket: ROWS_MAX,
+            logit_rows: ROWS_MAX,
+            runs: RUNS_MAX,
+            ctx_size: model.facts().max_positions.min(4096) as u64,
+            kv_dtype: compute,
+            weight_dtype: None,
+        };
+        let stored = |name: &str| model.weights.get(name).and_then(|t| stored_type(t.dtype));
+        let mut module = trace(&*model.net, model.arch.task, &stored, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        let mut cx = PassCx { compute: Some(compute), ..PassCx::default() };
+        compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
+        Reference { model, module }
+    }
+
+    /// The graph.
+    pub fn module(&self) -> &Module {
+        &self.module
+    }
+
+    /// The model.
+    pub fn model(&self) -> &Model {
+        &self.model
+    }
+
+    /// Runs the graph.
+    pub fn runner(&self) -> Runner<'_> {
+        self.runner_of(&self.module)
+    }
+
+    /// Runs another graph with this checkpoint.
+    pub fn runner_of<'m>(&'m self, module: &'m Module) -> Runner<'m> {
+        let read = |name: &str| read(&self.model, name);
+        Runner { interp: Interp::from_checkpoint(module, read), len: 0 }
+    }
+}
+
+/// A tensor of the checkpoint.
+fn read(model: &Model, name: &str) -> Result<Tensor, String> {
+    let info = model.weights.get(name).ok_or_else(|| format!("no tensor {name:?}"))?;
+    let bytes = model.weights.read(info).map_err(|e| e.to_string())?;
+    let dtype = stored_type(info.dtype).ok_or_else(|| format!("{name:?} is {:?}", info.dtype))?;
+    let half = |f: fn([u8; 2]) -> f64| bytes.as_chunks().0.iter().map(|b| f(*b)).collect::<Vec<f64>>();
+    let data = match dtype {
+        DType::F16 => half(|b| half::f16::from_le_bytes(b).to_f64()),
+        DType::BF16 => half(|b| half::bf16::from_le_bytes(b).to_f64()),
+        _ => bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))).collect(),
+    };
+    Ok(Tensor::new(dtype, &info.shape, data))
+}
+
+/// One sequence in slot 0 of the interpreter.
+pub struct Runner<'m> {
+    interp: Interp<'m>,
+    len: usize,
+}
+
+impl Runner<'_> {
+    /// Appends tokens to the sequence; returns the logits behind each of them.
+    pub fn feed(&mut self, tokens: &[u32]) -> Vec<Vec<f64>> {
+        let rows: Vec<usize> = (0..tokens.len()).collect();
+        let outputs = self.run(tokens, &vec![0; tokens.len()], &vec![0; tokens.len()], self.len, &rows);
+        self.len += tokens.len();
+        let width = outputs[0].shape[1];
+        outputs[0].data.chunks(width).map(<[f64]>::to_vec).collect()
+    }
+
+    /// Logits behind the last of `tokens`, which are the whole sequence.
+    pub fn logits(&mut self, tokens: &[u32]) -> Vec<f64> {
+        self.len = 0;
+        self.feed(tokens).pop().expect("at least one token")
+    }
+
+    /// The `count` tokens that greedily follow a sequence whose last logits are `logits`. The sequence stays as it was.
+    pub fn greedy(&mut self, logits: &[f64], count: usize) -> Vec<u32> {
+        let len = self.len;
+        let mut tokens = vec![crate::argmax(logits)];
+        while tokens.len() < count {
+            let next = self.feed(&tokens[tokens.len() - 1..]);
+            tokens.push(crate::argmax(&next[0]));
+        }
+        // What lies beyond `len` in the cache is not seen: keys exist up to the largest index of a step's rows.
+        self.len = len;
+        tokens
+    }
+
+    /// The eight pooled vectors of one text.
+    pub fn pooled(&mut self, tokens: &[u32], segments: &[u32]) -> Vec<Vec<f64>> {
+        let outputs = self.run(tokens, &vec![0; tokens.len()], segments, 0, &[0]);
+        outputs.into_iter().map(|t| t.data).collect()
+    }
+
+    fn run(&mut self, tokens: &[u32], slots: &[u32], segments: &[u32], begin: usize, logit_rows: &[usize]) -> Vec<Tensor> {
+        let column = |list: &mut dyn Iterator<Item = usize>| {
+            let list: Vec<i32> = list.map(|x| i32::try_from(x).expect("a small number")).collect();
+            Tensor::i32(&[list.len()], &list)
+        };
+        let place = || column(&mut (begin..begin + tokens.len()));
+        let inputs = [
+            ("token", column(&mut tokens.iter().map(|x| *x as usize))),
+            ("slot", column(&mut slots.iter().map(|x| *x as usize))),
+            ("position", place()),
+            ("kv_index", place()),
+            ("segment", column(&mut segments.iter().map(|x| *x as usize))),
+            ("logit_row", column(&mut logit_rows.iter().copied())),
+        ];
+        self.interp.run(&inputs).unwrap_or_else(|e| panic!("{e}"))
+    }
+}
