@@ -1,0 +1,138 @@
+//! Starts a program and watches it from outside: time, first output, memory.
+
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+/// What was seen of a program that ended well.
+pub struct Run {
+    pub stdout: String,
+    /// From before the start to the end of the process.
+    pub wall_ms: f64,
+    /// From before the start to the first byte on stdout; the end where nothing was printed.
+    pub first_output_ms: f64,
+    /// Largest resident memory of the process, or of a child of it that it waited for, as the kernel counted it. Pages of
+    /// mapped files count.
+    pub rss_bytes_max: u64,
+    /// Largest sum of the resident memory of the process and its descendants, polled every 10 ms; 0 if nobody asked for it.
+    /// Memory that processes share counts once for each.
+    pub tree_rss_bytes_max: u64,
+}
+
+/// The program with its arguments, as a person would type it.
+pub fn shown(program: &Path, args: &[OsString]) -> String {
+    let words = [program.as_os_str()].into_iter().chain(args.iter().map(OsString::as_os_str));
+    words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+}
+
+pub fn args<const N: usize>(list: [&str; N]) -> Vec<OsString> {
+    list.into_iter().map(OsString::from).collect()
+}
+
+/// Runs `program` to its end; stderr goes to `log`, and its end becomes the error where the program fails.
+pub fn run(program: &Path, args: &[OsString], log: &Path, watch_tree: bool) -> io::Result<Run> {
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(File::create(log)?);
+    let begin = Instant::now();
+    let mut child = command.spawn().map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", program.display())))?;
+    let pid = child.id();
+    let mut pipe = child.stdout.take().expect("stdout is piped");
+    let running = AtomicBool::new(watch_tree);
+    let tree = AtomicU64::new(0);
+    let (stdout, first, end, status, rss) = std::thread::scope(|scope| -> io::Result<_> {
+        scope.spawn(|| {
+            while running.load(Relaxed) {
+                tree.fetch_max(tree_rss_bytes(pid), Relaxed);
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        });
+        let read = read_to_end(&mut pipe);
+        let waited = wait(pid);
+        let end = Instant::now();
+        running.store(false, Relaxed);
+        let ((stdout, first), (status, rss)) = (read?, waited?);
+        Ok((stdout, first.unwrap_or(end), end, status, rss))
+    })?;
+    if !status.success() {
+        let log = fs::read_to_string(log).unwrap_or_default();
+        let last = log.lines().rev().take(5).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ");
+        return Err(io::Error::other(format!("{}: {status}\n  {last}", shown(program, args))));
+    }
+    let ms = |until: Instant| (until - begin).as_secs_f64() * 1e3;
+    Ok(Run {
+        stdout: String::from_utf8_lossy(&stdout).into_owned(),
+        wall_ms: ms(end),
+        first_output_ms: ms(first),
+        rss_bytes_max: rss,
+        tree_rss_bytes_max: tree.load(Relaxed),
+    })
+}
+
+/// All output, and when its first byte came.
+fn read_to_end(pipe: &mut impl Read) -> io::Result<(Vec<u8>, Option<Instant>)> {
+    let mut out = Vec::new();
+    let mut byte = [0];
+    if pipe.read(&mut byte)? == 0 {
+        return Ok((out, None));
+    }
+    let first = Instant::now();
+    out.push(byte[0]);
+    pipe.read_to_end(&mut out)?;
+    Ok((out, Some(first)))
+}
+
+/// Waits for a child; its status and its `ru_maxrss` in bytes.
+///
+/// The kernel starts that figure from the memory of the process that called `exec`: the benchmark itself stays small.
+fn wait(pid: u32) -> io::Result<(ExitStatus, u64)> {
+    let mut status = 0;
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    loop {
+        // SAFETY: both pointers are to memory of the right type that lives through the call.
+        let waited = unsafe { libc::wait4(pid.cast_signed(), &raw mut status, 0, usage.as_mut_ptr()) };
+        if waited >= 0 {
+            break;
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    // SAFETY: zeroed at first, which is valid, and filled by the call.
+    let usage = unsafe { usage.assume_init() };
+    Ok((ExitStatus::from_raw(status), usage.ru_maxrss.cast_unsigned() * 1024))
+}
+
+/// Resident memory of a process and its descendants, as far as they are there at this moment.
+fn tree_rss_bytes(pid: u32) -> u64 {
+    let read = |what: &str| fs::read_to_string(format!("/proc/{pid}/{what}")).unwrap_or_default();
+    let pages: u64 = read("statm").split_whitespace().nth(1).and_then(|v| v.parse().ok()).unwrap_or(0);
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let children = tasks.map(|task| fs::read_to_string(task.path().join("children")).unwrap_or_default());
+    let below: u64 =
+        children.flat_map(|list| list.split_whitespace().filter_map(|c| c.parse().ok()).map(tree_rss_bytes).collect::<Vec<_>>()).sum();
+    pages * 4096 + below
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_watched() {
+        let log = std::env::temp_dir().join(format!("rcompile-bench-{}.log", std::process::id()));
+        let seen = run(Path::new("/bin/sh"), &args(["-c", "echo one; sleep 0.1; echo two"]), &log, true).unwrap();
+        assert_eq!(seen.stdout, "one\ntwo\n");
+        assert!(seen.first_output_ms < seen.wall_ms - 50.0, "{} {}", seen.first_output_ms, seen.wall_ms);
+        assert!(seen.rss_bytes_max > 100_000 && seen.tree_rss_bytes_max > 100_000);
+        let failed = run(Path::new("/bin/sh"), &args(["-c", "echo no luck >&2; exit 3"]), &log, false).err().unwrap();
+        assert!(failed.to_string().contains("no luck"), "{failed}");
+        fs::remove_file(log).unwrap();
+    }
+}
