@@ -20,7 +20,7 @@ impl Plan<'_> {
             Some(home @ Home::Buffer { cols: Cols::Plain, .. }) if frame.users[x_in.index()].len() == 1 => home.clone(),
             _ => {
                 // The loop overwrites its input: a copy of its own.
-                let home = self.buffer(frame, x_in, "x", self.row_width(frame, x_in), Cols::Plain)?;
+                let home = self.new_buffer(frame, x_in, "x", self.row_width(frame, x_in), Cols::Plain)?;
                 let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x_in, &home))?;
                 self.region("copy", Kernel::Loops(nest));
                 home

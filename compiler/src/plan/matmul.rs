@@ -67,8 +67,8 @@ impl Plan<'_> {
                 (Operand { place: Place::Private(*offset), dtype: *dtype }, *stride)
             }
             _ => {
-                // Padded columns: a plain copy first.
-                let home = self.buffer(frame, x, "copy", depth, Cols::Plain)?;
+                // Padded columns, or the entry's output: a plain copy first.
+                let home = self.new_buffer(frame, x, "copy", depth, Cols::Plain)?;
                 let Home::Buffer { id: copy, dtype, stride, .. } = home.clone() else {
                     return Err(PlanError::Internal("matmul input has no buffer".into()));
                 };

@@ -219,11 +219,18 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     let outputs = frame.func.outputs.clone();
     let width = |v: &ValueId| frame.func.ty(*v).shape.last().and_then(|d| d.constant()).unwrap_or(1) as u32;
     let output_stride = outputs.iter().map(width).max().unwrap_or(1).next_multiple_of(cx.isa.panel_nr);
+    let place = |i: usize| Home::Output { stride: output_stride * outputs.len() as u32, offset: i as u32 * output_stride };
     for (i, v) in outputs.iter().enumerate() {
-        let home = Home::Output { stride: output_stride * outputs.len() as u32, offset: i as u32 * output_stride };
-        plan.forced.insert(*v, home);
+        plan.forced.entry(*v).or_insert(place(i));
     }
     plan.function(&mut frame)?;
+    for (i, v) in outputs.iter().enumerate() {
+        // A value that is an output twice is copied to its second place.
+        if plan.forced[v] != place(i) {
+            let nest = plan.retry(&mut frame, |plan, frame| plan.value_nest(frame, *v, &place(i)))?;
+            plan.region("copy", Kernel::Loops(nest));
+        }
+    }
     plan.program.body = std::mem::take(&mut plan.body);
     plan.place_weights(module, weights);
     let mut program = plan.program;

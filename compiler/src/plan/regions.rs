@@ -121,6 +121,11 @@ impl Plan<'_> {
         if let Some(home) = self.forced.get(&v) {
             return Ok(home.clone());
         }
+        self.new_buffer(frame, v, name, width, cols)
+    }
+
+    /// A buffer even for a value whose place is given: a copy of it.
+    pub(super) fn new_buffer(&mut self, frame: &Frame<'_>, v: ValueId, name: &str, width: u32, cols: Cols) -> Result<Home, PlanError> {
         let ty = frame.func.ty(v);
         let dtype = self.stored_type(ty.dtype)?;
         let rows = ty.shape.first().map_or(1, |d| self.bound(frame, *d)) as u32;
