@@ -52,6 +52,23 @@ pub fn build(model: &Path, options: &str) -> Exe {
     .clone()
 }
 
+/// A model directory that a test writes itself: `write` runs once per test binary, and the path stays the same, so that
+/// executables built from it are found again.
+pub fn model_dir(name: &str, write: impl FnOnce(&Path)) -> PathBuf {
+    let models = cache().join("models");
+    let dir = models.join(name);
+    if !dir.is_dir() {
+        std::fs::create_dir_all(&models).unwrap_or_else(|e| panic!("{}: {e}", models.display()));
+        let temp = tempfile::tempdir_in(&models).expect("temporary directory");
+        write(temp.path());
+        // Another test may have been faster: then the rename fails, as its directory is not empty.
+        if std::fs::rename(temp.path(), &dir).is_ok() {
+            let _ = temp.keep();
+        }
+    }
+    dir
+}
+
 /// An executable made by `rcompile`.
 #[derive(Clone, Debug)]
 pub struct Exe {
@@ -149,7 +166,7 @@ impl Exe {
     }
 }
 
-/// Runs a command to its end, which must come within [`RUN_MAX`].
+/// Runs a command to its end, which must come within five minutes.
 pub fn output(command: &mut Command, stdin: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));

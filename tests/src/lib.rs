@@ -20,7 +20,7 @@ pub mod tol;
 pub mod toy;
 
 pub use compare::{Difference, difference};
-pub use exe::{Exe, build, rcompile};
+pub use exe::{Exe, build, model_dir, rcompile};
 pub use reference::Reference;
 
 use serde_json::Value;
@@ -73,4 +73,11 @@ pub fn joined(ids: &[u32]) -> String {
 pub fn argmax(row: &[f64]) -> u32 {
     let best = row.iter().enumerate().fold(0, |best, (i, x)| if *x > row[best] { i } else { best });
     best as u32
+}
+
+/// By how much the largest element wins over the second.
+pub fn margin(row: &[f64]) -> f64 {
+    let best = argmax(row) as usize;
+    let second = row.iter().enumerate().filter(|(i, _)| *i != best).fold(f64::NEG_INFINITY, |m, (_, x)| m.max(*x));
+    row[best] - second
 }

@@ -96,17 +96,19 @@ impl Runner<'_> {
         self.feed(tokens).pop().expect("at least one token")
     }
 
-    /// The `count` tokens that greedily follow a sequence whose last logits are `logits`. The sequence stays as it was.
-    pub fn greedy(&mut self, logits: &[f64], count: usize) -> Vec<u32> {
+    /// The `count` tokens that greedily follow a sequence whose last logits are `logits`, and the smallest margin of these
+    /// decisions. The sequence stays as it was.
+    pub fn greedy(&mut self, logits: &[f64], count: usize) -> (Vec<u32>, f64) {
         let len = self.len;
-        let mut tokens = vec![crate::argmax(logits)];
+        let (mut tokens, mut smallest) = (vec![crate::argmax(logits)], crate::margin(logits));
         while tokens.len() < count {
-            let next = self.feed(&tokens[tokens.len() - 1..]);
-            tokens.push(crate::argmax(&next[0]));
+            let next = self.feed(&tokens[tokens.len() - 1..]).remove(0);
+            tokens.push(crate::argmax(&next));
+            smallest = smallest.min(crate::margin(&next));
         }
         // What lies beyond `len` in the cache is not seen: keys exist up to the largest index of a step's rows.
         self.len = len;
-        tokens
+        (tokens, smallest)
     }
 
     /// The eight pooled vectors of one text.

@@ -15,6 +15,7 @@ use rcompile_runtime::threads::{Cpus, Pool, rc_barrier, rc_profile};
 use std::alloc::Layout;
 use std::path::Path;
 use std::process::Command;
+use tempfile::TempDir;
 
 /// Calls what the test process has for `rc_barrier` and `rc_profile`.
 const SHIM: &str = "
@@ -33,12 +34,14 @@ pub struct Steps {
     manifest: Manifest,
     table: Vec<StepEntry>,
     weights: &'static [u8],
+    _dir: TempDir,
 }
 
 impl Steps {
     /// Builds and loads a model directory.
     pub fn load(model: &Path, options: &str) -> Steps {
-        let dir = tempfile::tempdir_in(cache()).expect("temporary directory").keep();
+        let temp = tempfile::tempdir_in(cache()).expect("temporary directory");
+        let dir = temp.path();
         let (out, objects) = (dir.join("exe"), dir.join("objects"));
         let emit = format!("exe,obj={}", objects.display());
         let mut args: Vec<String> = options.split_whitespace().map(str::to_string).collect();
@@ -68,7 +71,7 @@ impl Steps {
                 table.push(StepEntry { bucket: bucket.rows, entry: index as u32, run: Some(run) });
             }
         }
-        Steps { exe: Exe::at(out), manifest, table, weights }
+        Steps { exe: Exe::at(out), manifest, table, weights, _dir: temp }
     }
 
     /// A session with empty slots.

@@ -1,7 +1,7 @@
 //! Trained models and published tokenizers against their recorded references (`../shared/assets`).
 
 use rcompile_tests::toy::Toy;
-use rcompile_tests::{Exe, assets, build, ids, numbers, read_json, reference_json, tol};
+use rcompile_tests::{Exe, assets, build, ids, model_dir, numbers, read_json, reference_json, tol};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -96,29 +96,30 @@ fn minilm_embeddings() {
 }
 
 /// A tiny random model with a published tokenizer.
-fn with_tokenizer(name: &str, dir: &Path) -> Option<(PathBuf, Exe)> {
+fn with_tokenizer(name: &str) -> Option<(PathBuf, Exe)> {
     let source = assets(&format!("tokenizers/{name}"))?;
-    let model = dir.join(name);
-    let tokenizer = read_json(&source.join("tokenizer.json"));
-    let added = tokenizer["added_tokens"].as_array().unwrap().iter().map(|t| t["id"].as_u64().unwrap() + 1).max().unwrap_or(0);
-    let vocab = match &tokenizer["model"]["vocab"] {
-        Value::Object(map) => map.len(),
-        list => list.as_array().unwrap().len(),
-    };
-    Toy { vocab: vocab.max(added as usize), hidden: 8, heads: 2, kv_heads: 1, intermediate: 12, layers: 1 }.write(&model);
-    for file in ["tokenizer.json", "tokenizer_config.json"] {
-        if source.join(file).is_file() {
-            std::fs::copy(source.join(file), model.join(file)).unwrap();
+    let model = model_dir(name, |dir| {
+        let tokenizer = read_json(&source.join("tokenizer.json"));
+        let added = tokenizer["added_tokens"].as_array().unwrap().iter().map(|t| t["id"].as_u64().unwrap() + 1).max();
+        let vocab = match &tokenizer["model"]["vocab"] {
+            Value::Object(map) => map.len(),
+            list => list.as_array().unwrap().len(),
+        };
+        let vocab = vocab.max(added.unwrap_or(0) as usize);
+        Toy { vocab, hidden: 8, heads: 2, kv_heads: 1, intermediate: 12, layers: 1 }.write(dir);
+        for file in ["tokenizer.json", "tokenizer_config.json"] {
+            if source.join(file).is_file() {
+                std::fs::copy(source.join(file), dir.join(file)).unwrap();
+            }
         }
-    }
+    });
     let exe = build(&model, "--buckets 1,8");
     Some((source, exe))
 }
 
 /// Every case of a tokenizer's reference: ids with and without special tokens, and both decodings.
 fn tokenizer(name: &str) {
-    let temp = tempfile::tempdir().unwrap();
-    let Some((source, exe)) = with_tokenizer(name, temp.path()) else { return };
+    let Some((source, exe)) = with_tokenizer(name) else { return };
     let mut wrong = Vec::new();
     let reference = reference_json(&source);
     let cases = reference["cases"].as_array().unwrap();
@@ -165,8 +166,7 @@ tokenizers! {
 
 #[test]
 fn chat_renders_the_template_once() {
-    let temp = tempfile::tempdir().unwrap();
-    let Some((_, exe)) = with_tokenizer("qwen3", temp.path()) else { return };
+    let Some((_, exe)) = with_tokenizer("qwen3") else { return };
     let Some(folder) = assets("chat_templates/qwen3") else { return };
     let mut tested = 0;
     for case in reference_json(&folder)["cases"].as_array().unwrap() {
