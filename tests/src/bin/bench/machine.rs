@@ -101,6 +101,9 @@ fn large_pages() -> String {
 fn commit() -> String {
     let hash = output("git", &["rev-parse", "--short", "HEAD"]);
     let dirty = !output("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
+    if hash.is_empty() {
+        return "unknown".into();
+    }
     if dirty { format!("{hash} with changes") } else { hash }
 }
 

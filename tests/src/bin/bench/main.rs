@@ -30,6 +30,7 @@ use stats::Section;
 /// What a run is asked for.
 #[derive(Parser)]
 #[command(name = "bench", about = "Benchmark of rcompile on a model of the shape of Llama 3.2 1B", args_conflicts_with_subcommands = true)]
+#[command(args_override_self = true)]
 struct Args {
     #[command(subcommand)]
     part: Option<Part>,
@@ -164,7 +165,7 @@ fn report(facts: &[(&str, String)], sections: &[Section], problems: &[String], c
     for problem in problems {
         out += &format!("\n**Problem:** {problem}\n");
     }
-    out += "\n#### Commands\n\n```sh\n";
+    out += "\n#### Commands\nIn the order of their first use, in the directory of the benchmark (`--dir`).\n\n```sh\n";
     for command in commands {
         out += &format!("{command}\n");
     }

@@ -17,6 +17,8 @@ pub struct Run {
     pub wall_ms: f64,
     /// From before the start to the first byte on stdout; the end where nothing was printed.
     pub first_output_ms: f64,
+    /// Processor time of the process and of the children that it waited for.
+    pub cpu_ms: f64,
     /// Largest resident memory of the process, or of a child of it that it waited for, as the kernel counted it. Pages of
     /// mapped files count.
     pub rss_bytes_max: u64,
@@ -28,7 +30,8 @@ pub struct Run {
 /// The program with its arguments, as a person would type it.
 pub fn shown(program: &Path, args: &[OsString]) -> String {
     let words = [program.as_os_str()].into_iter().chain(args.iter().map(OsString::as_os_str));
-    words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ")
+    let quoted = words.map(|w| w.to_string_lossy()).map(|w| if w.contains(' ') { format!("'{w}'") } else { w.into_owned() });
+    quoted.collect::<Vec<_>>().join(" ")
 }
 
 pub fn args<const N: usize>(list: [&str; N]) -> Vec<OsString> {
@@ -45,7 +48,7 @@ pub fn run(program: &Path, args: &[OsString], log: &Path, watch_tree: bool) -> i
     let mut pipe = child.stdout.take().expect("stdout is piped");
     let running = AtomicBool::new(watch_tree);
     let tree = AtomicU64::new(0);
-    let (stdout, first, end, status, rss) = std::thread::scope(|scope| -> io::Result<_> {
+    let (stdout, first, end, usage) = std::thread::scope(|scope| -> io::Result<_> {
         scope.spawn(|| {
             while running.load(Relaxed) {
                 tree.fetch_max(tree_rss_bytes(pid), Relaxed);
@@ -56,20 +59,21 @@ pub fn run(program: &Path, args: &[OsString], log: &Path, watch_tree: bool) -> i
         let waited = wait(pid);
         let end = Instant::now();
         running.store(false, Relaxed);
-        let ((stdout, first), (status, rss)) = (read?, waited?);
-        Ok((stdout, first.unwrap_or(end), end, status, rss))
+        let ((stdout, first), usage) = (read?, waited?);
+        Ok((stdout, first.unwrap_or(end), end, usage))
     })?;
-    if !status.success() {
+    if !usage.status.success() {
         let log = fs::read_to_string(log).unwrap_or_default();
         let last = log.lines().rev().take(5).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ");
-        return Err(io::Error::other(format!("{}: {status}\n  {last}", shown(program, args))));
+        return Err(io::Error::other(format!("{}: {}\n  {last}", shown(program, args), usage.status)));
     }
     let ms = |until: Instant| (until - begin).as_secs_f64() * 1e3;
     Ok(Run {
         stdout: String::from_utf8_lossy(&stdout).into_owned(),
         wall_ms: ms(end),
         first_output_ms: ms(first),
-        rss_bytes_max: rss,
+        cpu_ms: usage.cpu_ms,
+        rss_bytes_max: usage.rss_bytes_max,
         tree_rss_bytes_max: tree.load(Relaxed),
     })
 }
@@ -87,10 +91,17 @@ fn read_to_end(pipe: &mut impl Read) -> io::Result<(Vec<u8>, Option<Instant>)> {
     Ok((out, Some(first)))
 }
 
-/// Waits for a child; its status and its `ru_maxrss` in bytes.
+/// What the kernel says about a process that ended.
+struct Usage {
+    status: ExitStatus,
+    cpu_ms: f64,
+    rss_bytes_max: u64,
+}
+
+/// Waits for a child.
 ///
-/// The kernel starts that figure from the memory of the process that called `exec`: the benchmark itself stays small.
-fn wait(pid: u32) -> io::Result<(ExitStatus, u64)> {
+/// The kernel starts `ru_maxrss` from the memory of the process that called `exec`: the benchmark itself stays small.
+fn wait(pid: u32) -> io::Result<Usage> {
     let mut status = 0;
     let mut usage = MaybeUninit::<libc::rusage>::zeroed();
     loop {
@@ -106,7 +117,12 @@ fn wait(pid: u32) -> io::Result<(ExitStatus, u64)> {
     }
     // SAFETY: zeroed at first, which is valid, and filled by the call.
     let usage = unsafe { usage.assume_init() };
-    Ok((ExitStatus::from_raw(status), usage.ru_maxrss.cast_unsigned() * 1024))
+    let ms = |time: libc::timeval| time.tv_sec as f64 * 1e3 + time.tv_usec as f64 / 1e3;
+    Ok(Usage {
+        status: ExitStatus::from_raw(status),
+        cpu_ms: ms(usage.ru_utime) + ms(usage.ru_stime),
+        rss_bytes_max: usage.ru_maxrss.cast_unsigned() * 1024,
+    })
 }
 
 /// Resident memory of a process and its descendants, as far as they are there at this moment.
