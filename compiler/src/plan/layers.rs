@@ -1,19 +1,23 @@
 //! Planning layers: calls of outlined functions become loops over layers, each distinct function planned once.
 //!
 //! A chain of calls that feed one another is cut into runs with the smallest period (all layers equal: period 1; windowed and full
-//! layers in turn: period 2). The value that goes through is overwritten in place; everything else that calls share is stored before.
+//! layers in turn: period 2). The value that goes through is overwritten in place where nothing needs it any more; everything else that
+//! calls share is stored before.
 
 use super::lower::{Cols, Frame, Home};
 use super::{Plan, PlanError};
-use rcompile_codegen::program::{Item, Kernel};
+use rcompile_codegen::program::{BufferId, Expr, ExprId, Exprs, Item, Kernel, LoopNest, Operand, Place, StageKind, Store};
 use rcompile_graph as g;
 use rcompile_graph::{Op, ParamId, StateId, ValueId};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 impl Plan<'_> {
     /// Calls of outlined layers, from `first` on: loops over runs of equal (or periodic) callees.
     pub(super) fn calls(&mut self, frame: &mut Frame<'_>, first: ValueId, done: &mut HashSet<ValueId>) -> Result<(), PlanError> {
         let chain = call_chain(frame, first);
+        if chain.len() == 1 {
+            return self.single_call(frame, first);
+        }
         let (x_in, x_place) = carried_operand(frame, &chain);
         self.store(frame, x_in)?;
         let x_home = match frame.homes.get(&x_in) {
@@ -47,9 +51,9 @@ impl Plan<'_> {
                         _ => (&[][..], &[][..]),
                     })
                     .collect();
-                let mut callee = Frame::callee(module, func, &lists);
+                let mut homes = Vec::new();
                 for (place, v) in node.inputs.iter().enumerate() {
-                    let home = if place == x_place {
+                    homes.push(if place == x_place {
                         x_home.clone()
                     } else {
                         // Operands of all calls are the same (see `call_chain`); stored before the loop.
@@ -59,13 +63,14 @@ impl Plan<'_> {
                         self.in_layers = true;
                         self.before_layers.append(&mut std::mem::replace(&mut self.body, inner_body));
                         frame.homes[v].clone()
-                    };
-                    callee.homes.insert(func.inputs[place], home);
+                    });
                 }
-                let saved = std::mem::take(&mut self.forced);
-                self.forced.insert(func.outputs[0], x_home.clone());
-                self.function(&mut callee)?;
-                self.forced = saved;
+                let callee = || {
+                    let mut callee = Frame::callee(module, func, &lists);
+                    callee.homes.extend(func.inputs.iter().copied().zip(homes.iter().cloned()));
+                    callee
+                };
+                self.layer(&callee, func.outputs[0], &x_home)?;
             }
             self.in_layers = false;
             let layers = std::mem::replace(&mut self.body, outer_body);
@@ -80,6 +85,91 @@ impl Plan<'_> {
         frame.homes.insert(chain[chain.len() - 1], x_home);
         Ok(())
     }
+
+    /// A call that feeds no other (the last layer may end early, where only some rows are wanted): its result has a place of its own.
+    fn single_call(&mut self, frame: &mut Frame<'_>, id: ValueId) -> Result<(), PlanError> {
+        let node = frame.func.node(id).clone();
+        let Op::Call { func, ref params, ref states } = node.op else { return Err(PlanError::Internal("call of nothing".into())) };
+        let module = frame.module;
+        let func = &module.functions[func.index()];
+        let mut callee = Frame::callee(module, func, &[(params, states)]);
+        for (place, v) in node.inputs.iter().enumerate() {
+            self.store(frame, *v)?;
+            callee.homes.insert(func.inputs[place], frame.homes[v].clone());
+        }
+        let home = self.buffer(frame, id, "layer", self.row_width(frame, id), Cols::Plain)?;
+        let outer_body = std::mem::take(&mut self.body);
+        let saved = std::mem::replace(&mut self.forced, HashMap::from([(func.outputs[0], home.clone())]));
+        self.in_layers = true;
+        self.layers += 1;
+        self.function(&mut callee)?;
+        self.in_layers = false;
+        self.forced = saved;
+        let body = std::mem::replace(&mut self.body, outer_body);
+        self.body.push(Item::Layers { count: 1, body });
+        frame.homes.insert(id, home);
+        Ok(())
+    }
+
+    /// Plans one layer. Its result overwrites its input, unless something still needs the input then.
+    fn layer<'m>(&mut self, callee: &dyn Fn() -> Frame<'m>, result: ValueId, x_home: &Home) -> Result<(), PlanError> {
+        let Home::Buffer { id: x, .. } = *x_home else { return Err(PlanError::Internal("what goes through layers has no buffer".into())) };
+        let (regions, buffers, body) = (self.program.regions.len(), self.program.buffers.len(), self.body.len());
+        let (weights, private_bytes) = (self.weight_keys.len(), self.program.private_bytes);
+        let saved = std::mem::replace(&mut self.forced, HashMap::from([(result, x_home.clone())]));
+        self.function(&mut callee())?;
+        if overwrites_too_early(self.program.regions[regions..].iter().map(|r| &r.kernel), x) {
+            self.program.regions.truncate(regions);
+            self.program.buffers.truncate(buffers);
+            self.program.private_bytes = private_bytes;
+            self.body.truncate(body);
+            self.weight_keys.truncate(weights);
+            let mut frame = callee();
+            let home = self.new_buffer(&frame, result, "result", self.row_width(&frame, result), Cols::Plain)?;
+            self.forced = HashMap::from([(result, home)]);
+            self.function(&mut frame)?;
+            let nest = self.retry(&mut frame, |plan, frame| plan.value_nest(frame, result, x_home))?;
+            self.region("copy", Kernel::Loops(nest));
+        }
+        self.forced = saved;
+        Ok(())
+    }
+}
+
+/// Does a kernel of a layer read `x` after it was overwritten, or elsewhere than where it writes while it overwrites it?
+fn overwrites_too_early<'k>(kernels: impl Iterator<Item = &'k Kernel>, x: BufferId) -> bool {
+    let is_x = |o: &Operand| o.place == Place::Buffer(x);
+    let loads = |operands: &[Operand], exprs: &Exprs| -> Vec<ExprId> {
+        let at = |e: &Expr| if let Expr::Load(o, index) = e { is_x(&operands[o.index()]).then_some(*index) } else { None };
+        exprs.nodes().iter().filter_map(at).collect()
+    };
+    let of_nest = |n: &LoopNest| loads(&n.operands, &n.exprs);
+    let stored = |operands: &[Operand], stores: &[Store]| -> Vec<ExprId> {
+        stores.iter().filter(|s| is_x(&operands[s.operand.index()])).map(|s| s.index).collect()
+    };
+    let mut overwritten = false;
+    for kernel in kernels {
+        // Where it reads with the same index as it may write with, elsewhere, and where it writes.
+        let (here, elsewhere, writes) = match kernel {
+            Kernel::Loops(n) => {
+                let stores = n.stages.iter().filter_map(|s| if let StageKind::Store(v) = &s.kind { Some(v.as_slice()) } else { None });
+                (of_nest(n), false, stores.flat_map(|s| stored(&n.operands, s)).collect())
+            }
+            Kernel::Matmul(m) => {
+                let nests = m.prologue.iter().chain(m.group_nests.iter().map(|g| &g.nest));
+                let elsewhere = is_x(&m.a) || nests.into_iter().any(|n| !of_nest(n).is_empty());
+                (loads(&m.operands, &m.exprs), elsewhere, stored(&m.operands, &m.stores))
+            }
+            Kernel::Attention(a) => (vec![], is_x(&a.q), if is_x(&a.out) { vec![a.score] } else { vec![] }),
+        };
+        let reads = elsewhere || !here.is_empty();
+        let conflict = elsewhere || here.iter().any(|index| !writes.contains(index));
+        if (overwritten && reads) || (!writes.is_empty() && conflict) {
+            return true;
+        }
+        overwritten |= !writes.is_empty();
+    }
+    false
 }
 
 /// Calls that feed one another and share all other operands.
@@ -94,22 +184,19 @@ fn call_chain(frame: &Frame<'_>, first: ValueId) -> Vec<ValueId> {
         }
         let place = b.inputs.iter().position(|v| *v == last);
         let same = a.inputs.iter().zip(&b.inputs).enumerate().all(|(i, (x, y))| Some(i) == place || x == y);
+        let same_type = place.is_some_and(|p| frame.func.ty(a.inputs[p]) == &a.ty) && a.ty == b.ty;
         let carried = chain.len() == 1 || carried_operand(frame, &chain).1 == place.unwrap_or(usize::MAX);
-        if !same || !carried {
+        if !same || !same_type || !carried {
             return chain;
         }
         chain.push(user);
     }
 }
 
-/// The operand that the next call replaces, and its place; for a single call, the first of the result's type.
+/// The operand that the next call replaces, and its place.
 fn carried_operand(frame: &Frame<'_>, chain: &[ValueId]) -> (ValueId, usize) {
     let first = frame.func.node(chain[0]);
-    let place = match chain.get(1) {
-        Some(second) => frame.func.node(*second).inputs.iter().position(|v| *v == chain[0]),
-        None => first.inputs.iter().position(|v| frame.func.ty(*v) == &first.ty),
-    }
-    .unwrap_or(0);
+    let place = chain.get(1).and_then(|second| frame.func.node(*second).inputs.iter().position(|v| *v == chain[0])).unwrap_or(0);
     (first.inputs[place], place)
 }
 

@@ -1,0 +1,282 @@
+//! Programs as the planner makes them: text tests of small modules (`tests/program`), and what must hold for every golden model at
+//! every bucket.
+
+use rcompile::pack::stored_type;
+use rcompile::pipeline::PASSES;
+use rcompile::plan::{Planned, WeightTable};
+use rcompile_codegen::program::{Item, Kernel, Layout, LoopNest, Operand, Place, Program, RegionId};
+use rcompile_codegen::unit::operands;
+use rcompile_graph::{DType, Module};
+use rcompile_models::arch::Task;
+use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::{Model, OpenOptions};
+use rcompile_tests::golden;
+use rcompile_tests::text::{check, plan_for, run_passes};
+use std::path::Path;
+
+const BUCKETS: [u64; 4] = [1, 8, 64, 512];
+const CTX_SIZE: u64 = 640;
+
+fn models() -> Vec<String> {
+    let dirs = std::fs::read_dir(golden("")).expect("tests/golden").map(|e| e.expect("entry").path());
+    let mut names: Vec<String> =
+        dirs.filter(|d| d.join("config.json").exists()).map(|d| d.file_name().unwrap_or_default().to_string_lossy().into_owned()).collect();
+    names.sort();
+    assert!(names.len() >= 16, "{names:?}");
+    names
+}
+
+fn open(name: &str) -> Model {
+    let options = OpenOptions { tokenizer_optional: true, ..OpenOptions::default() };
+    rcompile_models::open(&golden(name), &options).unwrap_or_else(|e| panic!("{name}: {e}"))
+}
+
+/// The module of a golden model after all passes.
+fn module(model: &Model, bucket: u64, compute: DType) -> Module {
+    let slots = if model.arch.task == Task::Embed { 16 } else { 1 };
+    let ctx_size = CTX_SIZE.min(model.facts().max_positions as u64);
+    let options =
+        TraceOptions { bucket, logit_rows: bucket.min(64), runs: bucket.min(slots), ctx_size, kv_dtype: compute, weight_dtype: None };
+    let stored = |name: &str| model.weights.get(name).and_then(|t| stored_type(t.dtype));
+    let mut module = trace(&*model.net, model.arch.task, &stored, &options).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+    run_passes(&mut module, PASSES, compute).unwrap_or_else(|e| panic!("{} bucket {bucket}: {e}", model.name));
+    module
+}
+
+/// A program per bucket and the weights that they share.
+fn plans(name: &str, cpu: &str, compute: DType) -> (Vec<Planned>, WeightTable) {
+    let model = open(name);
+    let slots = if model.arch.task == Task::Embed { 16 } else { 1 };
+    let mut weights = WeightTable::default();
+    let ctx_size = CTX_SIZE.min(model.facts().max_positions as u64) as u32;
+    let plan = |bucket: &u64| {
+        let module = module(&model, *bucket, compute);
+        plan_for(&module, cpu, slots, ctx_size, &mut weights).unwrap_or_else(|e| panic!("{name} bucket {bucket}: {e}\n{module}"))
+    };
+    (BUCKETS.iter().map(plan).collect(), weights)
+}
+
+#[test]
+fn every_file_holds() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("program");
+    let mut files: Vec<_> = std::fs::read_dir(dir).expect("tests/program").map(|e| e.expect("entry").path()).collect();
+    files.sort();
+    assert!(files.len() >= 5, "{files:?}");
+    let errors: Vec<String> = files.iter().filter_map(|f| check(f).err()).collect();
+    assert!(errors.is_empty(), "{}", errors.join("\n"));
+}
+
+/// All golden models at all buckets: the verifier of codegen accepts the program (`plan_for` asks it), and what follows.
+#[test]
+fn programs_of_all_golden_models_are_sound() {
+    for name in models() {
+        for (cpu, compute) in [("x86-64-v4", DType::F32), ("znver4", DType::BF16)] {
+            let (plans, weights) = plans(&name, cpu, compute);
+            check_weights(&name, &weights);
+            for planned in &plans {
+                let what = format!("{name} {cpu} bucket {}", planned.program.bucket);
+                check_memory(&what, &planned.program);
+                check_weight_offsets(&what, &planned.program, &weights);
+                check_private_area(&what, &planned.program);
+            }
+            // The text form names everything, so that equal texts are equal programs.
+            assert_ne!(plans[0].program.to_string(), plans[3].program.to_string(), "{name}");
+        }
+    }
+}
+
+/// Later buckets read the weights where the first one has them.
+#[test]
+fn all_buckets_share_the_weights() {
+    for name in models() {
+        let model = open(&name);
+        let mut weights = WeightTable::default();
+        let mut sizes = Vec::new();
+        for bucket in BUCKETS {
+            let module = module(&model, bucket, DType::F32);
+            plan_for(&module, "x86-64-v4", 16, 256, &mut weights).unwrap_or_else(|e| panic!("{name}: {e}"));
+            sizes.push(weights.len);
+        }
+        assert_eq!(sizes, [sizes[0]; 4], "{name}");
+    }
+}
+
+#[test]
+fn a_tied_embedding_is_stored_once() {
+    for (name, table) in [("llama-gqa-tied", "model.embed_tokens.weight"), ("gpt2-gelu", "transformer.wte.weight")] {
+        let (plans, weights) = plans(name, "x86-64-v4", DType::F32);
+        let jobs: Vec<_> = weights.jobs.iter().filter(|j| j.name.contains(table)).collect();
+        assert_eq!(jobs.len(), 1, "{name}: {jobs:?}");
+        assert!(matches!(jobs[0].layout, Layout::Panels(_)), "{name}");
+        for planned in &plans {
+            let users = planned.program.weights.iter().filter(|w| w.offsets.contains(&jobs[0].offset));
+            assert_eq!(users.count(), 1, "{name}");
+        }
+    }
+    // Untied: two tables.
+    let (_, weights) = plans("llama-dynamic", "x86-64-v4", DType::F32);
+    let tables = weights.jobs.iter().filter(|j| j.name.contains("embed_tokens") || j.name.contains("lm_head"));
+    assert_eq!(tables.count(), 2);
+}
+
+#[test]
+fn buckets_differ_in_tiles_prologues_and_barriers() {
+    let (plans, _) = plans("llama-gqa-tied", "x86-64-v4", DType::F32);
+    let matmuls = |i: usize| plans[i].program.regions.iter().filter_map(|r| if let Kernel::Matmul(m) = &r.kernel { Some(m) } else { None });
+    assert!(matmuls(0).all(|m| m.tile.mr == 1) && matmuls(3).all(|m| m.tile.mr > 4), "a matrix-vector program and a blocked one");
+    assert!(plans[3].program.tile_rows > plans[0].program.tile_rows);
+    // At few rows every thread computes the norm for itself; at many it is a region of its own.
+    assert!(matmuls(0).any(|m| m.prologue.is_some()) && matmuls(1).any(|m| m.prologue.is_some()));
+    assert!(matmuls(2).all(|m| m.prologue.is_none()) && matmuls(3).all(|m| m.prologue.is_none()));
+    let norms = |i: usize| plans[i].program.regions.iter().filter(|r| r.name.contains("rms_norm")).count();
+    assert!(norms(0) == 0 && norms(2) >= 3, "{} and {}", norms(0), norms(2));
+    assert!((1..=5).contains(&plans[0].barriers_per_layer), "{}", plans[0].barriers_per_layer);
+    // Everything that projections can take along is taken along: five regions per layer.
+    let layer = plans[0].program.body.iter().find_map(|i| if let Item::Layers { body, .. } = i { Some(body) } else { None });
+    let regions = layer.expect("layers").iter().filter(|i| matches!(i, Item::Region(_))).count();
+    assert_eq!(regions, 5, "{}", plans[0].program);
+}
+
+/// Every Llama-like decoder of the list keeps the bound, not only the simplest.
+#[test]
+fn decoders_keep_at_most_five_barriers_per_layer_at_bucket_1() {
+    for name in models() {
+        let model = open(&name);
+        if model.arch.task == Task::Generate {
+            let (plans, _) = plans(&name, "x86-64-v4", DType::F32);
+            assert!(plans[0].barriers_per_layer <= 5, "{name}: {}\n{}", plans[0].barriers_per_layer, plans[0].program);
+        }
+    }
+}
+
+/// Tensors lie one after the other without overlap, on 64-byte boundaries.
+fn check_weights(what: &str, weights: &WeightTable) {
+    let mut spans: Vec<(u64, u64)> = weights.jobs.iter().map(|j| (j.offset, j.offset + j.bytes)).collect();
+    spans.sort_unstable();
+    assert!(spans.iter().all(|s| s.0 % 64 == 0 && s.1 <= weights.len), "{what}");
+    assert!(spans.windows(2).all(|w| w[0].1 <= w[1].0), "{what}: tensors overlap");
+}
+
+/// Every weight of a program is a tensor of the table, in its type and layout.
+fn check_weight_offsets(what: &str, program: &Program, weights: &WeightTable) {
+    for w in &program.weights {
+        for offset in &w.offsets {
+            let job = weights.jobs.iter().find(|j| j.offset == *offset).unwrap_or_else(|| panic!("{what}: {} at {offset}", w.name));
+            assert_eq!((job.dtype, job.layout), (w.dtype, w.layout), "{what}: {}", w.name);
+        }
+    }
+}
+
+fn check_private_area(what: &str, program: &Program) {
+    assert_eq!(program.private_bytes % 128, 0, "{what}");
+    for region in &program.regions {
+        for operand in operands(&region.kernel) {
+            if let Place::Private(offset) = operand.place {
+                assert!(offset < program.private_bytes, "{what}: {}", region.name);
+            }
+        }
+    }
+}
+
+/// Execution order with the loop over layers written out twice: what lives from one iteration to the next is seen.
+fn order(program: &Program) -> Vec<RegionId> {
+    let mut order = Vec::new();
+    for item in &program.body {
+        match item {
+            Item::Region(r) => order.push(*r),
+            Item::Layers { body, .. } => {
+                for _ in 0..2 {
+                    order.extend(body.iter().filter_map(|i| if let Item::Region(r) = i { Some(*r) } else { None }));
+                }
+            }
+            Item::Barrier => {}
+        }
+    }
+    order
+}
+
+/// (buffers read, buffers written) of a kernel.
+fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
+    let (mut reads, mut writes) = (Vec::new(), Vec::new());
+    let buffer = |o: &Operand| if let Place::Buffer(b) = o.place { Some(b.index()) } else { None };
+    let stored = |n: &LoopNest| -> Vec<usize> {
+        let stores = n.stages.iter().filter_map(|s| match &s.kind {
+            rcompile_codegen::program::StageKind::Store(stores) => Some(stores),
+            rcompile_codegen::program::StageKind::Reduce { .. } => None,
+        });
+        stores.flatten().filter_map(|s| buffer(&n.operands[s.operand.index()])).collect()
+    };
+    match kernel {
+        Kernel::Loops(n) => writes.extend(stored(n)),
+        Kernel::Matmul(m) => {
+            writes.extend(m.stores.iter().filter_map(|s| buffer(&m.operands[s.operand.index()])));
+            m.group_nests.iter().for_each(|g| writes.extend(stored(&g.nest)));
+        }
+        Kernel::Attention(a) => writes.extend(buffer(&a.out)),
+    }
+    // Whatever is named and not only written is read; a buffer may be both.
+    reads.extend(operands(kernel).into_iter().filter_map(buffer));
+    (reads, writes)
+}
+
+/// Two buffers share bytes only if one is dead before the other is first written, judged over the written-out order.
+fn check_memory(what: &str, program: &Program) {
+    let order = order(program);
+    let mut life: Vec<Option<(usize, usize)>> = vec![None; program.buffers.len()];
+    for (at, region) in order.iter().enumerate() {
+        let (reads, writes) = uses(&program.regions[region.index()].kernel);
+        for b in reads.into_iter().chain(writes) {
+            let life = life[b].get_or_insert((at, at));
+            life.1 = at;
+        }
+    }
+    // A buffer that is written anew in each iteration before it is read has a life per iteration; one whole life is the safe bound, except
+    // inside the loop, where the second iteration starts afresh. So lives are cut where the whole value is stored again.
+    let mut lives: Vec<Vec<(usize, usize)>> = vec![Vec::new(); program.buffers.len()];
+    for (b, life) in life.iter().enumerate() {
+        let Some((first, last)) = *life else { continue };
+        let mut start = first;
+        let mut end = first;
+        for at in first..=last {
+            let kernel = &program.regions[order[at].index()].kernel;
+            let (reads, writes) = uses(kernel);
+            let fresh = writes.contains(&b) && !loads(kernel, b);
+            if fresh && at > start {
+                lives[b].push((start, end));
+                start = at;
+            }
+            if reads.contains(&b) || writes.contains(&b) {
+                end = at;
+            }
+        }
+        lives[b].push((start, end));
+    }
+    let span = |i: usize| {
+        let b = &program.buffers[i];
+        (b.offset, b.offset + u64::from(b.rows) * u64::from(b.stride) * b.dtype.size())
+    };
+    for i in 0..program.buffers.len() {
+        assert!(span(i).1 <= program.arena_bytes && span(i).0 % 64 == 0, "{what}: {} outside of the arena", program.buffers[i].name);
+        for j in 0..i {
+            let share = span(i).0 < span(j).1 && span(j).0 < span(i).1;
+            let meet = lives[i].iter().any(|a| lives[j].iter().any(|b| a.0 <= b.1 && b.0 <= a.1));
+            assert!(!(share && meet), "{what}: {} and {} share bytes\n{program}", program.buffers[i].name, program.buffers[j].name);
+        }
+    }
+}
+
+/// Does the kernel load from the buffer (and not only store to it)?
+fn loads(kernel: &Kernel, b: usize) -> bool {
+    use rcompile_codegen::program::{Expr, Exprs};
+    let is = |o: &Operand| o.place == Place::Buffer(rcompile_codegen::program::BufferId(b as u32));
+    let in_exprs = |operands: &[Operand], exprs: &Exprs| {
+        exprs.nodes().iter().any(|e| if let Expr::Load(o, _) = e { is(&operands[o.index()]) } else { false })
+    };
+    let in_nest = |n: &LoopNest| in_exprs(&n.operands, &n.exprs);
+    match kernel {
+        Kernel::Loops(n) => in_nest(n),
+        // Group nests read what the matmul has just stored.
+        Kernel::Matmul(m) => is(&m.a) || in_exprs(&m.operands, &m.exprs) || m.prologue.iter().any(in_nest),
+        Kernel::Attention(a) => is(&a.q),
+    }
+}
