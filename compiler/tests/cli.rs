@@ -1,0 +1,331 @@
+//! The driver on model directories that are wrong in one way each, and every kind of output that can be asked for.
+//!
+//! Beside `driver.rs` (whole builds, signals, what is left behind) and the models crate's `bad_dirs.rs` (the acceptance list of the
+//! front end): here each kind of wrong input goes through the process, with its exit code, its one line and nothing left.
+
+use assert_cmd::cargo::cargo_bin;
+use serde_json::{Map, Value, json};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
+}
+
+fn rcompile() -> Command {
+    let mut command = Command::new(cargo_bin("rcompile"));
+    // Settings of the person who runs the tests.
+    std::env::vars().filter(|(k, _)| k.starts_with("RCOMPILE_ARG_")).for_each(|(k, _)| _ = command.env_remove(k));
+    command
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(dir).expect("directory");
+    let mut names: Vec<String> = entries.map(|e| e.expect("entry").file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A copy of a golden model (or a change of it) and a place for output, in one temporary directory.
+struct Case {
+    dir: tempfile::TempDir,
+}
+
+impl Case {
+    fn new(name: &str) -> Case {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        std::fs::create_dir(dir.path().join("out")).expect("out");
+        std::fs::create_dir(dir.path().join("model")).expect("model");
+        for entry in std::fs::read_dir(golden(name)).expect("golden model") {
+            let entry = entry.expect("entry");
+            if entry.path().is_file() {
+                std::fs::copy(entry.path(), dir.path().join("model").join(entry.file_name())).expect("copy");
+            }
+        }
+        Case { dir }
+    }
+    fn model(&self) -> PathBuf {
+        self.dir.path().join("model")
+    }
+    fn out(&self) -> PathBuf {
+        self.dir.path().join("out")
+    }
+    fn build(&self, args: &[&str]) -> Output {
+        let mut command = rcompile();
+        command.args(["build", "--buckets", "1,8", "--cpu", "x86-64-v3", "--model"]).arg(self.model());
+        command.arg("-o").arg(self.out().join("exe")).args(args);
+        command.output().expect("rcompile runs")
+    }
+    fn config(&self, change: impl FnOnce(&mut Map<String, Value>)) {
+        let path = self.model().join("config.json");
+        let mut config: Value = serde_json::from_slice(&std::fs::read(&path).expect("config")).expect("JSON");
+        change(config.as_object_mut().expect("object"));
+        std::fs::write(path, config.to_string()).expect("config");
+    }
+    /// Changes the header of the weights; data stay where they are.
+    fn header(&self, change: impl FnOnce(&mut Map<String, Value>)) {
+        let path = self.model().join("model.safetensors");
+        let bytes = std::fs::read(&path).expect("weights");
+        let len = u64::from_le_bytes(bytes[..8].try_into().expect("length")) as usize;
+        let mut header: Value = serde_json::from_slice(&bytes[8..8 + len]).expect("header");
+        change(header.as_object_mut().expect("object"));
+        let mut text = header.to_string();
+        while text.len() % 8 != 0 {
+            text.push(' ');
+        }
+        let data = &bytes[8 + len..];
+        let all = [&(text.len() as u64).to_le_bytes()[..], text.as_bytes(), data].concat();
+        std::fs::write(path, all).expect("weights");
+    }
+}
+
+/// Exit code, exactly one error line that names the words, and nothing in the output directory.
+fn refused(case: &Case, output: &Output, code: i32, words: &[&str]) {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(code), "{words:?}: {stderr}");
+    let errors: Vec<&str> = stderr.lines().filter(|l| l.starts_with("error[")).collect();
+    assert_eq!(errors.len(), 1, "{words:?}: {stderr}");
+    assert!(errors[0].len() <= 500 && !stderr.contains("panicked") && !stderr.contains("RUST_BACKTRACE"), "{stderr}");
+    assert!(errors[0].starts_with(&format!("error[E{code}-")), "{stderr}");
+    for word in words {
+        assert!(errors[0].contains(word), "'{word}' is not in {stderr}");
+    }
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    assert_eq!(names(&case.out()), [""; 0], "{words:?}");
+}
+
+const NO_TOKENIZER: &[&str] = &["--no-tokenizer", "--quiet"];
+
+#[test]
+fn missing_input() {
+    let case = Case::new("llama-gqa-tied");
+    refused(&case, &case.build(&["--quiet"]), 3, &["tokenizer.json"]);
+    std::fs::remove_file(case.model().join("model.safetensors")).expect("remove");
+    refused(&case, &case.build(NO_TOKENIZER), 3, &["model.safetensors"]);
+    std::fs::remove_file(case.model().join("config.json")).expect("remove");
+    refused(&case, &case.build(NO_TOKENIZER), 3, &["config.json"]);
+    std::fs::remove_dir_all(case.model()).expect("remove");
+    refused(&case, &case.build(NO_TOKENIZER), 3, &["model"]);
+    std::fs::write(case.model(), "a file").expect("write");
+    refused(&case, &case.build(NO_TOKENIZER), 3, &["not a directory"]);
+}
+
+#[test]
+fn malformed_bytes() {
+    let case = Case::new("llama-gqa-tied");
+    let weights = case.model().join("model.safetensors");
+    let whole = std::fs::read(&weights).expect("weights");
+    for len in [whole.len() - 1, whole.len() / 2, 100, 7, 0] {
+        std::fs::write(&weights, &whole[..len]).expect("cut");
+        refused(&case, &case.build(NO_TOKENIZER), 4, &["model.safetensors"]);
+    }
+    std::fs::write(&weights, [&whole[..], b"tail"].concat()).expect("tail");
+    refused(&case, &case.build(NO_TOKENIZER), 4, &["model.safetensors", "expected", "found"]);
+    std::fs::write(&weights, &whole).expect("whole");
+    let config = case.model().join("config.json");
+    let text = std::fs::read(&config).expect("config");
+    std::fs::write(&config, &text[..text.len() / 2]).expect("cut");
+    refused(&case, &case.build(NO_TOKENIZER), 4, &["config.json"]);
+}
+
+/// A NaN is found while packing, after the linker ran: the temporary file must go.
+#[test]
+fn a_weight_that_is_not_a_number() {
+    let case = Case::new("llama-gqa-tied");
+    let path = case.model().join("model.safetensors");
+    let mut bytes = std::fs::read(&path).expect("weights");
+    let last = bytes.len() - 2;
+    bytes[last..].copy_from_slice(&0x7fc0u16.to_le_bytes());
+    std::fs::write(&path, bytes).expect("weights");
+    refused(&case, &case.build(NO_TOKENIZER), 4, &["model.safetensors", "is not finite", "NaN"]);
+    let allowed = case.build(&["--no-tokenizer", "--quiet", "--allow-nonfinite"]);
+    assert_eq!(allowed.status.code(), Some(0), "{allowed:?}");
+}
+
+#[test]
+fn parts_that_disagree() {
+    let case = Case::new("llama-gqa-tied");
+    let name = "model.layers.1.self_attn.q_proj.weight";
+    case.header(|h| {
+        let tensor = h.remove(name).expect(name);
+        h.insert("model.layers.1.self_attn.z_proj.weight".into(), tensor);
+    });
+    refused(&case, &case.build(NO_TOKENIZER), 5, &[name]);
+
+    let case = Case::new("llama-gqa-tied");
+    let name = "model.layers.0.mlp.gate_proj.weight";
+    case.header(|h| {
+        h[name]["shape"].as_array_mut().expect("shape").reverse();
+    });
+    refused(&case, &case.build(NO_TOKENIZER), 5, &[name, "expected", "found"]);
+
+    let case = Case::new("llama-gqa-tied");
+    case.config(|c| _ = c.insert("num_key_value_heads".into(), json!(4)));
+    refused(&case, &case.build(NO_TOKENIZER), 5, &["num_key_value_heads"]);
+
+    let case = Case::new("llama-gqa-tied");
+    let vocab: Map<String, Value> = (0..300).map(|i| (format!("w{i}"), json!(i))).collect();
+    let tokenizer = json!({"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "w0"}});
+    std::fs::write(case.model().join("tokenizer.json"), tokenizer.to_string()).expect("tokenizer");
+    refused(&case, &case.build(&["--quiet"]), 5, &["tokenizer.json", "300", "131"]);
+}
+
+#[test]
+fn not_supported() {
+    let case = Case::new("llama-gqa-tied");
+    case.config(|c| {
+        c.insert("architectures".into(), json!(["FooForCausalLM"]));
+        c.insert("model_type".into(), json!("foo"));
+    });
+    let output = case.build(NO_TOKENIZER);
+    refused(&case, &output, 6, &["FooForCausalLM"]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("LlamaForCausalLM"), "no list of what is supported");
+
+    let case = Case::new("llama-gqa-tied");
+    case.config(|c| _ = c.insert("hidden_act".into(), json!("foo")));
+    refused(&case, &case.build(NO_TOKENIZER), 6, &["hidden_act", "foo"]);
+
+    // A model that is fine, asked for what does not exist yet.
+    let case = Case::new("llama-gqa-tied");
+    for (flags, name) in [
+        (&["--quantize", "int4"][..], "--quantize"),
+        (&["--group-size", "32"], "--group-size"),
+        (&["--keep", "lm_head=f32"], "--keep"),
+        (&["--calibrate", "x"], "--calibrate"),
+        (&["--kv-dtype", "int8"], "--kv-dtype"),
+        (&["--compute", "int8"], "--compute"),
+        (&["--autotune", "fast"], "--autotune"),
+        (&["--tuning", "x"], "--tuning"),
+        (&["--cache-weights"], "--cache-weights"),
+        (&["--link", "dynamic"], "--link"),
+        (&["--task", "classify"], "--task"),
+        (&["--task", "embed"], "--task"),
+        (&["--cpu-features", "+sse9"], "sse9"),
+    ] {
+        refused(&case, &case.build(&[NO_TOKENIZER, flags].concat()), 6, &[name]);
+    }
+    let mut command = rcompile();
+    command.args(["build", "--cpu", "pentium", "--model"]).arg(case.model()).arg("-o").arg(case.out().join("exe")).args(NO_TOKENIZER);
+    refused(&case, &command.output().expect("rcompile runs"), 6, &["pentium"]);
+    for verb in [&["compare", "a", "b", "-f", "t"][..], &["cache", "list"]] {
+        let output = rcompile().args(verb).output().expect("rcompile runs");
+        refused(&case, &output, 6, &[verb[0]]);
+    }
+}
+
+#[test]
+fn wrong_command_lines() {
+    let case = Case::new("llama-gqa-tied");
+    for flags in [
+        &["--buckets", "0"][..],
+        &["--buckets", "8-4+1"],
+        &["--ctx-size", "0"],
+        &["--jobs", "0"],
+        &["-O4"],
+        &["--dtype", "f64"],
+        &["--emit", "exe,foo"],
+        &["--passes", "dce"],
+        &["--model", "twice"],
+        &["stray"],
+    ] {
+        refused(&case, &case.build(&[NO_TOKENIZER, flags].concat()), 2, &["command line"]);
+    }
+    let output = rcompile().args(["build", "--model"]).arg(case.model()).output().expect("rcompile runs");
+    refused(&case, &output, 2, &["-o OUT"]);
+    let output = rcompile().args(["build", "-o", "x"]).output().expect("rcompile runs");
+    refused(&case, &output, 2, &["--model"]);
+}
+
+#[test]
+fn output_that_cannot_be() {
+    let case = Case::new("llama-gqa-tied");
+    let build = |out: &Path| {
+        let mut command = rcompile();
+        command.args(["build", "--buckets", "1", "--cpu", "x86-64-v3", "--model"]).arg(case.model()).arg("-o").arg(out).args(NO_TOKENIZER);
+        command.output().expect("rcompile runs")
+    };
+    refused(&case, &build(&case.out()), 8, &["directory"]);
+    refused(&case, &build(&case.out().join("none/exe")), 8, &["none"]);
+    refused(&case, &build(Path::new("/dev/null")), 8, &["/dev/null"]);
+    let before = std::fs::read(case.model().join("config.json")).expect("config");
+    refused(&case, &build(&case.model().join("config.json")), 8, &["input"]);
+    assert_eq!(std::fs::read(case.model().join("config.json")).expect("config"), before);
+}
+
+#[test]
+fn every_kind_of_output() {
+    let case = Case::new("llama-gqa-tied");
+    let text = |output: &Output| {
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        String::from_utf8(output.stdout.clone()).expect("UTF-8")
+    };
+    for (kind, extension, word) in
+        [("graph", "graph", "func @step"), ("program", "program", "program @step.8"), ("llvm-ir", "ll", "define"), ("asm", "s", "vfmadd")]
+    {
+        // Beside the output, at a path, on stdout.
+        let file = case.out().join(format!("exe.{extension}"));
+        assert_eq!(text(&case.build(&[NO_TOKENIZER, &["--emit", kind]].concat())), "");
+        let beside = std::fs::read_to_string(&file).expect("emitted text");
+        assert!(beside.contains(word), "{kind}");
+        assert_eq!(names(&case.out()), [format!("exe.{extension}")]);
+        std::fs::remove_file(&file).expect("remove");
+        let at = case.out().join("named");
+        assert_eq!(text(&case.build(&[NO_TOKENIZER, &["--emit", &format!("{kind}={}", at.display())]].concat())), "");
+        assert_eq!(std::fs::read_to_string(&at).expect("named"), beside);
+        std::fs::remove_file(&at).expect("remove");
+        let printed = text(&case.build(&[NO_TOKENIZER, &["--emit", &format!("{kind}=-")]].concat()));
+        assert_eq!(printed.trim_end(), beside.trim_end(), "{kind}");
+        assert_eq!(names(&case.out()), [""; 0]);
+    }
+    assert_eq!(text(&case.build(&[NO_TOKENIZER, &["--emit", "obj"]].concat())), "");
+    let objects = names(&case.out().join("exe.objects"));
+    assert!(objects.iter().any(|n| n.starts_with("rc_step_step_8")) && objects.iter().all(|n| n.starts_with("rc_")), "{objects:?}");
+}
+
+#[test]
+fn explanations_and_times() {
+    let case = Case::new("llama-gqa-tied");
+    let output = case.build(&["--no-tokenizer", "--dry-run", "--explain", "--timings"]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("merge-matmuls") && stderr.contains("matmuls in one") && stderr.contains("outline-layers"), "{stderr}");
+    assert!(stderr.contains("fuse-rms-norm") && stderr.contains("passes"), "{stderr}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(names(&case.out()), [""; 0]);
+
+    let output = case.build(&["--no-tokenizer", "--dry-run", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).expect("JSON on stdout");
+    assert!(report["weight_bytes"].as_u64().is_some_and(|n| n > 0), "{report}");
+    assert_eq!(names(&case.out()), [""; 0]);
+
+    let dump = case.dir.path().join("dump");
+    let output = case.build(&[NO_TOKENIZER, &["--stop-after", "cse", "--verify-each", "--dump-dir", &dump.to_string_lossy()]].concat());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("rsqrt"), "cse comes before the norms are fused");
+    for bucket in ["step.1", "step.8"] {
+        let dumped = names(&dump.join(bucket));
+        assert_eq!(dumped[0], "00-trace.graph");
+        assert!(dumped.iter().all(|n| !n.contains("fuse") && !n.contains("plan")), "{dumped:?}");
+    }
+}
+
+#[test]
+fn other_verbs() {
+    let case = Case::new("llama-gqa-tied");
+    let run = |args: &[&str]| {
+        let output = rcompile().args(args).output().expect("rcompile runs");
+        assert_eq!(output.status.code(), Some(0), "{args:?}: {output:?}");
+        String::from_utf8(output.stdout).expect("UTF-8")
+    };
+    let model = case.model();
+    let model = model.to_string_lossy();
+    assert!(run(&["inspect", &model]).contains("LlamaForCausalLM"));
+    let inspected: Value = serde_json::from_str(&run(&["inspect", "--json", &model])).expect("JSON");
+    assert!(inspected.is_object());
+    assert!(run(&["targets"]).contains("x86-64-v4"));
+    assert!(run(&["doctor"]).contains("LLVM"));
+    assert!(run(&["--help"]).contains("build") && run(&["build", "--help"]).contains("--buckets"));
+    assert!(run(&["--version"]).contains(env!("CARGO_PKG_VERSION")));
+}
