@@ -70,7 +70,7 @@ impl Case {
         let mut header: Value = serde_json::from_slice(&bytes[8..8 + len]).expect("header");
         change(header.as_object_mut().expect("object"));
         let mut text = header.to_string();
-        while text.len() % 8 != 0 {
+        while !text.len().is_multiple_of(8) {
             text.push(' ');
         }
         let data = &bytes[8 + len..];

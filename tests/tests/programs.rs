@@ -149,6 +149,20 @@ fn decoders_keep_at_most_five_barriers_per_layer_at_bucket_1() {
     }
 }
 
+/// The same where matmul inputs are rounded to bf16.
+/// FIXME: 11 and not 5 where q, k and v (gate and up) are tensors of their own: compute-dtype gives each matmul a conversion of its own, and
+/// `cse-2`, which makes one of them, comes after merge-matmuls. With `cse` between the two all golden models have 5.
+#[test]
+fn decoders_with_bf16_inputs_keep_the_barriers_too() {
+    const TODAY: u32 = 11;
+    for name in models() {
+        if open(&name).arch.task == Task::Generate {
+            let (plans, _) = plans(&name, "znver4", DType::BF16);
+            assert!(plans[0].barriers_per_layer <= TODAY, "{name}: {}\n{}", plans[0].barriers_per_layer, plans[0].program);
+        }
+    }
+}
+
 /// Tensors lie one after the other without overlap, on 64-byte boundaries.
 fn check_weights(what: &str, weights: &WeightTable) {
     let mut spans: Vec<(u64, u64)> = weights.jobs.iter().map(|j| (j.offset, j.offset + j.bytes)).collect();
@@ -237,8 +251,8 @@ fn check_memory(what: &str, program: &Program) {
         let Some((first, last)) = *life else { continue };
         let mut start = first;
         let mut end = first;
-        for at in first..=last {
-            let kernel = &program.regions[order[at].index()].kernel;
+        for (at, region) in order.iter().enumerate().take(last + 1).skip(first) {
+            let kernel = &program.regions[region.index()].kernel;
             let (reads, writes) = uses(kernel);
             let fresh = writes.contains(&b) && !loads(kernel, b);
             if fresh && at > start {

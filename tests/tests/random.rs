@@ -226,19 +226,16 @@ impl Scene {
         for number in 0..if long { 6 } else { 4 } {
             let mut room = if long && number < 5 { bucket as usize } else { 1 + rng.below(bucket as usize) };
             let mut rows = Vec::new();
-            for slot in 0..SLOTS as usize {
-                let most = room.min((ctx_size as i32 - lengths[slot]) as usize);
-                let n = if slot == 1 {
-                    rng.below(most + 1)
-                } else if long {
-                    most
-                } else {
-                    most.min(1 + rng.below(room.max(1)))
+            for (slot, length) in lengths.iter_mut().enumerate() {
+                let most = room.min((ctx_size as i32 - *length) as usize);
+                let n = match slot {
+                    1 => rng.below(most + 1),
+                    _ if long => most,
+                    _ => most.min(1 + rng.below(room.max(1))),
                 };
                 for _ in 0..n {
-                    let place = lengths[slot];
-                    lengths[slot] += 1;
-                    rows.push(Row { token: rng.below(VOCAB) as i32, slot: slot as i32, place, wants_logits: rng.one_in(3) });
+                    rows.push(Row { token: rng.below(VOCAB) as i32, slot: slot as i32, place: *length, wants_logits: rng.one_in(3) });
+                    *length += 1;
                 }
                 room -= n;
             }
@@ -328,7 +325,12 @@ fn agree(module: &Module, scene: &Scene) -> Result<Option<String>, String> {
         for (i, (want, got)) in expected.iter().zip(outputs(&plans[0], &expected, &found)).enumerate() {
             let d = difference(want, &got);
             if d > tolerance {
-                let at = want.data.iter().zip(&got.data).position(|(a, b)| !((a - b).abs() <= tolerance * a.abs().max(1.0))).unwrap_or(0);
+                let at = want
+                    .data
+                    .iter()
+                    .zip(&got.data)
+                    .position(|(a, b)| b.is_nan() || (a - b).abs() > tolerance * a.abs().max(1.0))
+                    .unwrap_or(0);
                 return Err(format!(
                     "{place}: output {i} differs from the interpreter by {d:e}; first element {at} of {:?}: {} and not {}\n{}\n{}",
                     want.shape, got.data[at], want.data[at], modules[0], plans[0].program
@@ -974,7 +976,7 @@ impl<'r> Generator<'r> {
                     self.b.cat(&[c, a], 1).expect("cat")
                 }
                 10 => {
-                    let heads = (1..=n.min(6)).filter(|h| n % h == 0).max().unwrap_or(1);
+                    let heads = (1..=n.min(6)).filter(|h| n.is_multiple_of(*h)).max().unwrap_or(1);
                     let shape = [self.t, heads.into(), (n / heads).into()];
                     let h = self.b.reshape(x, &shape).expect("heads");
                     let h = match self.rng.below(3) {
