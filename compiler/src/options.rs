@@ -1,6 +1,6 @@
 //! The command line of `rcompile`: clap types, and their values checked.
 //!
-//! In: arguments. Out: [`Command`]. Flags that belong to the contract (cli.md) but whose feature does not exist yet are known
+//! In: arguments. Out: [`Command`]. Flags that belong to the contract but whose feature does not exist yet are known
 //! here and refused by name with exit code 6, never accepted in silence.
 
 use crate::error::Error;
@@ -12,9 +12,13 @@ const MAX_BUCKET: u32 = 1 << 16;
 /// More buckets than this are refused: each is compiled on its own.
 const MAX_BUCKETS: usize = 64;
 
+/// The end of `--help`.
+const EXIT_CODES: &str = "Exit codes: 0 ok, 2 usage, 3 input missing or outside the model directory, 4 malformed bytes, 5 parts disagree,
+6 well-formed but unsupported, 7 a limit, 8 output or toolchain, 70 internal bug, 130 and 143 signals.";
+
 /// Compiles a Hugging Face model directory into one standalone executable.
 #[derive(Debug, Parser)]
-#[command(name = "rcompile", version, about, max_term_width = 120)]
+#[command(name = "rcompile", version, about, max_term_width = 120, after_help = EXIT_CODES)]
 pub struct Cli {
     /// What to do.
     #[command(subcommand)]

@@ -48,6 +48,8 @@ const ENCODER_SLOTS: u32 = 16;
 const LINKED_BYTES: u64 = 24 << 20;
 /// Default bound of `--ctx-size`.
 const DEFAULT_CTX_SIZE: usize = 4096;
+/// Largest `--ctx-size`: rotary tables hold a row per position.
+const MAX_CTX_SIZE: u32 = 1 << 22;
 
 /// All graph passes in order. `level` is the lowest `-O` at which a pass runs.
 #[rustfmt::skip]
@@ -61,8 +63,8 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "fuse-rope", run: fuse_rope::run, level: 1 },               // after cse: cos and sin have one name
     Pass { name: "dead-logit-rows", run: dead_logit_rows::run, level: 1 },   // after the norms: a row-wise op is easy to cross
     Pass { name: "compute-dtype", run: compute_dtype::run, level: 0 },       // meaning, not speed; before merge-matmuls, so that
-    Pass { name: "merge-matmuls", run: merge_matmuls::run, level: 1 },       //   merged weights have their final type
-    Pass { name: "cse-2", run: cse::run, level: 1 },                         // one conversion per value
+    Pass { name: "cse-2", run: cse::run, level: 1 },                         //   merged weights have their final type; one conversion
+    Pass { name: "merge-matmuls", run: merge_matmuls::run, level: 1 },       //   per value, so that their inputs have one name
     Pass { name: "dce-2", run: dce::run, level: 0 },                         // what fusion left behind
     Pass { name: "outline-layers", run: outline_layers::run, level: 1 },     // last: all others see plain layers
 ];
@@ -118,6 +120,14 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         report.warnings.push(warning.to_string());
     }
     let settings = Settings::new(o, &model, &isa)?;
+    if settings.ctx_size as usize > facts.max_positions {
+        let text = format!(
+            "warning[W-context]: --ctx-size: {} positions are beyond what the model was trained for, {}; later positions may be nonsense",
+            settings.ctx_size, facts.max_positions
+        );
+        progress.line(&text);
+        report.warnings.push(text);
+    }
     report.model = model.name.clone();
     report.architecture = model.arch.class_names[0].into();
     report.target = isa.triple.clone();
@@ -315,6 +325,10 @@ impl Settings {
             Some(n) => n,
             None => model.facts().max_positions.min(DEFAULT_CTX_SIZE) as u32,
         };
+        if ctx_size > MAX_CTX_SIZE {
+            let what = format!("too many positions, expected at most {MAX_CTX_SIZE}, found {ctx_size}");
+            return Err(Error::Limit { place: "--ctx-size".into(), what });
+        }
         let slots = if model.arch.task == Task::Embed && o.parallel == 1 { ENCODER_SLOTS } else { o.parallel };
         let cells = u64::from(ctx_size) * u64::from(slots);
         if cells > 1 << 31 {
@@ -352,11 +366,23 @@ fn open(o: &Build) -> Result<Model, Error> {
     if wanted != model.arch.task {
         return Err(Error::Unsupported {
             place: "--task".into(),
-            what: format!("does not fit {}, expected {:?}, found {wanted:?}", model.arch.class_names[0], model.arch.task).to_lowercase(),
+            what: format!(
+                "does not fit {}, expected {}, found {}",
+                model.arch.class_names[0],
+                task_name(model.arch.task),
+                task_name(wanted)
+            ),
             help: Some("leave --task out".into()),
         });
     }
     Ok(model)
+}
+
+fn task_name(task: Task) -> &'static str {
+    match task {
+        Task::Generate => "generate",
+        Task::Embed => "embed",
+    }
 }
 
 fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module, Error> {

@@ -1,7 +1,7 @@
 //! Tracing: an architecture's forward code, run with symbolic tensors over a [`Builder`], becomes the graph of one bucket.
 //!
 //! In: an architecture, the stored types of its tensors and [`TraceOptions`]. Out: a module whose entry runs over a table of rows
-//! (`token, slot, position, kv_index, segment, logit_row`), see design.md section 3.
+//! (`token, slot, position, kv_index, segment, logit_row`).
 
 use crate::arch::{Architecture, Task};
 use rcompile_graph::build::{Built, TypeError};

@@ -18,7 +18,7 @@
 //! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
 //! V rows at or beyond the last key that the tile sees are never read: memory there may hold anything.
 //!
-//! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks); kernels.md section 7 for tiles.
+//! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
 use super::matmul::tile_fits;
 use super::{Call, KERNEL_PARAMS, define_kernel};

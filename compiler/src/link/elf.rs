@@ -38,7 +38,7 @@ pub(super) struct Image {
     pub code_in_file: Range<u64>,
 }
 
-/// Parses the headers of an executable and checks everything that we promise about it (reliability.md (f)).
+/// Parses the headers of an executable and checks everything that we promise about it.
 ///
 /// `bytes` is the file up to the payload, or more.
 pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Error> {

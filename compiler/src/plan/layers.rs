@@ -21,7 +21,11 @@ impl Plan<'_> {
         let (x_in, x_place) = carried_operand(frame, &chain);
         self.store(frame, x_in)?;
         let x_home = match frame.homes.get(&x_in) {
-            Some(home @ Home::Buffer { cols: Cols::Plain, .. }) if frame.users[x_in.index()].len() == 1 => home.clone(),
+            Some(home @ Home::Buffer { cols: Cols::Plain, .. })
+                if frame.users[x_in.index()].len() == 1 && !frame.func.outputs.contains(&x_in) =>
+            {
+                home.clone()
+            }
             _ => {
                 // The loop overwrites its input: a copy of its own.
                 let home = self.new_buffer(frame, x_in, "x", self.row_width(frame, x_in), Cols::Plain)?;

@@ -65,7 +65,7 @@ pub trait Architecture: Send + Sync {
     }
 }
 
-/// Sizes and switches of a model, in the words of design.md.
+/// Sizes and switches of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Facts {
     /// Rows of the token embedding.
