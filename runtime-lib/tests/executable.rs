@@ -378,6 +378,18 @@ fn flags_come_from_the_environment_too() {
 }
 
 #[test]
+fn help_says_what_verbs_do_and_version_whose_it_is() {
+    let exe = build("help", Variant::default());
+    let help = exe.ok(&["--help"]);
+    assert!(help.contains("Continue a text") && help.contains("Measure speed") && !help.contains('`'), "{help}");
+    assert!(exe.ok(&["generate", "--help"]).starts_with("Continue a text"));
+    let renamed = exe.path.with_file_name("renamed");
+    fs::copy(&exe.path, &renamed).unwrap();
+    let version = Command::new(renamed).arg("--version").output().unwrap().stdout;
+    assert_eq!(String::from_utf8(version).unwrap(), "renamed counter (rcompile 9.9.9)\n");
+}
+
+#[test]
 fn bench_info_profile_and_verify_report() {
     let exe = build("reports", Variant::default());
     let lines = exe.ok(&["bench", "-p", "8,3", "-n", "4", "-d", "0,2", "-b", "1,2", "-t", "1,2", "-r", "2", "-o", "jsonl"]);

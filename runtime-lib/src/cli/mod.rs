@@ -104,13 +104,15 @@ impl Cx {
     /// The verbs of this executable's task.
     fn command(&self) -> Command {
         fn verb<A: Args>(name: &'static str, about: &'static str) -> Command {
-            args::with_environment(A::augment_args(Command::new(name).about(about)))
+            // The flags bring a description of their own.
+            args::with_environment(A::augment_args(Command::new(name)).about(about))
         }
         let manifest = self.manifest();
         // Lives as long as the process, like the names of the variables.
+        let file: &'static str = Box::leak(self.payload.name().to_owned().into_boxed_str());
         let version: &'static str = Box::leak(format!("{} (rcompile {})", manifest.name, manifest.rcompile_version).into_boxed_str());
-        let mut command = Command::new("executable")
-            .bin_name(self.payload.name().to_owned())
+        let mut command = Command::new(file)
+            .bin_name(file)
             .about(format!(
                 "{} ({}), compiled by rcompile for {} ({})",
                 manifest.name, manifest.architecture, manifest.target, manifest.cpu
