@@ -444,6 +444,26 @@ fn bench_info_profile_and_verify_report() {
     assert_eq!(trace["traceEvents"].as_array().unwrap().len(), (3 + 3) * 2);
 }
 
+/// 40 positions are fewer than any default.
+#[test]
+fn measurements_fit_a_short_context() {
+    let exe = build("short", Variant::default());
+    let tests = |args: &[&str]| -> Vec<String> {
+        let lines = exe.ok(&[&["bench", "-r", "1", "-o", "jsonl"], args].concat());
+        lines.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()["test"].as_str().unwrap().to_owned()).collect()
+    };
+    assert_eq!(tests(&[]), ["pp40", "tg40"]);
+    assert_eq!(tests(&["-d", "10,0", "-n", "3"]), ["pp30@d10", "tg3@d10", "pp40", "tg3"]);
+    assert!(exe.fails(&["bench", "-p", "41"], 7).contains("41"));
+    exe.fails(&["bench", "-d", "40"], 7);
+
+    exe.ok(&["profile"]);
+    exe.ok(&["profile", "-p", "40"]);
+    exe.ok(&["profile", "-n", "39"]);
+    exe.fails(&["profile", "-p", "41"], 7);
+    exe.fails(&["profile", "-n", "40"], 7);
+}
+
 #[test]
 fn an_encoder_embeds() {
     let exe = build("encoder", Variant { task: "embed", ..Variant::default() });

@@ -186,10 +186,10 @@ pub enum TableForm {
 /// `bench`
 #[derive(Args, Debug)]
 pub struct BenchArgs {
-    /// Prompt lengths (encoders: tokens per text); 0 skips [default: 512]
+    /// Prompt lengths (encoders: tokens per text); 0 skips [default: 512, at most what fits]
     #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',')]
     pub n_prompt: Vec<usize>,
-    /// Numbers of tokens to generate; 0 skips [default: 128]
+    /// Numbers of tokens to generate; 0 skips [default: 128, at most what fits]
     #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',')]
     pub n_gen: Vec<usize>,
     /// Positions already filled before a test
@@ -215,12 +215,12 @@ pub struct BenchArgs {
 /// `profile`
 #[derive(Args, Debug)]
 pub struct ProfileArgs {
-    /// Prompt tokens (encoders: tokens of one text)
-    #[arg(short = 'p', long, value_name = "N", default_value_t = 512)]
-    pub n_prompt: usize,
-    /// Tokens to generate after the prompt
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 32)]
-    pub n_gen: usize,
+    /// Prompt tokens (encoders: tokens of one text) [default: 512, at most what fits]
+    #[arg(short = 'p', long, value_name = "N")]
+    pub n_prompt: Option<usize>,
+    /// Tokens to generate after the prompt [default: 32, at most what fits]
+    #[arg(short = 'n', long, value_name = "N")]
+    pub n_gen: Option<usize>,
     #[command(flatten)]
     pub threads: ThreadArgs,
     /// Write every region that ran as a Chrome trace

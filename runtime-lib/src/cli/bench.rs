@@ -15,6 +15,13 @@ use crate::process::resident_bytes;
 use crate::sample::Random;
 use crate::step::{Profile, Program, Session};
 
+/// Default length of a prompt, where the context is not shorter.
+const PROMPT: usize = 512;
+/// Default number of tokens that `bench` generates, likewise.
+const GENERATED: usize = 128;
+/// Default number of tokens that `profile` generates, likewise.
+const PROFILED: usize = 32;
+
 /// One test with its measurements.
 #[derive(Clone, Debug, Serialize)]
 struct Measured {
@@ -47,17 +54,12 @@ struct Work {
 }
 
 pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
-    let or = |list: &[usize], default: usize| match list {
-        [] => vec![default],
-        list => list.to_vec(),
-    };
     let encoder = cx.manifest().task == "embed";
     let mut results = Results::new(cx.manifest(), args.output);
     let threads: Vec<Option<usize>> = match &args.threads[..] {
         [] => vec![None],
         list => list.iter().copied().map(Some).collect(),
     };
-    let (prompts, gens) = (or(&args.n_prompt, 512), or(&args.n_gen, 128));
     if args.batch.contains(&0) || args.repetitions == 0 {
         return Err(Failure::usage("-b and -r: expected at least 1, found 0"));
     }
@@ -65,22 +67,23 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
         let entry = if encoder { "encode" } else { "step" };
         let session = cx.session(entry, threads, args.pin)?;
         if encoder {
-            bench_encoder(cx, args, &prompts, session, &mut results)?;
+            bench_encoder(cx, args, session, &mut results)?;
         } else {
-            bench_decoder(cx, args, &prompts, &gens, session, &mut results)?;
+            bench_decoder(cx, args, session, &mut results)?;
         }
     }
     results.finish()
 }
 
-fn bench_decoder(
-    cx: &Cx,
-    args: &BenchArgs,
-    prompts: &[usize],
-    gens: &[usize],
-    session: Session<'static>,
-    results: &mut Results,
-) -> Result<(), Failure> {
+/// The lengths that were asked for, otherwise the default, shortened to `room`.
+fn lengths(asked: &[usize], default: usize, room: usize) -> Vec<usize> {
+    match asked {
+        [] => vec![default.min(room).max(1)],
+        asked => asked.to_vec(),
+    }
+}
+
+fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: &mut Results) -> Result<(), Failure> {
     let manifest = cx.manifest();
     let threads = session.threads() as usize;
     let mut decoder = Decoder::new(session);
@@ -92,7 +95,8 @@ fn bench_decoder(
                 .help(format!("build with --parallel {batch}")));
         }
         for &depth in &args.depth {
-            for (kind, count) in tests(prompts, gens) {
+            let room = decoder.session().program().ctx_size().saturating_sub(depth);
+            for (kind, count) in tests(&lengths(&args.n_prompt, PROMPT, room), &lengths(&args.n_gen, GENERATED, room)) {
                 let name = test_name(kind, count, depth);
                 let max_rows = decoder.session().program().max_rows();
                 let scored = decoder.session().program().max_scored_rows();
@@ -142,7 +146,7 @@ fn bench_decoder(
     Ok(())
 }
 
-fn bench_encoder(cx: &Cx, args: &BenchArgs, prompts: &[usize], session: Session<'static>, results: &mut Results) -> Result<(), Failure> {
+fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: &mut Results) -> Result<(), Failure> {
     if args.depth.iter().any(|&d| d > 0) || args.n_gen.iter().any(|&n| n > 0) {
         return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
     }
@@ -151,9 +155,7 @@ fn bench_encoder(cx: &Cx, args: &BenchArgs, prompts: &[usize], session: Session<
     let mut encoder = Encoder::new(session);
     let mut ids = Ids::new(manifest.vocab_size);
     for &batch in &args.batch {
-        for &count in prompts.iter().filter(|&&n| n > 0) {
-            // Without a flag the default length must fit.
-            let count = if args.n_prompt.is_empty() { count.min(encoder.text_limit()) } else { count };
+        for count in lengths(&args.n_prompt, PROMPT, encoder.text_limit()).into_iter().filter(|&n| n > 0) {
             let texts: Vec<Vec<u32>> = (0..batch).map(|_| ids.take(count)).collect();
             let mut seconds = Vec::new();
             for repetition in 0..=args.repetitions {
@@ -328,19 +330,20 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     let events = if args.trace.is_some() { TRACE_EVENTS } else { 0 };
     let (profile, names) = if manifest.task == "embed" {
         let mut encoder = Encoder::new(cx.session_with("encode", &args.threads)?);
-        let text = ids.take(args.n_prompt.min(encoder.text_limit()).max(1));
+        let text = ids.take(args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1));
         encoder.encode(&[&text], |_, _, _| ())?;
         encoder.session().start_profile(events);
         encoder.encode(&[&text], |_, _, _| ())?;
         taken(encoder.session())
     } else {
         let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
-        let prompt = ids.take(args.n_prompt.max(1));
+        let (n_prompt, n_gen) = profiled(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
+        let prompt = ids.take(n_prompt);
         decoder.feed(0, &prompt)?; // warms up: first touch of weights and caches is not profiled
         decoder.truncate(0, 0);
         decoder.session().start_profile(events);
         decoder.feed(0, &prompt)?;
-        for token in ids.take(args.n_gen) {
+        for token in ids.take(n_gen) {
             decoder.feed(0, &[token])?;
         }
         taken(decoder.session())
@@ -357,6 +360,13 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         return print_json(&rows);
     }
     print(&region_table(&rows))
+}
+
+/// Lengths of prompt and answer. What was asked for stays; a default is shortened to what the other leaves of the context.
+fn profiled(n_prompt: Option<usize>, n_gen: Option<usize>, ctx_size: usize) -> (usize, usize) {
+    let n_gen = n_gen.unwrap_or_else(|| PROFILED.min(ctx_size.saturating_sub(n_prompt.unwrap_or(ctx_size / 2))));
+    let n_prompt = n_prompt.unwrap_or_else(|| PROMPT.min(ctx_size.saturating_sub(n_gen)));
+    (n_prompt.max(1), n_gen)
 }
 
 /// Buckets with the names of their regions.
