@@ -8,8 +8,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -222,7 +222,8 @@ pub struct Pool {
 impl Pool {
     /// A pool of `threads` threads, the caller's included. Workers spin only if `threads <= available`.
     ///
-    /// With `pin`, worker `i` is bound to CPU `pin[i]`; the caller binds itself if it wants to.
+    /// With `pin`, worker `i` is bound to CPU `pin[i]`, and round again behind the list's end. The caller binds itself if it
+    /// wants to, and afterwards: workers start with the caller's mask.
     pub fn new(threads: usize, available: usize, pin: Option<&[usize]>) -> io::Result<Self> {
         let spin = threads <= available;
         let shared = Arc::new(Shared {
@@ -237,7 +238,7 @@ impl Pool {
         let mut pool = Self { shared, workers: Vec::with_capacity(threads.saturating_sub(1)) };
         for thread in 1..threads {
             let shared = Arc::clone(&pool.shared);
-            let cpu = pin.and_then(|cpus| cpus.get(thread)).copied();
+            let cpu = pin.and_then(|cpus| cpus.iter().cycle().nth(thread)).copied();
             let worker = std::thread::Builder::new().name(format!("step-{thread}")).spawn(move || {
                 if let Some(cpu) = cpu {
                     // Without the right to pin, the thread runs unpinned.
@@ -331,6 +332,12 @@ pub struct Cpus {
 }
 
 impl Cpus {
+    /// The CPUs as the first call found them: pinning the caller narrows its own mask, not what the process has.
+    pub fn of_process() -> &'static Self {
+        static FOUND: OnceLock<Cpus> = OnceLock::new();
+        FOUND.get_or_init(Self::detect)
+    }
+
     /// Looks at the affinity mask, `/sys` and the control group; what is missing does not limit.
     pub fn detect() -> Self {
         let mask: Vec<usize> = match sched_getaffinity(None) {
@@ -479,6 +486,18 @@ mod tests {
         // Without topology every CPU counts.
         assert_eq!(Cpus::of(&[5, 9], Path::new("/nowhere"), None).cores, [5, 9]);
         std::fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn pinning_does_not_change_what_there_is() {
+        // Masks belong to threads: the other tests keep theirs.
+        let pinned = std::thread::spawn(|| {
+            let before = Cpus::of_process();
+            pin_to(before.cores[0]).unwrap();
+            (before.clone(), Cpus::of_process().clone())
+        });
+        let (before, after) = pinned.join().unwrap();
+        assert_eq!(before, after);
     }
 
     #[test]

@@ -363,6 +363,37 @@ fn a_decoder_answers() {
     assert_eq!(said, "cd\ngh\n");
 }
 
+/// Every thread is bound to one core; with more threads than cores they go round.
+#[test]
+fn pinned_threads_share_the_cores_evenly() {
+    let exe = build("pin", Variant::default());
+    let mut chat = exe.command(&["chat", "--pin", "-t", "5", "-n", "1"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    chat.stdin.as_mut().unwrap().write_all(b"a\n").unwrap();
+    let mut line = String::new();
+    std::io::BufReader::new(chat.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    let mut places: Vec<(String, String)> = fs::read_dir(format!("/proc/{}/task", chat.id()))
+        .unwrap()
+        .flatten()
+        .filter_map(|task| {
+            let file = |name| fs::read_to_string(task.path().join(name)).ok();
+            let (name, status) = (file("comm")?, file("status")?);
+            let cpus = status.lines().find_map(|l| l.strip_prefix("Cpus_allowed_list:"))?;
+            Some((name.trim().to_owned(), cpus.trim().to_owned()))
+        })
+        .filter(|(name, _)| name != "tokenizer") // done, but perhaps not gone
+        .collect();
+    drop(chat.stdin.take());
+    assert!(chat.wait().unwrap().success());
+    places.sort();
+    let names: Vec<&str> = places.iter().map(|p| p.0.as_str()).collect();
+    assert_eq!(names, ["counter", "step-1", "step-2", "step-3", "step-4"]);
+    let cpus = rcompile_runtime::threads::Cpus::detect().cores;
+    for (thread, (_, place)) in places.iter().enumerate() {
+        assert_eq!(*place, cpus[thread % cpus.len()].to_string(), "{places:?}");
+    }
+}
+
 #[test]
 fn flags_come_from_the_environment_too() {
     let exe = build("environment", Variant::default());

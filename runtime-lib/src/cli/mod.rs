@@ -154,14 +154,15 @@ impl Cx {
 
     /// A pool as the flags ask for.
     fn pool(&self, threads: Option<usize>, pin: bool) -> Result<Pool, Failure> {
-        let cpus = Cpus::detect();
+        let cpus = Cpus::of_process();
         let threads = threads.unwrap_or(cpus.default_threads);
         let pinned = pin.then_some(&cpus.cores[..]);
+        let pool = Pool::new(threads, cpus.available, pinned).map_err(StepError::Threads)?;
         if let Some(&first) = pinned.and_then(|cores| cores.first()) {
             // Without the right to pin, threads run unpinned.
             let _ = pin_to(first);
         }
-        Ok(Pool::new(threads, cpus.available, pinned).map_err(StepError::Threads)?)
+        Ok(pool)
     }
 
     /// A session for one entry of the executable.
