@@ -66,21 +66,31 @@ impl<'a> Decoder<'a> {
     }
 
     /// Appends one token to each of several slots; `logits(i)` belongs to `next[i]`. Splits by what a step holds:
-    /// `each(i, logits)` sees every row's logits.
+    /// `each(i, logits)` sees every row's logits. A step that is refused takes no position.
     pub fn advance(&mut self, next: &[(usize, u32)], mut each: impl FnMut(usize, &[f32])) -> Result<(), DecodeError> {
         let chunk = self.session.program().max_scored_rows();
         for (at, part) in next.chunks(chunk).enumerate() {
-            self.rows.clear();
-            for &(slot, token) in part {
-                let position = self.slots.extend(slot, 1)? as u32;
-                self.rows.push(row(token, slot, position, true));
+            if let Err(error) = self.advance_once(part) {
+                // As many positions were taken as there are rows.
+                for &(slot, _) in &part[..self.rows.len()] {
+                    self.slots.truncate(slot, self.slots.len(slot) - 1);
+                }
+                return Err(error);
             }
-            self.session.step(&self.rows)?;
             for i in 0..part.len() {
                 each(at * chunk + i, self.session.logits(i));
             }
         }
         Ok(())
+    }
+
+    fn advance_once(&mut self, next: &[(usize, u32)]) -> Result<(), DecodeError> {
+        self.rows.clear();
+        for &(slot, token) in next {
+            let position = self.slots.extend(slot, 1)? as u32;
+            self.rows.push(row(token, slot, position, true));
+        }
+        Ok(self.session.step(&self.rows)?)
     }
 
     /// Appends `tokens` to a slot and shows the logits behind every token: `each(i, logits)` after `tokens[i]`.

@@ -13,6 +13,10 @@ use crate::threads::{PROFILE_EVENT, PROFILE_TAIL, Pool};
 /// Pooled vectors per run that an encoder writes: mean, cls, max, last, then the same four L2-normalised.
 pub const POOLED_VECTORS: usize = 8;
 
+/// Segments of an entry with pooled output: BERT has two. The manifest does not say how many rows the table of segments has;
+/// until it does, entries with logits have one segment, and [`Program::new`] asks for two of all others.
+const POOLED_SEGMENTS: u32 = 2;
+
 /// Why a step cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
@@ -73,7 +77,7 @@ pub struct Row {
     pub position: u32,
     /// Where K and V of this row are written.
     pub kv_index: u32,
-    /// Segment (token type).
+    /// Segment (token type): 0, and 1 where the output is pooled.
     pub segment: u32,
     /// Whether this row's logits are wanted.
     pub wants_logits: bool,
@@ -162,6 +166,7 @@ impl<'a> Program<'a> {
     /// # Safety
     /// Each `run` in `steps` is a function of this ABI that, given a context as [`Session::step`] builds it from this
     /// manifest, reads `weights` within bounds and writes only state, arena, scratch and output of the sizes in the manifest.
+    /// A pooled entry that looks segments up has two of them, or no step is given a row of segment 1.
     pub unsafe fn new(manifest: &Manifest, index: usize, steps: &[StepEntry], weights: &'a [u8]) -> Result<Self, StepError> {
         let broken = |what: String| StepError::Broken(what);
         let entry: &EntryInfo = manifest.entries.get(index).ok_or_else(|| broken(format!("no entry {index}")))?;
@@ -418,7 +423,7 @@ impl<'a> Session<'a> {
         below("slot", &rows.slot, self.program.slots)?;
         below("position", &rows.position, self.program.ctx_size)?;
         below("KV index", &rows.kv_index, self.program.ctx_size)?;
-        below("segment", &rows.segment, u16::MAX.into())
+        below("segment", &rows.segment, if self.program.bidirectional { POOLED_SEGMENTS } else { 1 })
     }
 
     /// Fills `run_begin` and returns the number of runs.

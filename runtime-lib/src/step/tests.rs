@@ -270,6 +270,43 @@ fn what_is_out_of_range_never_reaches_generated_code() {
 }
 
 #[test]
+fn segments_are_those_that_a_model_has() {
+    let step = |session: &mut Session, segment: u32| {
+        let mut rows = RowTable::default();
+        rows.push(Row { token: 0, slot: 0, position: 0, kv_index: 0, segment, wants_logits: false });
+        session.step(&rows)
+    };
+    let mut decoder = decoder_session(&[1], 1, 1);
+    let mut encoder = encoder(1, 1);
+    for (session, segments) in [(&mut decoder, 1), (encoder.session(), 2)] {
+        for segment in [0, 1, 2, 70_000, u32::MAX] {
+            let done = step(session, segment);
+            assert_eq!(done.is_ok(), segment < segments, "{segment} of {segments}");
+            if let Err(error) = done {
+                assert!(matches!(error, StepError::Bound { what: "segment", bound, .. } if bound == segments), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_refused_advance_takes_no_position() {
+    let mut decoder = Decoder::new(decoder_session(&[1, 8], 3, 1));
+    decoder.feed(0, &tokens(4)).unwrap();
+    decoder.feed(1, &vec![0; CTX as usize]).unwrap();
+    let lengths = |decoder: &Decoder| [0, 1, 2].map(|slot| decoder.slots().len(slot));
+    let before = lengths(&decoder);
+    // A token that does not exist, in a slot that occurs twice; then a slot that is full.
+    let error = decoder.advance(&[(2, 1), (0, 1), (2, VOCAB)], |_, _| panic!()).unwrap_err();
+    assert!(matches!(error, DecodeError::Step(StepError::Token { .. })));
+    assert_eq!(lengths(&decoder), before);
+    let error = decoder.advance(&[(0, 1), (1, 1), (2, 1)], |_, _| panic!()).unwrap_err();
+    assert!(matches!(error, DecodeError::Full(_)));
+    assert_eq!(lengths(&decoder), before);
+    decoder.advance(&[(0, 9)], |_, logits| assert_eq!(logits[9], counts(&tokens(4))[9] + 1.0)).unwrap();
+}
+
+#[test]
 fn tiles_stay_inside_runs_and_end_at_their_last_key() {
     let mut rows = RowTable::default();
     for (slot, range) in [(2, 10..16), (0, 0..1), (1, 300..303)] {
