@@ -157,9 +157,6 @@ fn one_wrong_element_is_noticed() {
     assert!(unseen.len() * 4 <= names.len(), "not noticed: {unseen:?} of {names:?}");
 }
 
-/// FIXME: weights that are merged twice (for all rows and for those that want logits) get one name twice.
-const KNOWN: [&str; 1] = ["another parameter has this name"];
-
 /// `Ok(Some(reason))`: the planner has no kernel for it.
 fn one_seed(seed: u64) -> Result<Option<String>, String> {
     let rng = &mut Rng::new(seed);
@@ -169,9 +166,6 @@ fn one_seed(seed: u64) -> Result<Option<String>, String> {
     rcompile_graph::verify(&module).map_err(|e| format!("the generator is wrong: {e}"))?;
     let result = agree(&module, &scene);
     if let Err(e) = result {
-        if let Some(known) = KNOWN.iter().find(|k| e.contains(**k)) {
-            return Ok(Some(format!("known: {known}")));
-        }
         let small = if std::env::var_os("RCOMPILE_RANDOM_REDUCE").is_some() { reduce(&module, &scene, &kind(&e)) } else { module };
         return Err(format!("{e}\n{small}"));
     }

@@ -74,6 +74,10 @@ fn concat(module: &mut Module, parts: &[ParamId]) -> ParamId {
     ty.shape[0] = Dim::Const(rows);
     let name = parts.iter().map(|p| of(p).name.as_str()).collect::<Vec<_>>().join("+");
     let recipe = Recipe::Concat(parts.iter().map(|p| of(p).recipe.clone()).collect());
+    // The same weights may have been merged before, for other rows.
+    if let Some(known) = module.params.iter().position(|p| p.recipe == recipe && p.ty == ty) {
+        return ParamId(known as u32);
+    }
     module.params.push(Param { name, ty, recipe });
     ParamId(module.params.len() as u32 - 1)
 }
