@@ -81,6 +81,11 @@ impl Sampler {
         }
     }
 
+    /// Another sequence begins: nothing occurred yet.
+    pub fn forget(&mut self) {
+        self.occurred.fill(false);
+    }
+
     /// The next token.
     pub fn choose(&mut self, logits: &[f32]) -> u32 {
         let penalty = self.sampling.repeat_penalty;

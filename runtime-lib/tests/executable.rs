@@ -218,6 +218,15 @@ fn linked(task: &'static str) -> &'static [u8] {
     })
 }
 
+/// Writes an executable through another process: a child that a test beside forks meanwhile would inherit our handle of the
+/// file, and a file that is open for writing cannot run.
+fn place(path: &Path, bytes: &[u8]) {
+    let draft = path.with_extension("draft");
+    fs::write(&draft, bytes).unwrap();
+    assert!(Command::new("cp").arg(&draft).arg(path).status().unwrap().success());
+    fs::remove_file(draft).unwrap();
+}
+
 /// Fills an executable as the link stage does.
 fn build(name: &str, variant: Variant) -> Exe {
     let folder = std::env::temp_dir().join(format!("rc-exe-{name}-{}", std::process::id()));
@@ -312,7 +321,7 @@ fn build(name: &str, variant: Variant) -> Exe {
         file.resize(offset + weights_at, 0);
         file.extend_from_slice(&weights);
     }
-    fs::write(&exe.path, file).unwrap();
+    place(&exe.path, &file);
     fs::set_permissions(&exe.path, fs::Permissions::from_mode(0o755)).unwrap();
     exe
 }
@@ -361,6 +370,52 @@ fn a_decoder_answers() {
     chat.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(chat.wait().unwrap().success());
     assert_eq!(said, "cd\ngh\n");
+}
+
+/// Talks line by line; exit code, stdout and stderr.
+fn talk(exe: &Exe, args: &[&str], said: &[u8]) -> (Option<i32>, String, String) {
+    let mut chat = exe.command(&[&["chat"], args].concat());
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    chat.stdin.take().unwrap().write_all(said).unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_full_context_starts_the_conversation_anew() {
+    let exe = build("full", Variant::default());
+    // System message and three times (message, answer) are 45 of 40 positions.
+    let said = b"aaaaaaaaaab\nbbbbbbbbbbc\nccccccccccd\nd\n";
+    let (code, answers, remarks) = talk(&exe, &["--system", "abcdef", "-n", "2"], said);
+    assert_eq!((code, answers.as_str()), (Some(0), "cd\nde\nef\nef\n"), "{remarks}");
+    let anew: Vec<&str> = remarks.lines().filter(|l| l.starts_with("warning[W-context]: ")).collect();
+    assert_eq!(anew.len(), 1, "{remarks}");
+    assert!(anew[0].contains("anew") && anew[0].contains("43") && anew[0].contains("40"), "{remarks}");
+
+    // A message that does not fit alone is left out, and what was said before stays.
+    let said = ["abc\n", &"a".repeat(41), "\nb\n"].concat();
+    let (code, answers, remarks) = talk(&exe, &["-n", "2"], said.as_bytes());
+    assert_eq!((code, answers.as_str()), (Some(0), "de\ncd\n"), "{remarks}");
+    let left_out: Vec<&str> = remarks.lines().filter(|l| l.starts_with("warning[W-context]: ")).collect();
+    assert!(left_out.len() == 1 && left_out[0].contains("41") && left_out[0].contains("40"), "{remarks}");
+}
+
+#[test]
+fn chat_takes_utf8_only() {
+    let exe = build("utf8", Variant::default());
+    let (code, answers, error) = talk(&exe, &["-n", "1"], b"a\nb\xff\n");
+    assert_eq!((code, answers.as_str()), (Some(4), "b\n"), "{error}");
+    assert!(error.contains("error[E4-input]: stdin: not UTF-8 at byte 3\n"), "{error}");
+}
+
+#[test]
+fn ids_that_do_not_exist_have_no_text() {
+    let exe = build("ids", Variant::default());
+    for id in ["11", "4294967295"] {
+        let error = exe.fails(&["detokenize", "--tokens", &format!("0,{id}")], 2);
+        assert!(error.contains(&format!("token id {id}:")) && error.contains("below 11"), "{error}");
+    }
 }
 
 /// Every thread is bound to one core; with more threads than cores they go round.
@@ -415,7 +470,7 @@ fn help_says_what_verbs_do_and_version_whose_it_is() {
     assert!(help.contains("Continue a text") && help.contains("Measure speed") && !help.contains('`'), "{help}");
     assert!(exe.ok(&["generate", "--help"]).starts_with("Continue a text"));
     let renamed = exe.path.with_file_name("renamed");
-    fs::copy(&exe.path, &renamed).unwrap();
+    fs::rename(&exe.path, &renamed).unwrap();
     let version = Command::new(renamed).arg("--version").output().unwrap().stdout;
     assert_eq!(String::from_utf8(version).unwrap(), "renamed counter (rcompile 9.9.9)\n");
 }
@@ -568,7 +623,7 @@ fn a_damaged_file_is_refused() {
     let good = fs::read(&exe.path).unwrap();
     let header_at = good.windows(8).rposition(|w| w == PAYLOAD_MAGIC).unwrap();
     for len in [good.len() - 1, good.len() - WEIGHTS, header_at + 400, header_at + 10, header_at] {
-        fs::write(&exe.path, &good[..len]).unwrap();
+        place(&exe.path, &good[..len]);
         assert!(exe.fails(&["info"], 9).contains("truncated"), "{len}");
     }
     let manifest_at = header_at + size_of::<PayloadHeader>();
@@ -576,24 +631,24 @@ fn a_damaged_file_is_refused() {
     for (at, part) in [(header_at + 40, "header"), (manifest_at + 5, "manifest"), (template_at, "blobs")] {
         let mut bad = good.clone();
         bad[at] ^= 0x10;
-        fs::write(&exe.path, bad).unwrap();
+        place(&exe.path, &bad);
         assert!(exe.fails(&["info"], 9).contains(part));
     }
     // A function of the steps: none of the code that runs before the check.
-    fs::write(&exe.path, &good).unwrap();
+    place(&exe.path, &good);
     let mut bad = good.clone();
     bad[symbol_offset(&exe.path, "rc_step_step_8").unwrap() + 1] ^= 0x10;
-    fs::write(&exe.path, bad).unwrap();
+    place(&exe.path, &bad);
     assert!(exe.fails(&["info"], 9).contains("code"));
     // Weights are checked by verify alone.
     let mut bad = good.clone();
     let last = bad.len() - WEIGHTS / 2;
     bad[last] ^= 1;
-    fs::write(&exe.path, bad).unwrap();
+    place(&exe.path, &bad);
     exe.ok(&["info"]);
     assert!(exe.fails(&["verify"], 9).contains("weights"));
     // strip moves parts of the file around; the payload stays whole.
-    fs::write(&exe.path, &good).unwrap();
+    place(&exe.path, &good);
     if Command::new("strip").arg(&exe.path).status().is_ok_and(|s| s.success()) {
         assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n");
         exe.ok(&["verify"]);

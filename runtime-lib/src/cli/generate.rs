@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::args::{ChatArgs, GenerateArgs, SamplingArgs};
 use super::error::{Failure, warn};
-use super::{Cx, Input, LoadingText, input, joined, print, print_json};
+use super::{Cx, Input, LoadingText, input, joined, print, print_json, utf8};
 use crate::abi::GenerationInfo;
 use crate::decode::Decoder;
 use crate::sample::{Sampler, Sampling, StopFilter};
@@ -298,23 +298,43 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
     if let Some(system) = &args.system {
         messages.push(json!({"role": "system", "content": system}));
     }
+    let always = messages.len();
+    let ids_of = |messages: &[serde_json::Value]| or_bos(text.encode(&chat.render(messages)?, false)?, &cx.manifest().generation);
+    let ctx_size = cx.manifest().ctx_size as usize;
     // Tokens whose keys and values lie in slot 0.
     let mut cached: Vec<u32> = Vec::new();
     let mut lines = stdin.lock();
+    let mut read = 0;
     loop {
         prompt("> ");
-        let mut line = String::new();
-        let read = lines.read_line(&mut line).map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
+        let mut line = Vec::new();
+        let begin = read;
+        read += lines.read_until(b'\n', &mut line).map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
+        let line = utf8("stdin", begin, line)?;
         let line = line.trim_end_matches(['\n', '\r']);
-        if read == 0 || line == "/exit" {
+        if read == begin || line == "/exit" {
             return Ok(());
         }
         if line.trim().is_empty() {
             continue;
         }
         messages.push(json!({"role": "user", "content": line}));
-        let rendered = text.encode(&chat.render(&messages)?, false)?;
-        let rendered = or_bos(rendered, &cx.manifest().generation)?;
+        let mut rendered = ids_of(&messages)?;
+        if rendered.len() > ctx_size {
+            let anew = [&messages[..always], &messages[messages.len() - 1..]].concat();
+            let needed = rendered.len();
+            rendered = ids_of(&anew)?;
+            let left_out = rendered.len() > ctx_size;
+            let (what, needed) =
+                if left_out { ("the message was left out", rendered.len()) } else { ("the conversation starts anew", needed) };
+            warn("context", format!("{what}: {needed} positions are needed, the executable was built for {ctx_size}"));
+            if left_out {
+                messages.pop();
+                continue;
+            }
+            messages = anew;
+            sampler.forget();
+        }
         let reuse = common_prefix(&cached, &rendered).min(rendered.len() - 1);
         decoder.truncate(0, reuse);
         decoder.feed(0, &rendered[reuse..])?;

@@ -223,8 +223,13 @@ pub(crate) fn read_text(path: &str) -> Result<String, Failure> {
     if bytes.len() as u64 > MAX_INPUT_BYTES {
         return Err(Failure::new(7, "input", format!("{path}: expected at most {MAX_INPUT_BYTES} bytes, found more")));
     }
+    utf8(path, 0, bytes)
+}
+
+/// The bytes of an input from byte `begin` on, as text.
+pub(crate) fn utf8(path: &str, begin: usize, bytes: Vec<u8>) -> Result<String, Failure> {
     String::from_utf8(bytes).map_err(|e| {
-        let at = e.utf8_error().valid_up_to();
+        let at = begin + e.utf8_error().valid_up_to();
         Failure::new(4, "input", format!("{path}: not UTF-8 at byte {at}"))
     })
 }

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::args::{DetokenizeArgs, TokenizeArgs, only_one, token_list};
 use super::error::Failure;
 use super::{Cx, joined, print, print_json, read_text};
+use crate::step::StepError;
 
 pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Result<(), Failure> {
     #[derive(Serialize)]
@@ -35,6 +36,10 @@ pub(super) fn detokenize(cx: &Cx, args: &DetokenizeArgs) -> Result<(), Failure> 
     }
     let loading = cx.load_text()?;
     let tokens = token_list(&args.tokens)?;
+    let vocab = cx.manifest().vocab_size;
+    if let Some(&id) = tokens.iter().find(|&&id| id >= vocab) {
+        return Err(StepError::Token { id, vocab }.into());
+    }
     let text = loading.wait()?.decode(&tokens, args.skip_special)?;
     if args.json { print_json(&Report { text }) } else { print(&(text + "\n")) }
 }
