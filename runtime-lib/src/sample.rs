@@ -328,6 +328,8 @@ mod tests {
         assert_eq!(sampler.choose(&[3.0, 2.0, -1.0]), 1);
         sampler.saw(&[1, 99]);
         assert_eq!(sampler.choose(&[-1.0, -3.0, -1.5]), 2);
+        sampler.forget();
+        assert_eq!(sampler.choose(&[3.0, 2.0, -1.0]), 0);
     }
 
     #[test]

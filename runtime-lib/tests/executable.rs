@@ -461,6 +461,11 @@ fn flags_come_from_the_environment_too() {
     assert_eq!(run(&["generate", "-p", "d", "-n", "1"], &vars), (Some(0), "e\n".into()));
     assert_eq!(run(&["generate", "--tokens", "4", "-n", "1"], &vars), (Some(0), "f\n".into()));
     assert_eq!(run(&["generate", "-p", "a"], &[("RCOMPILE_ARG_THREADS", "0")]).0, Some(2));
+    // The short names too; the long one wins.
+    let short = [("RCOMPILE_ARG_P", "ab"), ("RCOMPILE_ARG_N", "2")];
+    assert_eq!(run(&["generate"], &short), (Some(0), "cd\n".into()));
+    assert_eq!(run(&["generate"], &[short[0], short[1], ("RCOMPILE_ARG_N_PREDICT", "1")]), (Some(0), "c\n".into()));
+    assert!(run(&["--help"], &[]).1.contains("RCOMPILE_ARG_N_PREDICT"));
 }
 
 #[test]
@@ -570,6 +575,7 @@ fn an_encoder_embeds() {
     assert!(test["avg_ms"].as_f64().is_some() && test["test"] == "pp4");
     exe.ok(&["profile", "-p", "4"]);
     exe.fails(&["bench", "-n", "4"], 2);
+    exe.fails(&["bench", "-p", "0"], 2);
 }
 
 #[test]
@@ -605,6 +611,36 @@ fn wrong_use_has_one_line_and_its_code() {
     let mut stderr = String::new();
     closed.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
     assert_eq!((status.code(), stderr.as_str()), (Some(0), ""));
+}
+
+#[test]
+fn values_out_of_range_are_named_with_their_range() {
+    let exe = build("range", Variant::default());
+    let tokens = ["generate", "--tokens", "1"];
+    for (verb, flags, expected) in [
+        (&tokens[..], &["-n", "-1"][..], "expected a whole number of 0 or more"),
+        (&tokens, &["--temp", "-0.5"], "expected a temperature of 0 or more"),
+        (&tokens, &["--top-k", "-1"], "expected a whole number of 0 or more"),
+        (&tokens, &["--top-p", "-1"], "expected a number from 0 to 1"),
+        (&tokens, &["-s", "-1"], "expected a whole number of 0 or more"),
+        (&tokens, &["-t", "-1"], "expected a number of threads"),
+        (&tokens, &["--stop", ""], "expected a text that is not empty"),
+        (&["generate"], &["--tokens", "-1,2"], "expected token ids"),
+        (&["generate"], &["--tokens", "1,,2"], "expected token ids"),
+        (&["detokenize"], &["--tokens", "1,,2"], "expected token ids"),
+        (&["logits"], &["--tokens", "1", "--top", "0"], "expected a whole number of 1 or more"),
+        (&["logits"], &["--tokens", "1", "--top", "-1"], "expected a whole number of 1 or more"),
+        (&["perplexity"], &["-f", "-", "-c", "-1"], "expected a whole number of 2 or more"),
+        (&["perplexity"], &["-f", "-", "--chunks", "0"], "expected a whole number of 1 or more"),
+        (&["bench"], &["-p", "0", "-n", "0"], "nothing to measure"),
+        (&["bench"], &["-p", "-1,2"], "expected a whole number of 0 or more"),
+        (&["bench"], &["-b", "0"], "expected a whole number of 1 or more"),
+        (&["bench"], &["-r", "0"], "expected a whole number of 1 or more"),
+        (&["profile"], &["-n", "-1"], "expected a whole number of 0 or more"),
+    ] {
+        let error = exe.fails(&[verb, flags].concat(), 2);
+        assert!(error.contains(expected), "{flags:?}: {error}");
+    }
 }
 
 #[test]

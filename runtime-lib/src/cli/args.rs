@@ -29,7 +29,7 @@ pub struct InputArgs {
     #[arg(short = 'f', long, value_name = "FILE")]
     pub file: Option<String>,
     /// Input as token ids
-    #[arg(long, value_name = "1,2,3")]
+    #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     pub tokens: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "F", value_parser = temperature)]
     pub temp: Option<f32>,
     /// Choose among the N most probable tokens; 0 is all [default: the model's]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = count)]
     pub top_k: Option<usize>,
     /// Choose among the most probable tokens that together reach F [default: the model's]
     #[arg(long, value_name = "F", value_parser = probability)]
@@ -52,7 +52,7 @@ pub struct SamplingArgs {
     #[arg(long, value_name = "F", value_parser = penalty)]
     pub repeat_penalty: Option<f32>,
     /// Start of the random sequence; the same seed gives the same text
-    #[arg(short = 's', long, value_name = "SEED", default_value_t = 0)]
+    #[arg(short = 's', long, value_name = "SEED", value_parser = seed, default_value_t = 0)]
     pub seed: u64,
 }
 
@@ -62,12 +62,12 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub input: InputArgs,
     /// Most tokens to generate
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 256)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = count, default_value_t = 256)]
     pub n_predict: usize,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Stop before this text; may be given several times
-    #[arg(long, value_name = "STR", action = ArgAction::Append, allow_hyphen_values = true)]
+    #[arg(long, value_name = "STR", value_parser = stop, action = ArgAction::Append, allow_hyphen_values = true)]
     pub stop: Vec<String>,
     /// Put the input into the model's chat template as one user message
     #[arg(long)]
@@ -95,12 +95,12 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// Most tokens of one answer
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1024)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = count, default_value_t = 1024)]
     pub n_predict: usize,
     #[command(flatten)]
     pub sampling: SamplingArgs,
     /// Stop before this text; may be given several times
-    #[arg(long, value_name = "STR", action = ArgAction::Append, allow_hyphen_values = true)]
+    #[arg(long, value_name = "STR", value_parser = stop, action = ArgAction::Append, allow_hyphen_values = true)]
     pub stop: Vec<String>,
     #[command(flatten)]
     pub threads: ThreadArgs,
@@ -112,7 +112,7 @@ pub struct LogitsArgs {
     #[command(flatten)]
     pub input: InputArgs,
     /// How many of the highest logits
-    #[arg(long, value_name = "K", default_value_t = 20)]
+    #[arg(long, value_name = "K", value_parser = positive, default_value_t = 20)]
     pub top: usize,
     #[command(flatten)]
     pub threads: ThreadArgs,
@@ -128,11 +128,11 @@ pub struct PerplexityArgs {
     #[arg(short = 'f', long, value_name = "FILE", required = true)]
     pub file: String,
     /// Tokens per window, BOS included [default: the context, at most 512]
-    #[arg(short = 'c', long, value_name = "WINDOW", value_parser = clap::value_parser!(u32).range(2..))]
-    pub window: Option<u32>,
+    #[arg(short = 'c', long, value_name = "WINDOW", value_parser = window)]
+    pub window: Option<usize>,
     /// Most windows
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    pub chunks: Option<u64>,
+    #[arg(long, value_name = "N", value_parser = positive)]
+    pub chunks: Option<usize>,
     #[command(flatten)]
     pub threads: ThreadArgs,
     /// Print one JSON object
@@ -159,7 +159,7 @@ pub struct EmbedArgs {
     #[arg(short = 'f', long, value_name = "LINES")]
     pub file: Option<String>,
     /// Input as token ids
-    #[arg(long, value_name = "1,2,3")]
+    #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     pub tokens: Option<String>,
     /// How the vectors of a text become one [default: the model's]
     #[arg(long, value_enum)]
@@ -187,19 +187,19 @@ pub enum TableForm {
 #[derive(Args, Debug)]
 pub struct BenchArgs {
     /// Prompt lengths (encoders: tokens per text); 0 skips [default: 512, at most what fits]
-    #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',')]
+    #[arg(short = 'p', long, value_name = "N,..", value_delimiter = ',', value_parser = count)]
     pub n_prompt: Vec<usize>,
     /// Numbers of tokens to generate; 0 skips [default: 128, at most what fits]
-    #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',')]
+    #[arg(short = 'n', long, value_name = "N,..", value_delimiter = ',', value_parser = count)]
     pub n_gen: Vec<usize>,
     /// Positions already filled before a test
-    #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', default_values_t = [0])]
+    #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', value_parser = count, default_values_t = [0])]
     pub depth: Vec<usize>,
     /// Sequences side by side (encoders: texts)
-    #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', default_values_t = [1])]
+    #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', value_parser = positive, default_values_t = [1])]
     pub batch: Vec<usize>,
     /// Repetitions of each test
-    #[arg(short = 'r', long, value_name = "N", default_value_t = 5)]
+    #[arg(short = 'r', long, value_name = "N", value_parser = positive, default_value_t = 5)]
     pub repetitions: usize,
     /// Numbers of threads [default: as for the other verbs]
     #[arg(short = 't', long, value_name = "N,..", value_delimiter = ',', value_parser = threads)]
@@ -216,10 +216,10 @@ pub struct BenchArgs {
 #[derive(Args, Debug)]
 pub struct ProfileArgs {
     /// Prompt tokens (encoders: tokens of one text) [default: 512, at most what fits]
-    #[arg(short = 'p', long, value_name = "N")]
+    #[arg(short = 'p', long, value_name = "N", value_parser = count)]
     pub n_prompt: Option<usize>,
     /// Tokens to generate after the prompt [default: 32, at most what fits]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = count)]
     pub n_gen: Option<usize>,
     #[command(flatten)]
     pub threads: ThreadArgs,
@@ -274,6 +274,26 @@ fn number<T: std::str::FromStr + PartialOrd>(text: &str, range: std::ops::RangeI
     text.parse::<T>().ok().filter(|v| range.contains(v)).ok_or_else(|| format!("expected {expected}"))
 }
 
+fn count(text: &str) -> Result<usize, String> {
+    number(text, 0..=usize::MAX, "a whole number of 0 or more")
+}
+
+fn positive(text: &str) -> Result<usize, String> {
+    number(text, 1..=usize::MAX, "a whole number of 1 or more")
+}
+
+fn window(text: &str) -> Result<usize, String> {
+    number(text, 2..=usize::MAX, "a whole number of 2 or more")
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    number(text, 0..=u64::MAX, "a whole number of 0 or more")
+}
+
+fn stop(text: &str) -> Result<String, String> {
+    if text.is_empty() { Err("expected a text that is not empty".into()) } else { Ok(text.to_owned()) }
+}
+
 fn threads(text: &str) -> Result<usize, String> {
     number(text, 1..=MAX_THREADS, "a number of threads from 1 to 4096")
 }
@@ -290,7 +310,8 @@ fn penalty(text: &str) -> Result<f32, String> {
     number(text, 1e-3..=1e3, "a positive number")
 }
 
-/// Gives every long flag its variable `RCOMPILE_ARG_<FLAG>`; the command line wins.
+/// Gives every flag its variable `RCOMPILE_ARG_<FLAG>`, by its long name or, where only that is set, by its short one; the
+/// command line wins. Numbers below 0 are values that the flags' own checks refuse, not flags.
 pub fn with_environment(command: Command) -> Command {
     command.mut_args(|arg| {
         let Some(long) = arg.get_long() else {
@@ -300,9 +321,16 @@ pub fn with_environment(command: Command) -> Command {
             return arg;
         }
         let name = format!("RCOMPILE_ARG_{}", long.replace('-', "_").to_uppercase());
+        let short = arg.get_short().map(|s| format!("RCOMPILE_ARG_{}", s.to_uppercase()));
+        let is_set = |name: &String| std::env::var_os(name).is_some();
+        let name = if is_set(&name) { name } else { short.filter(is_set).unwrap_or(name) };
         // The names live as long as the process: one small string per flag.
         let name: &'static str = Box::leak(name.into_boxed_str());
-        let arg = if matches!(arg.get_action(), ArgAction::SetTrue) { arg.value_parser(BoolishValueParser::new()) } else { arg };
+        let arg = match (arg.get_action(), arg.get_value_delimiter()) {
+            (ArgAction::SetTrue, _) => arg.value_parser(BoolishValueParser::new()),
+            (_, Some(_)) => arg.allow_hyphen_values(true),
+            (_, None) => arg.allow_negative_numbers(true),
+        };
         arg.env(OsStr::from(name)).hide_env(true)
     })
 }
@@ -326,9 +354,13 @@ pub fn only_one<'n>(matches: &ArgMatches, names: &[&'n str]) -> Result<Option<&'
 
 /// Token ids from a list with commas.
 pub fn token_list(text: &str) -> Result<Vec<u32>, Failure> {
+    // `seq -s,` ends lists with a comma.
+    let text = text.trim().strip_suffix(',').unwrap_or(text.trim());
+    if text.is_empty() {
+        return Ok(Vec::new());
+    }
     text.split(',')
         .map(str::trim)
-        .filter(|t| !t.is_empty())
         .map(|t| t.parse().map_err(|_| Failure::usage(format!("--tokens: expected token ids, found {t:?}"))))
         .collect()
 }
@@ -353,7 +385,7 @@ mod tests {
     #[test]
     fn lists_of_ids() {
         assert_eq!(token_list("1, 2,3,").unwrap(), [1, 2, 3]);
-        for bad in ["x", "-1", "1.5", "4294967296"] {
+        for bad in ["x", "-1", "1.5", "4294967296", "1,,2", ",1", "1,,"] {
             assert_eq!(token_list(bad).unwrap_err().exit, 2);
         }
     }

@@ -60,8 +60,9 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
         [] => vec![None],
         list => list.iter().copied().map(Some).collect(),
     };
-    if args.batch.contains(&0) || args.repetitions == 0 {
-        return Err(Failure::usage("-b and -r: expected at least 1, found 0"));
+    let only = |list: &[usize]| !list.is_empty() && list.iter().all(|&n| n == 0);
+    if only(&args.n_prompt) && (encoder || only(&args.n_gen)) {
+        return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
     }
     for threads in threads {
         let entry = if encoder { "encode" } else { "step" };

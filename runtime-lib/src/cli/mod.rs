@@ -118,6 +118,10 @@ impl Cx {
                 manifest.name, manifest.architecture, manifest.target, manifest.cpu
             ))
             .version(version)
+            .after_help(
+                "Every flag of a verb is also read from the environment, the command line wins:\n\
+                 RCOMPILE_ARG_N_PREDICT=16 is --n-predict 16, RCOMPILE_ARG_N=16 is -n 16.",
+            )
             .disable_help_subcommand(true)
             .subcommand_required(true);
         if manifest.task == "embed" {

@@ -42,7 +42,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
         ppl: f64,
     }
     let ctx_size = cx.manifest().ctx_size as usize;
-    let window = args.window.map_or(WINDOW.min(ctx_size), |w| w as usize);
+    let window = args.window.unwrap_or(WINDOW.min(ctx_size));
     if window > ctx_size {
         return Err(Failure::new(7, "context", format!("a window of {window} tokens, the executable was built for {ctx_size}"))
             .help("use a smaller -c, or build with a larger --ctx-size"));
@@ -54,7 +54,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let leading = text.leading_special()?;
     let ids = text.encode(&source, false)?;
     let windows = windows(&ids, &leading, window)?;
-    let chunks = args.chunks.map_or(usize::MAX, |n| n as usize);
+    let chunks = args.chunks.unwrap_or(usize::MAX);
     let (mut sum, mut tokens) = (0.0, 0);
     for window in windows.take(chunks) {
         decoder.truncate(0, 0);
