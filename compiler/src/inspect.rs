@@ -124,7 +124,12 @@ fn directory(options: &Inspect) -> Result<(), Error> {
         "  layers     {}, width {}, {} heads of {}, {} for keys and values",
         f.layers, f.hidden_size, f.heads, f.head_dim, f.kv_heads
     );
-    let _ = writeln!(out, "  vocabulary {}, head {}", f.vocab_size, if f.tied_head { "tied to the embedding" } else { "of its own" });
+    let head = match (f.head, f.tied_head) {
+        (None, _) => "",
+        (Some(_), true) => ", head tied to the embedding",
+        (Some(_), false) => ", head of its own",
+    };
+    let _ = writeln!(out, "  vocabulary {}{head}", f.vocab_size);
     let _ = writeln!(out, "  context    {} positions, {kv_elements} KV elements per token", f.max_positions);
     for (dtype, bytes) in &types {
         let _ = writeln!(out, "  weights    {dtype} {}", report::size(*bytes));
