@@ -20,6 +20,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// A run that takes longer than this hangs.
 const RUN_MAX: Duration = Duration::from_secs(300);
+/// Longest time for which a fresh executable may be busy.
+const BUSY_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// `rcompile build --quiet ARGS`, in this process.
 pub fn rcompile(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Report, Error> {
@@ -169,7 +171,7 @@ impl Exe {
 /// Runs a command to its end, which must come within five minutes.
 pub fn output(command: &mut Command, stdin: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap_or_else(|e| panic!("{command:?}: {e}"));
+    let mut child = spawn(command);
     let pid = child.id();
     let mut input = child.stdin.take().expect("piped");
     let stdin = stdin.to_vec();
@@ -187,6 +189,21 @@ pub fn output(command: &mut Command, stdin: &[u8]) -> Output {
     waiter.join().expect("waiter").ok();
     feeder.join().expect("feeder");
     result.unwrap_or_else(|e| panic!("{command:?}: {e}"))
+}
+
+/// Starts a command. An executable that this process has just written may be busy for a moment: a child that another test forked
+/// holds the writer's descriptor until its own exec.
+fn spawn(command: &mut Command) -> std::process::Child {
+    let start = Instant::now();
+    loop {
+        match command.spawn() {
+            Ok(child) => return child,
+            Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy && start.elapsed() < BUSY_MAX => {
+                std::thread::sleep(std::time::Duration::from_millis(5));
+            }
+            Err(e) => panic!("{command:?}: {e}"),
+        }
+    }
 }
 
 fn name_of(model: &Path) -> String {
