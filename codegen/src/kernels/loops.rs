@@ -11,7 +11,7 @@
 use super::{Call, define_kernel};
 use crate::expr::{Eval, Point, Scope, combine, identity};
 use crate::llvm::builder::{Fb, Function, ModuleBuilder, Value};
-use crate::program::{ExprId, LoopNest, Program, Stage, StageKind, Store, VarId};
+use crate::program::{ExprId, LoopNest, Program, Stage, StageKind};
 
 /// Vectors of a stage that are written out one after the other instead of as a loop.
 const STRAIGHT_VECTORS: u32 = 4;
@@ -132,14 +132,4 @@ fn walk<'s, 'm, 'c>(
 
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
-}
-
-/// Epilogue of a matmul for one row and one vector of columns: evaluates and performs `stores`.
-///
-/// `acc`: one f32 vector per way; `first_col` (i64) is the column of lane 0 and a multiple of the lanes; `scope` has the row variable set.
-pub fn epilogue<'c>(fb: &Fb<'_, 'c>, scope: &Scope<'_, 'c>, stores: &[Store], col: VarId, first_col: Value<'c>, acc: &[Value<'c>]) {
-    let lanes = acc[0].lanes();
-    let divisor = first_col.as_const_int().map_or(lanes.into(), |c| c.unsigned_abs());
-    let point = Point { var: Some(col), first: first_col, divisor, lanes, active: lanes, acc: acc.to_vec(), score: None };
-    Eval::new(fb, scope, point).store(stores);
 }
