@@ -20,7 +20,7 @@
 //!
 //! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
-use super::matmul::tile_fits;
+use super::microkernel::tile_fits;
 use super::{Call, KERNEL_PARAMS, define_kernel};
 use crate::error::Error;
 use crate::expr::{Eval, Point};

@@ -6,6 +6,7 @@
 pub mod attention;
 pub mod loops;
 pub mod matmul;
+mod microkernel;
 pub mod step;
 
 use crate::expr::Scope;
