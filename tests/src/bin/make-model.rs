@@ -118,7 +118,7 @@ impl Dims {
             positions,
         };
         let own = match args.shape {
-            Shape::Llama1b => dims(16, 2048, 8192, 32, 8, 128_256, 4096),
+            Shape::Llama1b => dims(16, 2048, 8192, 32, 8, 128_256, 131_072),
             Shape::BertBase => dims(12, 768, 3072, 12, 12, 30_522, 512),
             Shape::Gpt2 => dims(12, 768, 3072, 12, 12, 50_257, 1024),
             Shape::Toy => dims(4, 256, 768, 4, 2, 4096, 1024),

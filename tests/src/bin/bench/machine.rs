@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Lines of machine data: a name and a value.
-pub fn facts() -> Vec<(&'static str, String)> {
+pub fn facts() -> Vec<(String, String)> {
     let cpuinfo = read("/proc/cpuinfo");
     let field = |text: &str, name: &str| {
         let line = text.lines().find(|l| l.split(':').next().is_some_and(|n| n.trim() == name));
@@ -16,21 +16,19 @@ pub fn facts() -> Vec<(&'static str, String)> {
     let model = ["cpu family", "model", "stepping"].map(|name| field(&cpuinfo, name)).join("/");
     let cpus = cpuinfo.lines().filter(|l| l.starts_with("processor")).count();
     let memory_kb: f64 = field(&read("/proc/meminfo"), "MemTotal").trim_end_matches(" kB").parse().unwrap_or(f64::NAN);
-    vec![
+    let facts = [
         ("CPU", format!("{} (family/model/stepping {model})", field(&cpuinfo, "model name"))),
         ("cores", format!("{} physical of {cpus} CPUs", physical_cores().len())),
         ("caches", caches()),
         ("memory", format!("{:.1} GiB", memory_kb / f64::from(1 << 20))),
         ("kernel", format!("{}, large pages {}", read("/proc/sys/kernel/osrelease").trim(), large_pages())),
-        ("date", output("date", &["-u", "+%Y-%m-%d %H:%M UTC"])),
-        ("commit", commit()),
-        ("load average at the start", load_average()),
-    ]
+    ];
+    facts.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
-/// The system's load over 1, 5 and 15 minutes: on a quiet machine the first is near the number of threads in use.
-pub fn load_average() -> String {
-    read("/proc/loadavg").split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+/// Day and time, UTC.
+pub fn date() -> String {
+    output("date", &["-u", "+%Y-%m-%d %H:%M UTC"])
 }
 
 /// One CPU of each physical core among those that this process may use.
@@ -98,7 +96,8 @@ fn large_pages() -> String {
     chosen.unwrap_or("unknown").to_owned()
 }
 
-fn commit() -> String {
+/// The commit of the directory that this is called in.
+pub fn commit() -> String {
     let hash = output("git", &["rev-parse", "--short", "HEAD"]);
     let dirty = !output("git", &["status", "--porcelain", "--untracked-files=no"]).is_empty();
     if hash.is_empty() {

@@ -11,25 +11,31 @@
 //! round, since machines drift; a figure is the median over the rounds, with minimum and maximum beside it. A goal that is
 //! missed is marked, but is no failure: timed tests fail on busy machines.
 
+mod bandwidth;
+mod compiler;
 mod limits;
 mod machine;
 mod measure;
+mod peers;
 mod process;
+mod record;
+mod rows;
+mod start;
 mod stats;
+mod work;
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
-use serde_json::json;
+use clap::{Parser, Subcommand, ValueEnum};
 
 use measure::Bench;
 use stats::Section;
 
 /// What a run is asked for.
 #[derive(Parser)]
-#[command(name = "bench", about = "Benchmark of rcompile on a model of the shape of Llama 3.2 1B", args_conflicts_with_subcommands = true)]
+#[command(name = "bench", about = "Benchmark of rcompile on models of real shapes", args_conflicts_with_subcommands = true)]
 #[command(args_override_self = true)]
 struct Args {
     #[command(subcommand)]
@@ -45,6 +51,9 @@ enum Part {
         /// Numbers of threads
         #[arg(long, value_delimiter = ',', default_value = "1,2")]
         threads: Vec<usize>,
+        /// Read this file too, mapped; an executable with its weights, for instance
+        #[arg(long, value_name = "PATH")]
+        file: Option<PathBuf>,
     },
 }
 
@@ -54,21 +63,30 @@ pub struct Options {
     /// The compiler; default: beside this program
     #[arg(long, value_name = "PATH")]
     rcompile: Option<PathBuf>,
-    /// Where models and executables are made and kept (11 GB)
+    /// Where models and executables are made and kept (30 GB for all topics)
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     dir: PathBuf,
-    /// Rounds; every figure is the median over them
+    /// Rounds; every figure is the median over them. 0 only writes the report of the record that is there
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// One round with shorter texts
     #[arg(long)]
     quick: bool,
-    /// Use executables of an earlier run; their builds are not measured
+    /// Use executables of an earlier run
     #[arg(long)]
     reuse: bool,
-    /// Only these parts
+    /// Add rounds to the record of an earlier run, so that a long benchmark can be made in pieces
+    #[arg(long)]
+    add: bool,
+    /// Only these topics [default: all but those that take long: long, avx2]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Topic>,
+    /// Of the topics with rates only work whose name contains one of these texts
+    #[arg(long = "match", value_name = "TEXT", value_delimiter = ',')]
+    matches: Vec<String>,
+    /// Measure other engines in the same rounds; how to make the directory: docs/benchmarks.md
+    #[arg(long, value_name = "DIR", value_parser = |dir: &str| std::path::absolute(dir))]
+    peers: Option<PathBuf>,
     /// Write the report between the marks in this file too (docs/benchmarks.md)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
@@ -78,12 +96,24 @@ pub struct Options {
 }
 
 /// Parts of the benchmark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Topic {
     /// Time and memory of the compiler, size of the executable
     Build,
-    /// Prefill and decode against the limits of the machine
-    Speed,
+    /// Prompts of 512 and 128 tokens, bf16 and f32
+    Prefill,
+    /// Single tokens after 128 and 512, bf16 and f32
+    Decode,
+    /// Single tokens of 4 and 32 sequences
+    Batch,
+    /// Prompts of 2048 and 8192, decode after 8192, attention alone
+    Long,
+    /// The same for a CPU without AVX-512
+    Avx2,
+    /// BERT base, 1 and 8 texts of 128 tokens
+    Bert,
+    /// GPT-2 (124 million weights), prompt of 128 and decode
+    Gpt2,
     /// Time to the first token, resident memory
     Start,
     /// Time of rows within a bucket, and of large against small buckets
@@ -92,20 +122,85 @@ pub enum Topic {
     Depth,
 }
 
+impl Topic {
+    const ALL: [Self; 11] = [
+        Self::Build,
+        Self::Prefill,
+        Self::Decode,
+        Self::Batch,
+        Self::Long,
+        Self::Avx2,
+        Self::Bert,
+        Self::Gpt2,
+        Self::Start,
+        Self::Rows,
+        Self::Depth,
+    ];
+
+    fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+
+    /// Rounds that are enough where one takes minutes.
+    fn rounds_max(self) -> usize {
+        match self {
+            Self::Long => 1,
+            Self::Build | Self::Depth => 3,
+            _ => usize::MAX,
+        }
+    }
+
+    /// Title and note of the section of a topic with rates.
+    fn about(self) -> Option<(&'static str, &'static str)> {
+        Some(match self {
+            Self::Prefill => (
+                "Prefill of llama-1b",
+                "Tokens of a prompt in one call, logits of its last position. Shares: flops of matmuls and attention over the peak of \
+                 the instruction that the executable computes with.",
+            ),
+            Self::Decode => (
+                "Decode of llama-1b",
+                "32 steps of one token each after so many tokens. Shares: bytes of weights and KV cache per second over the limit of \
+                 reading; the best rate of all counts what the rates of other engines mean in bytes of the same weights, too.",
+            ),
+            Self::Batch => (
+                "Decode of several sequences, llama-1b with `--parallel 32`",
+                "16 steps, each with one token of every sequence, after 128 tokens; tokens per second of all sequences together.",
+            ),
+            Self::Long => (
+                "Long contexts of llama-1b",
+                "Attention alone: 512 rows behind 7680 keys minus 512 rows behind none, flops of all keys; 4 of the 16 layers where the \
+                 name says so.",
+            ),
+            Self::Avx2 => ("Built for AVX2 only (`--cpu x86-64-v3`), llama-1b", "As above, over the peak of the 256-bit FMA."),
+            Self::Bert => (
+                "BERT base",
+                "Texts of 128 tokens in one call, median of 5 calls of each process; built with `--buckets 128,1024`. Peers have static \
+                 shapes.",
+            ),
+            Self::Gpt2 => ("GPT-2 of 124 million weights", "As for llama-1b; median of 5 calls of each process."),
+            Self::Build | Self::Start | Self::Rows | Self::Depth => return None,
+        })
+    }
+}
+
+/// The file of all samples, in the directory of the benchmark.
+pub const RECORD: &str = "samples.json";
+
 impl Options {
     /// Is this part of the benchmark asked for?
     pub fn wants(&self, topic: Topic) -> bool {
-        self.only.is_empty() || self.only.contains(&topic)
+        match self.only.is_empty() {
+            true => !matches!(topic, Topic::Long | Topic::Avx2),
+            false => self.only.contains(&topic),
+        }
     }
 }
 
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match args.part {
-        Some(Part::Limits { threads }) => {
-            limits::run(&threads);
-            Ok(())
-        }
+        Some(Part::Limits { threads, file }) => limits::run(&threads, file.as_deref()),
         None => bench(&args.options),
     };
     match done {
@@ -120,33 +215,31 @@ fn main() -> ExitCode {
 fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
     let mut facts = machine::facts();
     let mut bench = Bench::new(options)?;
-    let sections = bench.run()?;
-    facts.push(("load average at the end", machine::load_average()));
-    facts.push(("rounds", bench.rounds().to_string()));
+    bench.run()?;
+    let record = &bench.record;
+    facts.extend(record.facts.iter().map(|(name, value)| (name.clone(), value.clone())));
+    for (topic, (rounds, first, last, commits)) in record.history() {
+        facts.push((format!("rounds of {topic}"), format!("{rounds}, {first} to {last}, commit {}", commits.join(", "))));
+    }
     if let Some(note) = &options.note {
-        facts.push(("remark", note.clone()));
+        facts.push(("remark".into(), note.clone()));
     }
 
+    let sections = bench.sections();
     for (name, value) in &facts {
         println!("{name}: {value}");
     }
     for section in &sections {
         println!("\n{}", section.text().trim_end());
     }
-    for problem in bench.problems() {
+    for problem in &record.problems {
         println!("\nPROBLEM: {problem}");
     }
 
-    let report = report(&facts, &sections, bench.problems(), bench.commands());
+    let report = report(&facts, &work::summary(&bench), &sections, &record.problems, &record.commands);
     let path = options.dir.join("report.md");
     std::fs::write(&path, &report).map_err(|e| format!("{}: {e}", path.display()))?;
-    let figures = sections.iter().flat_map(|s| s.figures.iter().map(move |f| (s, f)));
-    let samples: Vec<_> =
-        figures.map(|(s, f)| json!({"section": s.title, "figure": f.name, "unit": f.unit, "samples": f.samples.values()})).collect();
-    let facts: serde_json::Map<_, _> = facts.iter().map(|(name, value)| ((*name).to_owned(), json!(value))).collect();
-    let raw = serde_json::to_string_pretty(&json!({"machine": facts, "figures": samples}))?;
-    std::fs::write(options.dir.join("samples.json"), raw)?;
-    eprintln!("bench: report in {}, all samples in samples.json beside it", path.display());
+    eprintln!("bench: report in {}, all samples in {RECORD} beside it", path.display());
     if let Some(file) = &options.write {
         write_between_marks(file, &report)?;
         eprintln!("bench: report written into {}", file.display());
@@ -154,11 +247,12 @@ fn bench(options: &Options) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn report(facts: &[(&str, String)], sections: &[Section], problems: &[String], commands: &[String]) -> String {
+fn report(facts: &[(String, String)], summary: &str, sections: &[Section], problems: &[String], commands: &[String]) -> String {
     let mut out = String::from("#### Machine\n\n| | |\n|---|---|\n");
     for (name, value) in facts {
         out += &format!("| {name} | {value} |\n");
     }
+    out += &format!("\n#### Targets\n\n{summary}");
     for section in sections {
         out += &format!("\n{}", section.markdown());
     }

@@ -1,16 +1,12 @@
 //! Samples of one figure, and the table of all figures.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 /// Measurements of one figure in the order in which they were taken.
 #[derive(Clone, Debug, Default)]
 pub struct Samples(Vec<f64>);
 
 impl Samples {
-    pub fn push(&mut self, value: f64) {
-        self.0.push(value);
-    }
-
     pub fn values(&self) -> &[f64] {
         &self.0
     }
@@ -38,13 +34,14 @@ impl Samples {
         self.0.iter().copied().fold(f64::NEG_INFINITY, f64::max)
     }
 
-    /// Sample by sample `f(self, other)`: both were taken in the same rounds.
-    pub fn with(&self, other: &Self, f: impl Fn(f64, f64) -> f64) -> Self {
-        Self(self.0.iter().zip(&other.0).map(|(&a, &b)| f(a, b)).collect())
-    }
-
     pub fn map(&self, f: impl Fn(f64) -> f64) -> Self {
         Self(self.0.iter().map(|&v| f(v)).collect())
+    }
+}
+
+impl FromIterator<f64> for Samples {
+    fn from_iter<I: IntoIterator<Item = f64>>(values: I) -> Self {
+        Self(values.into_iter().collect())
     }
 }
 
@@ -68,6 +65,21 @@ impl Goal {
             Self::AtLeast(bound) => value >= bound,
         }
     }
+
+    /// `>= 88, met`
+    pub fn verdict(self, value: f64) -> String {
+        let word = if self.is_met_by(value) { "met" } else { "MISSED" };
+        format!("{self}, {word}")
+    }
+}
+
+impl fmt::Display for Goal {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Self::AtMost(bound) => write!(f, "<= {}", number(*bound)),
+            Self::AtLeast(bound) => write!(f, ">= {}", number(*bound)),
+        }
+    }
 }
 
 /// One line of the table.
@@ -76,7 +88,8 @@ pub struct Figure {
     pub name: String,
     pub unit: &'static str,
     pub samples: Samples,
-    pub goal: Option<Goal>,
+    /// What the samples say about a goal, or another remark.
+    pub remark: String,
 }
 
 /// A part of the table with its own heading and a sentence on how it was measured.
@@ -94,27 +107,25 @@ impl Section {
 
     /// Adds a figure without a goal.
     pub fn add(&mut self, name: impl Into<String>, unit: &'static str, samples: impl Into<Samples>) {
-        self.figures.push(Figure { name: name.into(), unit, samples: samples.into(), goal: None });
+        self.add_remark(name, unit, samples, String::new());
     }
 
     /// Adds a figure that is compared with a goal.
     pub fn add_goal(&mut self, name: impl Into<String>, unit: &'static str, samples: impl Into<Samples>, goal: Goal) {
-        self.figures.push(Figure { name: name.into(), unit, samples: samples.into(), goal: Some(goal) });
+        let samples = samples.into();
+        let verdict = goal.verdict(samples.median());
+        self.add_remark(name, unit, samples, verdict);
+    }
+
+    pub fn add_remark(&mut self, name: impl Into<String>, unit: &'static str, samples: impl Into<Samples>, remark: String) {
+        self.figures.push(Figure { name: name.into(), unit, samples: samples.into(), remark });
     }
 
     /// Rows of cells, the head first.
     fn cells(&self) -> Vec<[String; 7]> {
-        let mut rows = vec![["figure", "unit", "median", "min", "max", "n", "goal"].map(String::from)];
+        let mut rows = vec![["figure", "unit", "median", "min", "max", "n", ""].map(String::from)];
         for figure in self.figures.iter().filter(|f| !f.samples.is_empty()) {
             let s = &figure.samples;
-            let goal = figure.goal.map_or(String::new(), |goal| {
-                let (sign, bound) = match goal {
-                    Goal::AtMost(bound) => ("<=", bound),
-                    Goal::AtLeast(bound) => (">=", bound),
-                };
-                let word = if goal.is_met_by(s.median()) { "met" } else { "MISSED" };
-                format!("{sign} {}, {word}", number(bound))
-            });
             rows.push([
                 figure.name.clone(),
                 figure.unit.into(),
@@ -122,7 +133,7 @@ impl Section {
                 number(s.min()),
                 number(s.max()),
                 s.values().len().to_string(),
-                goal,
+                figure.remark.clone(),
             ]);
         }
         rows

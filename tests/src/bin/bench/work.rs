@@ -1,0 +1,527 @@
+//! Topics whose figures are rates: prefill, decode, many sequences, long contexts, AVX2, BERT, GPT-2.
+//!
+//! ```text
+//! one round of a topic, for each number of threads:
+//!   limits | work 1: rcompile, peer, peer | work 2: peer, rcompile, peer | .. | limits
+//! ```
+//! One process is one sample, pinned to the same cores for every engine; who goes first changes from round to round. The larger of
+//! the two measurements of a limit counts: what disturbed the other was no limit.
+
+use crate::measure::{Bench, Outcome, find, float, of_threads, rates};
+use crate::peers::{self, OURS};
+use crate::process::args;
+use crate::record::Record;
+use crate::stats::{Goal, Samples, Section, number};
+use crate::{Options, Topic};
+use serde_json::Value;
+
+/// What is measured in one go of `bench`, and what it is compared with.
+struct Work {
+    topic: Topic,
+    name: &'static str,
+    /// See [`crate::measure::EXECUTABLES`].
+    executable: &'static str,
+    test: Test,
+    threads: Threads,
+    bound: Bound,
+    /// Goal of the share of the bound, in percent.
+    goal: Option<f64>,
+}
+
+#[derive(Clone, Copy)]
+struct Test {
+    prompt: usize,
+    generate: usize,
+    depth: usize,
+    batch: usize,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Threads {
+    One,
+    All,
+}
+
+/// What bounds a work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Bound {
+    /// Multiply-adds.
+    Peak,
+    /// Bytes of weights and KV cache.
+    Read,
+}
+
+use Bound::{Peak, Read};
+use Threads::{All, One};
+
+const fn prefill(prompt: usize) -> Test {
+    Test { prompt, generate: 0, depth: 0, batch: 1 }
+}
+
+const fn decode(depth: usize) -> Test {
+    Test { prompt: 0, generate: 32, depth, batch: 1 }
+}
+
+const fn batch(batch: usize) -> Test {
+    Test { prompt: 0, generate: 16, depth: 128, batch }
+}
+
+const fn texts(batch: usize) -> Test {
+    Test { prompt: 128, generate: 0, depth: 0, batch }
+}
+
+const fn work(
+    topic: Topic,
+    name: &'static str,
+    executable: &'static str,
+    test: Test,
+    threads: Threads,
+    bound: Bound,
+    goal: Option<f64>,
+) -> Work {
+    Work { topic, name, executable, test, threads, bound, goal }
+}
+
+const WORKS: &[Work] = &[
+    work(Topic::Prefill, "bf16 prefill 512", "llama-1b", prefill(512), All, Peak, Some(88.0)),
+    work(Topic::Prefill, "bf16 prefill 128", "llama-1b", prefill(128), All, Peak, Some(85.0)),
+    work(Topic::Prefill, "bf16 prefill, 1 thread, 512", "llama-1b", prefill(512), One, Peak, Some(88.0)),
+    work(Topic::Prefill, "f32 prefill 512", "llama-1b-f32", prefill(512), All, Peak, Some(88.0)),
+    work(Topic::Prefill, "f32 prefill 128", "llama-1b-f32", prefill(128), All, Peak, Some(88.0)),
+    work(Topic::Decode, "bf16 decode at 128", "llama-1b", decode(128), All, Read, Some(97.0)),
+    work(Topic::Decode, "bf16 decode at 512", "llama-1b", decode(512), All, Read, Some(97.0)),
+    work(Topic::Decode, "bf16 decode, 1 thread, at 128", "llama-1b", decode(128), One, Read, Some(97.0)),
+    work(Topic::Decode, "f32 decode at 128", "llama-1b-f32", decode(128), All, Read, Some(97.0)),
+    work(Topic::Batch, "bf16 decode of 4 sequences", "llama-1b-parallel", batch(4), All, Read, Some(97.0)),
+    work(Topic::Batch, "bf16 decode of 32 sequences", "llama-1b-parallel", batch(32), All, Peak, Some(75.0)),
+    work(Topic::Long, "bf16 prefill 2048", "llama-1b-long", prefill(2048), All, Peak, None),
+    work(Topic::Long, "bf16 decode at 8192", "llama-1b-long", decode(8192), All, Read, Some(90.0)),
+    work(Topic::Long, "bf16 prefill 8192, 4 layers", "llama-1b-4-layers", prefill(8192), All, Peak, None),
+    work(Topic::Avx2, "AVX2 bf16 prefill 512", "llama-1b-avx2", prefill(512), All, Peak, Some(85.0)),
+    work(Topic::Avx2, "AVX2 bf16 decode at 128", "llama-1b-avx2", decode(128), All, Read, Some(95.0)),
+    work(Topic::Avx2, "AVX2 f32 prefill 512", "llama-1b-avx2-f32", prefill(512), All, Peak, Some(85.0)),
+    work(Topic::Avx2, "AVX2 f32 decode at 128", "llama-1b-avx2-f32", decode(128), All, Read, Some(95.0)),
+    work(Topic::Bert, "BERT f32 1x128", "bert-base", texts(1), All, Peak, Some(88.0)),
+    work(Topic::Bert, "BERT f32 8x128", "bert-base", texts(8), All, Peak, Some(90.0)),
+    work(Topic::Bert, "BERT bf16 1x128", "bert-base-bf16", texts(1), All, Peak, Some(88.0)),
+    work(Topic::Bert, "BERT bf16 8x128", "bert-base-bf16", texts(8), All, Peak, Some(90.0)),
+    work(Topic::Bert, "BERT f32, 1 thread, 1x128", "bert-base", texts(1), One, Peak, Some(88.0)),
+    work(Topic::Gpt2, "GPT-2 f32 prefill 128", "gpt2", prefill(128), All, Peak, Some(85.0)),
+    work(Topic::Gpt2, "GPT-2 f32 decode at 128", "gpt2", decode(128), All, Read, Some(93.0)),
+    work(Topic::Gpt2, "GPT-2 bf16 prefill 128", "gpt2-bf16", prefill(128), All, Peak, Some(85.0)),
+    work(Topic::Gpt2, "GPT-2 bf16 decode at 128", "gpt2-bf16", decode(128), All, Read, Some(93.0)),
+];
+
+/// Attention alone: 512 rows behind many keys, minus 512 rows behind none.
+struct Attention {
+    name: &'static str,
+    executable: &'static str,
+    goal: f64,
+}
+
+const ATTENTION: [Attention; 3] = [
+    Attention { name: "attention, head size 64, bf16 weights", executable: "llama-1b-4-layers", goal: 60.0 },
+    Attention { name: "attention, head size 128, bf16 weights", executable: "llama-1b-4-layers-d128", goal: 70.0 },
+    Attention { name: "attention, head size 64, f32 weights", executable: "llama-1b-4-layers-f32", goal: 70.0 },
+];
+const ATTENTION_ROWS: usize = 512;
+const ATTENTION_KEYS: usize = 7680;
+
+impl Test {
+    fn flags(self, repetitions: usize) -> Vec<String> {
+        let mut flags = vec!["-p".into(), self.prompt.to_string()];
+        flags.extend(["-n".into(), self.generate.to_string()]);
+        for (flag, value, default) in [("-d", self.depth, 0), ("-b", self.batch, 1)] {
+            if value != default {
+                flags.extend([flag.into(), value.to_string()]);
+            }
+        }
+        flags.extend(["-r".into(), repetitions.to_string()]);
+        flags
+    }
+
+    /// Positions that a row attends to on the average.
+    fn keys_per_row(self, encoder: bool) -> f64 {
+        match (encoder, self.prompt) {
+            (true, prompt) => prompt as f64,
+            (false, 0) => self.depth as f64 + (self.generate as f64 + 1.0) / 2.0,
+            (false, prompt) => self.depth as f64 + (prompt as f64 + 1.0) / 2.0,
+        }
+    }
+}
+
+impl Work {
+    /// Repetitions within a process: a short test is the median of several.
+    fn repetitions(&self) -> usize {
+        match self.topic {
+            Topic::Bert | Topic::Gpt2 => 5,
+            _ => 1,
+        }
+    }
+
+    fn threads(&self, bench: &Bench) -> usize {
+        match self.threads {
+            One => 1,
+            All => bench.most_threads(),
+        }
+    }
+
+    fn key(&self, engine: &str) -> String {
+        format!("{} | {engine}", self.name)
+    }
+}
+
+fn is_wanted(options: &Options, name: &str) -> bool {
+    options.matches.is_empty() || options.matches.iter().any(|part| name.contains(part))
+}
+
+/// One round of a topic.
+pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
+    let works: Vec<&Work> = WORKS.iter().filter(|w| w.topic == topic && is_wanted(bench.options, w.name)).collect();
+    let attention: Vec<&Attention> = match topic {
+        Topic::Long => ATTENTION.iter().filter(|a| is_wanted(bench.options, a.name)).collect(),
+        _ => Vec::new(),
+    };
+    for threads in bench.threads.clone() {
+        let works: Vec<&Work> = works.iter().copied().filter(|w| w.threads(bench) == threads).collect();
+        let attention = if threads == bench.most_threads() { &attention[..] } else { &[] };
+        let names: Vec<&str> = works.iter().map(|w| w.executable).chain(attention.iter().map(|a| a.executable)).collect();
+        let mut paths = Vec::new();
+        for name in names {
+            paths.push(bench.executable(name)?);
+        }
+        let Some(file) = paths.first() else { continue };
+        let before = bench.limits(threads, file)?;
+        for work in works {
+            run(bench, work, threads)?;
+        }
+        for attention in attention {
+            run_attention(bench, attention, threads)?;
+        }
+        if topic == Topic::Decode && threads == bench.most_threads() && bench.options.matches.is_empty() {
+            from_outside(bench, threads)?;
+        }
+        let after = bench.limits(threads, file)?;
+        let mut best = 0.0_f64;
+        for ((name, before), (_, after)) in before.into_iter().zip(after) {
+            bench.record.push(format!("limit {name} {threads}"), before.max(after));
+            if name.starts_with("read") {
+                best = best.max(before).max(after);
+            }
+        }
+        bench.record.push(format!("limit read {threads}"), best);
+    }
+    Ok(())
+}
+
+/// One sample of each engine.
+fn run(bench: &mut Bench, work: &Work, threads: usize) -> Outcome<()> {
+    let found = find(work.executable);
+    let engines = found.peer_model.map_or(Vec::new(), |model| peers::engines(bench, model));
+    // None is our own; the order turns from round to round.
+    let mut order: Vec<Option<&peers::Engine>> = [None].into_iter().chain(engines.iter().map(Some)).collect();
+    let turn = bench.record.rounds.len() % order.len();
+    order.rotate_left(turn);
+    for engine in order {
+        let mut flags = work.test.flags(work.repetitions());
+        flags.extend(["-t".into(), threads.to_string()]);
+        match engine {
+            None => ours(bench, work, threads, &flags)?,
+            Some(engine) => {
+                // Drivers take a length only where there is one.
+                let skipped = if work.test.prompt == 0 { 0..2 } else { 2..4 };
+                flags.drain(skipped);
+                let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+                if let Err(error) = peer(bench, work, engine, threads, &flags) {
+                    bench.problem(format!("{}, {}: {error}", work.name, engine.name));
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Outcome<()> {
+    let out = bench.executable(work.executable)?;
+    let info = bench.info(&out)?;
+    let mut words = args(["bench"]);
+    words.extend(flags.iter().map(Into::into));
+    words.extend(args(["-o", "jsonl"]));
+    let run = bench.pinned(&out, &words, threads)?;
+    let rate = rates(&run)?.pop().ok_or("bench printed no test")?;
+    let encoder = info["task"] == "embed";
+    let keys = work.test.keys_per_row(encoder);
+    let attention_flop = 4.0 * find(work.executable).attention_width as f64 * keys;
+    // The cache of every sequence is read in every step.
+    let kv_bytes = if work.test.generate > 0 { float(&info["state"]["bytes_per_token"]) * keys } else { 0.0 };
+    let key = work.key(OURS);
+    let record = &mut bench.record;
+    record.facts.insert(format!("peak of {}", work.executable), peak_of(&info).into());
+    record.facts.insert(format!("types of {}", work.executable), types_of(&info));
+    record.push(format!("{key} GFLOP/s"), rate.gflop_per_s + rate.tokens_per_s * attention_flop / 1e9);
+    record.push(format!("{key} GB/s"), rate.gb_per_s + rate.tokens_per_s * kv_bytes / 1e9);
+    // Bytes of weights per token of all sequences, by which the rate of another engine becomes bytes per second.
+    record.push(format!("{key} weight bytes"), rate.gb_per_s * 1e9 / rate.tokens_per_s);
+    record.push(format!("{key} rss"), run.rss_bytes_max as f64);
+    seen(bench, work, OURS, &key, rate.tokens_per_s);
+    Ok(())
+}
+
+fn peer(bench: &mut Bench, work: &Work, engine: &peers::Engine, threads: usize, flags: &[&str]) -> Outcome<()> {
+    let run = bench.pinned(&engine.program, &engine.words(flags), threads)?;
+    let rate = rates(&run)?.pop().ok_or("the driver printed no test")?;
+    let key = work.key(engine.name);
+    if let Some(version) = rate.engine {
+        bench.record.facts.insert(format!("engine {}", engine.name), version);
+    }
+    bench.record.push(format!("{key} rss"), run.rss_bytes_max as f64);
+    seen(bench, work, engine.name, &key, rate.tokens_per_s);
+    Ok(())
+}
+
+fn seen(bench: &mut Bench, work: &Work, engine: &str, key: &str, tokens_per_s: f64) {
+    eprintln!("bench: {}, {engine}: {tokens_per_s:.1} tokens/s", work.name);
+    bench.record.push(key, tokens_per_s);
+}
+
+fn run_attention(bench: &mut Bench, attention: &Attention, threads: usize) -> Outcome<()> {
+    let out = bench.executable(attention.executable)?;
+    let info = bench.info(&out)?;
+    bench.record.facts.insert(format!("peak of {}", attention.executable), peak_of(&info).into());
+    let mut seconds = Vec::new();
+    for depth in [0, ATTENTION_KEYS] {
+        let test = Test { prompt: ATTENTION_ROWS, generate: 0, depth, batch: 1 };
+        let mut words = args(["bench"]);
+        words.extend(test.flags(if depth == 0 { 5 } else { 3 }).iter().map(Into::into));
+        words.extend(args(["-t", &threads.to_string(), "-o", "jsonl"]));
+        let rate = rates(&bench.pinned(&out, &words, threads)?)?.pop().ok_or("bench printed no test")?;
+        seconds.push(ATTENTION_ROWS as f64 / rate.tokens_per_s);
+    }
+    let flop = 4.0 * find(attention.executable).attention_width as f64 * (ATTENTION_ROWS * ATTENTION_KEYS) as f64;
+    let rate = flop / (seconds[1] - seconds[0]) / 1e9;
+    eprintln!("bench: {}: {rate:.1} GFLOP/s", attention.name);
+    bench.record.push(format!("{} | {OURS} GFLOP/s", attention.name), rate);
+    Ok(())
+}
+
+/// Tokens of the comparison from outside.
+const OUTSIDE: usize = 128;
+
+/// The decode rate of `generate`, timed from outside, against what `bench` says.
+fn from_outside(bench: &mut Bench, threads: usize) -> Outcome<()> {
+    let out = bench.executable("llama-1b")?;
+    let mut wall = |n: usize| -> Outcome<f64> {
+        let words = ["generate", "--tokens", "1,2,3,4,5,6,7,8", "-n", &n.to_string(), "--ignore-eos", "-t", &threads.to_string()];
+        Ok(bench.pinned(&out, &args(words), threads)?.wall_ms / 1e3)
+    };
+    let seconds = wall(OUTSIDE)? - wall(1)?;
+    // The first token comes from the prompt: 127 steps lie between.
+    let outside = (OUTSIDE - 1) as f64 / seconds;
+    let words = ["bench", "-p", "0", "-n", &(OUTSIDE - 1).to_string(), "-d", "8", "-r", "1", "-t", &threads.to_string(), "-o", "jsonl"];
+    let inside = rates(&bench.pinned(&out, &args(words), threads)?)?.pop().ok_or("bench printed no test")?.tokens_per_s;
+    eprintln!("bench: generate from outside {outside:.2} tokens/s, bench {inside:.2}");
+    bench.record.push("outside generate", outside);
+    bench.record.push("outside bench", inside);
+    Ok(())
+}
+
+// --- Figures
+
+/// Names of the limits, as `bench limits` prints them and as the report shows them.
+const PEAKS: [(&str, &str); 3] = [("avx2-fma", "AVX2 FMA"), ("avx512-fma", "AVX-512 FMA"), ("vdpbf16ps", "VDPBF16PS")];
+
+pub fn limits_section(bench: &Bench) -> Section {
+    let note = "Read: the best of fourteen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
+                executable (up to 2.5 GB of the page cache, large pages asked for). Peaks: the instruction alone, on registers. Of \
+                each the larger of one measurement before and one after the engines of a round.";
+    let mut section = Section::new("Limits of this machine, measured in the same rounds", note);
+    for &threads in &bench.threads {
+        let of = of_threads(threads);
+        for (key, shown) in [("read anonymous", "anonymous memory"), ("read file", "mapped file")] {
+            section.add(format!("read, {shown}, {of}"), "GB/s", bench.record.get(&format!("limit {key} {threads}")));
+        }
+        for (name, shown) in PEAKS {
+            section.add(format!("{shown}, {of}"), "GFLOP/s", bench.record.get(&format!("limit {name} {threads}")));
+        }
+    }
+    section
+}
+
+/// The share of its bound that a work reached, in percent.
+fn share(bench: &Bench, work: &Work) -> Samples {
+    let (record, key, threads) = (&bench.record, work.key(OURS), work.threads(bench));
+    match work.bound {
+        Peak => {
+            let peak = record.facts.get(&format!("peak of {}", work.executable)).map_or("", String::as_str);
+            record.percent(&format!("{key} GFLOP/s"), &format!("limit {peak} {threads}"))
+        }
+        Read => share_of_best(record, work, threads),
+    }
+}
+
+/// Decode: over the best of the read patterns and of the rates of all engines in that round.
+fn share_of_best(record: &Record, work: &Work, threads: usize) -> Samples {
+    let key = work.key(OURS);
+    let engines = peers_of(record, work);
+    let (bytes, gb, limit) = (format!("{key} weight bytes"), format!("{key} GB/s"), format!("limit read {threads}"));
+    let mut best = record.each([&gb, &limit], |[ours, limit]| limit.max(ours)).values().to_vec();
+    let ours = record.each([&gb, &limit], |[ours, _]| ours);
+    for (_, engine) in &engines {
+        let implied = record.each([&gb, &limit, engine, &bytes], |[_, _, rate, bytes]| rate * bytes / 1e9);
+        // Only where every round has the engine do the rounds match.
+        if implied.values().len() == best.len() {
+            best.iter_mut().zip(implied.values()).for_each(|(best, &rate)| *best = best.max(rate));
+        }
+    }
+    ours.values().iter().zip(best).map(|(ours, best)| 100.0 * ours / best).collect()
+}
+
+pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
+    let record = &bench.record;
+    let (title, note) = topic.about()?;
+    let mut section = Section::new(title, note);
+    for work in WORKS.iter().filter(|w| w.topic == topic && record.has(&w.key(OURS))) {
+        let (key, threads) = (work.key(OURS), work.threads(bench));
+        let rate = record.get(&key);
+        section.add(work.name, "tokens/s", rate.clone());
+        if find(work.executable).peer_model.is_some_and(|m| m.starts_with("bert")) {
+            section.add(format!("{}, time", work.name), "ms", rate.map(|rate| (work.test.prompt * work.test.batch) as f64 * 1e3 / rate));
+        }
+        let goal = work.goal.map(Goal::AtLeast);
+        let mut add_share = |name: String, samples: Samples, goal: Option<Goal>| match goal {
+            Some(goal) => section.add_goal(name, "%", samples, goal),
+            None => section.add(name, "%", samples),
+        };
+        match work.bound {
+            Peak => {
+                let used = record.facts.get(&format!("peak of {}", work.executable)).cloned().unwrap_or_default();
+                let bf16 = record.facts.get(&format!("types of {}", work.executable)).is_some_and(|t| t.starts_with("bf16"));
+                for (peak, shown) in PEAKS {
+                    // Where the weights are bf16, its own instruction is shown too, though the other may be the faster one.
+                    let is_used = peak == used;
+                    if is_used || (bf16 && peak == "vdpbf16ps") {
+                        let samples = record.percent(&format!("{key} GFLOP/s"), &format!("limit {peak} {threads}"));
+                        let note = if is_used { "" } else { " (not used)" };
+                        add_share(format!("{}, share of the {shown} peak{note}", work.name), samples, goal.filter(|_| is_used));
+                    }
+                }
+                section.add(format!("{}, rate", work.name), "GFLOP/s", record.get(&format!("{key} GFLOP/s")));
+            }
+            Read => {
+                add_share(format!("{}, share of the best rate of all", work.name), share(bench, work), goal);
+                let samples = record.percent(&format!("{key} GB/s"), &format!("limit read {threads}"));
+                add_share(format!("{}, share of the best read pattern", work.name), samples, None);
+                section.add(format!("{}, rate", work.name), "GB/s", record.get(&format!("{key} GB/s")));
+            }
+        }
+        section.add(format!("{}, resident", work.name), "MB", record.get(&format!("{key} rss")).map(|bytes| bytes / 1e6));
+        for (engine, theirs) in peers_of(record, work) {
+            section.add(format!("{}, {engine}", work.name), "tokens/s", record.get(&theirs));
+            let ratio = record.ratio(&key, &theirs);
+            let verdict = peers::verdict(ratio.values());
+            section.add_remark(format!("{}, rcompile / {engine}", work.name), "-", ratio, verdict);
+            section.add(format!("{}, {engine}, resident", work.name), "MB", record.get(&format!("{theirs} rss")).map(|b| b / 1e6));
+        }
+    }
+    if topic == Topic::Decode {
+        let off = record.each(["outside generate", "outside bench"], |[outside, inside]| 100.0 * (outside / inside - 1.0).abs());
+        section.add("generate -n 128 minus -n 1, from outside", "tokens/s", record.get("outside generate"));
+        section.add_goal("difference of that to bench -n 127 -d 8", "%", off, Goal::AtMost(5.0));
+    }
+    if topic == Topic::Long {
+        for attention in &ATTENTION {
+            let key = format!("{} | {OURS} GFLOP/s", attention.name);
+            let peak = record.facts.get(&format!("peak of {}", attention.executable)).cloned().unwrap_or_default();
+            section.add(attention.name, "GFLOP/s", record.get(&key));
+            let limit = format!("limit {peak} {}", bench.most_threads());
+            section.add_goal(
+                format!("{}, share of the {peak} peak", attention.name),
+                "%",
+                record.percent(&key, &limit),
+                Goal::AtLeast(attention.goal),
+            );
+        }
+    }
+    Some(section)
+}
+
+/// Peers of a work: engine and key of its rate.
+fn peers_of(record: &Record, work: &Work) -> Vec<(String, String)> {
+    peers::of(record, work.name).into_iter().filter(|(engine, _)| !engine.ends_with(" rss") && !engine.starts_with(OURS)).collect()
+}
+
+/// The table of all works in short, in Markdown: target, ours, share, peers.
+pub fn summary(bench: &Bench) -> String {
+    let record = &bench.record;
+    let mut out =
+        String::from("| work | ours, tokens/s | share of the limit, % | target, % | peers, tokens/s |\n|---|---:|---:|---|---|\n");
+    for work in WORKS.iter().filter(|w| record.has(&w.key(OURS))) {
+        let key = work.key(OURS);
+        let share = share(bench, work).median();
+        let target = work.goal.map_or(String::new(), |goal| Goal::AtLeast(goal).verdict(share));
+        let peers: Vec<String> = peers_of(record, work)
+            .iter()
+            .map(|(engine, theirs)| {
+                let verdict = peers::verdict(record.ratio(&key, theirs).values());
+                format!("{engine} {} ({verdict})", number(record.get(theirs).median()))
+            })
+            .collect();
+        let peers = if peers.is_empty() { "-".into() } else { peers.join("; ") };
+        out += &format!("| {} | {} | {} | {target} | {peers} |\n", work.name, number(record.get(&key).median()), number(share));
+    }
+    out
+}
+
+/// `bf16 weights, f32 products, f32 cache`
+fn types_of(info: &Value) -> String {
+    let of = |key: &str| info[key].as_str().unwrap_or("?").to_owned();
+    format!("{} weights, {} products, {} cache", of("dtype"), of("compute"), of("kv_dtype"))
+}
+
+/// The instruction whose peak bounds the matmuls of an executable, by the name that [`crate::limits`] gives it.
+fn peak_of(info: &Value) -> &'static str {
+    let has = |feature: &str| info["features"].as_array().is_some_and(|all| all.iter().any(|f| f == feature));
+    match info["compute"].as_str() {
+        Some("bf16") => "vdpbf16ps",
+        _ if has("avx512f") => "avx512-fma",
+        _ => "avx2-fma",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_instruction_follows_from_what_info_says() {
+        let info = |compute: &str, features: &[&str]| json!({"compute": compute, "features": features});
+        assert_eq!(peak_of(&info("bf16", &["avx512f"])), "vdpbf16ps");
+        assert_eq!(peak_of(&info("f32", &["avx2", "avx512f"])), "avx512-fma");
+        assert_eq!(peak_of(&info("f32", &["avx2", "fma"])), "avx2-fma");
+    }
+
+    #[test]
+    fn every_work_has_its_executable_and_a_name_of_its_own() {
+        let mut names: Vec<_> = WORKS.iter().map(|w| (find(w.executable), w.name).1).collect();
+        names.sort_unstable();
+        names.dedup();
+        assert_eq!(names.len(), WORKS.len());
+        assert!(ATTENTION.iter().all(|a| find(a.executable).peer_model.is_none()));
+    }
+
+    #[test]
+    fn the_best_rate_of_a_round_is_the_limit() {
+        let work = &WORKS[5];
+        let mut record = Record::default();
+        for theirs in [10.0, 15.0] {
+            record.begin("decode", String::new(), String::new());
+            let key = work.key(OURS);
+            record.push(format!("{key} GB/s"), 24.0);
+            record.push(format!("{key} weight bytes"), 2e9);
+            record.push("limit read 2", 25.0);
+            record.push(work.key("OpenVINO"), theirs);
+        }
+        assert_eq!(share_of_best(&record, work, 2).values(), [96.0, 80.0]);
+    }
+}
