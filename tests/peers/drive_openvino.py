@@ -46,9 +46,9 @@ def decoder():
             metrics = generate([ids.take(a.n_prompt)], 1).perf_metrics
             rate = a.n_prompt / metrics.get_ttft().mean * 1e3
         else:
-            # Steps of all sequences are one: from the first new token of a sequence to its last are n steps.
+            # The time per token of GenAI is that of a step over its sequences.
             metrics = generate([ids.take(max(a.depth, 1)) for _ in range(a.batch)], a.n_gen + 1).perf_metrics
-            rate = a.batch * 1e3 / metrics.get_tpot().mean
+            rate = 1e3 / metrics.get_tpot().mean
         if repetition:
             rates.append(rate)
     common.emit(a, engine, rates)
