@@ -81,12 +81,15 @@ pub struct Options {
     /// Only these topics [default: all but those that take long: long, avx2]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Topic>,
-    /// Of the topics with rates only work whose name contains one of these texts
-    #[arg(long = "match", value_name = "TEXT", value_delimiter = ',')]
+    /// Of the topics with rates only work whose name contains this text; can be repeated
+    #[arg(long = "match", value_name = "TEXT")]
     matches: Vec<String>,
     /// Measure other engines in the same rounds; how to make the directory: docs/benchmarks.md
     #[arg(long, value_name = "DIR", value_parser = |dir: &str| std::path::absolute(dir))]
     peers: Option<PathBuf>,
+    /// Of the other engines only this one; can be repeated
+    #[arg(long = "engine", value_name = "NAME")]
+    engines: Vec<String>,
     /// Write the report between the marks in this file too (docs/benchmarks.md)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
@@ -160,12 +163,12 @@ impl Topic {
             ),
             Self::Decode => (
                 "Decode of llama-1b",
-                "32 steps of one token each after so many tokens. Shares: bytes of weights and KV cache per second over the limit of \
+                "24 steps of one token each after so many tokens. Shares: bytes of weights and KV cache per second over the limit of \
                  reading; the best rate of all counts what the rates of other engines mean in bytes of the same weights, too.",
             ),
             Self::Batch => (
                 "Decode of several sequences, llama-1b with `--parallel 32`",
-                "16 steps, each with one token of every sequence, after 128 tokens; tokens per second of all sequences together.",
+                "8 steps, each with one token of every sequence, after 16 tokens; tokens per second of all sequences together.",
             ),
             Self::Long => (
                 "Long contexts of llama-1b",

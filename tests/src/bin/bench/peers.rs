@@ -45,7 +45,8 @@ pub fn engines(bench: &Bench, model: &str) -> Vec<Engine> {
         // Not every CPU is faster with bf16 products than with f32: the better of both is what stands against us.
         engines.push(engine("OpenVINO, f32 arithmetic", dir, "openvino", &format!("{model}-openvino"), "f32"));
     }
-    engines.into_iter().flatten().collect()
+    let wanted = |engine: &Engine| bench.options.engines.is_empty() || bench.options.engines.iter().any(|name| name == engine.name);
+    engines.into_iter().flatten().filter(wanted).collect()
 }
 
 fn engine(name: &'static str, dir: &Path, tool: &str, model: &str, precision: &str) -> Option<Engine> {

@@ -59,11 +59,11 @@ const fn prefill(prompt: usize) -> Test {
 }
 
 const fn decode(depth: usize) -> Test {
-    Test { prompt: 0, generate: 32, depth, batch: 1 }
+    Test { prompt: 0, generate: 24, depth, batch: 1 }
 }
 
 const fn batch(batch: usize) -> Test {
-    Test { prompt: 0, generate: 16, depth: 128, batch }
+    Test { prompt: 0, generate: 8, depth: 16, batch }
 }
 
 const fn texts(batch: usize) -> Test {
