@@ -29,7 +29,7 @@ fn main() {
     let filter = std::env::args().nth(2).unwrap_or_default();
     let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
     for &(dtype, compute) in types.iter().filter(|_| wanted("gemm")) {
-        for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (512, 2048, 2048), (512, 576, 1536), (64, 8192, 1024)] {
+        for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (128, 2048, 2048), (512, 2048, 2048), (512, 576, 1536), (128, 8192, 1024)] {
             for prefetch in [1024, 4096] {
                 Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, k, n) }.compute_bound(&peak);
             }
@@ -72,6 +72,11 @@ fn seconds(f: impl FnOnce()) -> f64 {
     let start = now();
     f();
     now() - start
+}
+
+/// A number from the environment, for trials.
+fn env(name: &str, default: u32) -> u32 {
+    std::env::var(name).map_or(default, |v| v.parse().expect("a number"))
 }
 
 /// Rates of interleaved rounds: the kernel's and the reference's.
@@ -164,13 +169,13 @@ struct Matmuls {
 
 impl Matmuls {
     fn new(isa: &Isa, dtype: DType, compute: Compute, rows: u32, k: u32, n: u32) -> Matmuls {
-        Matmuls { isa: isa.clone(), dtype, compute, rows, k, n, prefetch: 0, block_bytes: 1 << 20 }
+        Matmuls { isa: isa.clone(), dtype, compute, rows, k, n, prefetch: 0, block_bytes: u64::from(env("BLOCK", 512 << 10)) }
     }
     fn build(&self) -> (Loaded, Step) {
         let k_pack = if self.dtype == DType::Bf16 { 2 } else { 1 };
         let panels = Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1 };
         let a_dtype = if self.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 };
-        let a_stride = self.k.next_multiple_of(32);
+        let a_stride = self.k.next_multiple_of(32) + env("PAD", 0);
         let columns = panels.padded_cols();
         let a_bytes = u64::from(self.rows * a_stride) * 4;
         let buffer =
@@ -181,7 +186,9 @@ impl Matmuls {
         let at = e.binary(BinaryOp::Mul, r, stride);
         let index = e.binary(BinaryOp::Add, at, c);
         let value = e.add(Expr::Acc(0));
-        let panel_bytes = panels.panel_len() * self.dtype.size();
+        let widen = self.compute == Compute::F32 && self.dtype != DType::F32 && env("WIDEN", 1) == 1;
+        let k_block = self.k.div_ceil(self.k.div_ceil(env("KBLOCK", 1024))).next_multiple_of(2);
+        let panel_bytes = u64::from(k_block * panels.nr) * if widen { 4 } else { self.dtype.size() };
         let kernel = Matmul {
             rows: Extent::Rows,
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
@@ -192,10 +199,12 @@ impl Matmuls {
             compute: self.compute,
             tile: MatmulTile {
                 mr: self.isa.tile_rows,
-                accumulators: 12,
-                k_block: 0,
+                streams: env("STREAMS", 6),
+                k_block,
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
+                widen,
                 prefetch: self.prefetch,
+                prefetch_l1: env("NEAR", 1024),
             },
             row: VarId(0),
             col: VarId(1),
@@ -204,7 +213,7 @@ impl Matmuls {
             stores: vec![Store { operand: OperandId(0), index, value }],
             group_nests: vec![],
         };
-        let program = Program {
+        let mut program = Program {
             entry: "step".into(),
             bucket: self.rows,
             max_logit_rows: 1,
@@ -217,10 +226,11 @@ impl Matmuls {
             arena_bytes: a_bytes + u64::from(self.rows * columns) * 4,
             private_bytes: 128,
         };
+        program.private_bytes += matmul::private_bytes(&program, &kernel);
         let (loaded, _) = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
         let bytes = ((panels.len() * self.dtype.size()) as usize).next_multiple_of(1 << 20) + 8192;
-        let mut step = Step::new(bytes, 0, program.arena_bytes as usize, 128);
+        let mut step = Step::new(bytes, 0, program.arena_bytes as usize, program.private_bytes);
         step.rows = self.rows;
         let mut rng = Rng::new(1);
         for area in [&mut step.weights, &mut step.arena] {

@@ -203,8 +203,8 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let t = &m.tile;
     writeln!(
         out,
-        "  tile {{mr {}, accumulators {}, k_block {}, n_block {}, prefetch {}}}",
-        t.mr, t.accumulators, t.k_block, t.n_block, t.prefetch
+        "  tile {{mr {}, streams {}, k_block {}, n_block {}, widen {}, prefetch {} {}}}",
+        t.mr, t.streams, t.k_block, t.n_block, t.widen, t.prefetch, t.prefetch_l1
     )?;
     if let Some(nest) = &m.prologue {
         let mut text = String::from("prologue ");

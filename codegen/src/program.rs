@@ -518,17 +518,20 @@ pub enum Compute {
 /// Tile of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatmulTile {
-    /// Most rows per microkernel; instances exist for 1 ..= mr.
+    /// Most rows per register tile; instances exist for 1 ..= mr.
     pub mr: u32,
-    /// Panels walked side by side by instances with few rows: instance of `m` rows takes about `accumulators / (2 m ways)`.
-    pub accumulators: u32,
-    /// Inner block: the chain over k is cut into blocks of this length with f32 accumulators kept in scratch between (same bits);
-    /// 0 = no cut.
+    /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
+    pub streams: u32,
+    /// With several blocks of rows: k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).
     pub k_block: u32,
-    /// Panels per block that stay in L2 while all rows pass.
+    /// With several blocks of rows: panels per block, which stay in L2 while all rows pass.
     pub n_block: u32,
-    /// Prefetch distance in bytes for weights, 0 = none.
+    /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows.
+    pub widen: bool,
+    /// Prefetch distance into L2 in bytes for weights that stream from memory, 0 = none.
     pub prefetch: u32,
+    /// Prefetch distance into L1 for the same, 0 = none.
+    pub prefetch_l1: u32,
 }
 
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.

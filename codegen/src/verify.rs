@@ -372,7 +372,8 @@ impl<'a> Verifier<'a> {
         }
         self.check(matches!(m.rows, Extent::Rows | Extent::LogitRows), || format!("rows are {}", m.rows));
         self.check(m.a_stride >= m.panels.padded_k(), || format!("rows of a have {} of {} k", m.a_stride, m.panels.padded_k()));
-        self.check(m.tile.mr > 0 && m.tile.accumulators > 0 && m.tile.n_block > 0, || "empty tile".into());
+        self.check(m.tile.mr > 0 && m.tile.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
+        self.check(m.tile.k_block.is_multiple_of(2), || format!("k_block {} is odd", m.tile.k_block));
         let rows = self.extent(m.rows);
         if m.panels.padded_k() <= m.a_stride {
             self.inside(&m.a, (0, (rows - 1) * i64::from(m.a_stride) + i64::from(m.panels.padded_k()) - 1), "a");

@@ -4,44 +4,73 @@
 //! tile and one epilogue.
 //!
 //! ```text
-//! kernel:   prologue for all rows;  for block of panels in the thread's share { for block of m rows { rows.m; group nests } }
-//! rows.m:   for p panels side by side { tile = microkernel (all k, in registers);  epilogue(tile) }
-//! epilogue: for row, for vector of columns { evaluate expressions, store }
+//! kernel:    prologue for all rows; then, for the thread's share of panels,
+//!   up to mr rows:   stream.m over all panels; group nests
+//!   more:            for block of panels { for block of k { for block of m rows { block.m; group nests } } }
+//! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory
+//! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
+//! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
+//! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ```
 //!
-//! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk and thread
-//! count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k; so a
-//! cut of k (`tile.k_block`) could not change results either, and none is made: a panel of 8192 k in f32 is 1 MB.
-//! Row blocks are balanced (33 rows at `mr` 12: 11, 11, 11), and an exact instance exists for each row count: no padding rows.
+//! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and
+//! thread count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k;
+//! blocks of k go on with the accumulators of the block before. Row blocks are balanced (33 rows at `mr` 12: 11, 11, 11), and an exact
+//! instance exists for each row count: no padding rows.
 //!
-//! The accumulators go through a small tile in L1 to the epilogue, so that the epilogue is generated once per kernel and not once
+//! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
 //! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.
 //!
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
 
-use super::microkernel::{Microkernel, Walk};
+use super::microkernel::{AHEAD_SHIFT, Feed, Keep, Microkernel, Start, Walk};
 use super::{Call, KERNEL_PARAMS, define_kernel, loops};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
-use crate::llvm::builder::{Cmp, Elem, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Compute, DType, Extent, Matmul, Place, Program};
+use rcompile_runtime::abi::field;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
     check(mb.isa(), program, name, kernel)?;
-    let generator = Generator { mb, program, kernel, name, dtype: program.weights[kernel.weight.index()].dtype };
+    let blocks = Blocks::new(program, kernel);
+    let generator = Generator { mb, program, kernel, name, dtype: weight_type(program, kernel) };
     let epilogue = generator.epilogue();
-    let capacity = match kernel.rows {
+    let rows = capacity(program, kernel);
+    let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
+    let blocked = blocks.map(|blocks| {
+        // Balanced blocks of more than mr rows have at least half of mr.
+        let least = kernel.tile.mr.div_ceil(2);
+        let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue)).collect();
+        match blocks.widen {
+            true => Blocked { blocks, least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
+            false => Blocked { blocks, least, rows: rows(Weights::Stored), first: None },
+        }
+    });
+    Ok(generator.kernel(&Rows { stream, blocked }))
+}
+
+/// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
+/// of all kernels to what it places there itself.
+pub fn private_bytes(program: &Program, kernel: &Matmul) -> u64 {
+    Blocks::new(program, kernel).map_or(0, |b| b.bytes)
+}
+
+fn weight_type(program: &Program, kernel: &Matmul) -> DType {
+    program.weights[kernel.weight.index()].dtype
+}
+
+/// Most rows of a step.
+fn capacity(program: &Program, kernel: &Matmul) -> u32 {
+    match kernel.rows {
         Extent::Const(n) => n,
         Extent::Rows => program.bucket,
         Extent::LogitRows => program.max_logit_rows,
         Extent::Runs => program.max_runs,
-    };
-    let mr = kernel.tile.mr.min(capacity).max(1);
-    let rows: Vec<_> = (1..=mr).map(|m| generator.rows(m, &epilogue)).collect();
-    Ok(generator.kernel(&rows))
+    }
 }
 
 /// Combinations that the planner must not ask for.
@@ -66,7 +95,96 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
     }
+    if program.private_bytes < private_bytes(program, kernel) {
+        problems.push(format!("{name}: needs {} bytes of private scratch, has {}", private_bytes(program, kernel), program.private_bytes));
+    }
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
+}
+
+/// How several blocks of rows pass over the weights; `None` in kernels of few rows.
+#[derive(Clone, Copy, Debug)]
+struct Blocks {
+    /// Units (groups, or panels of a single group) per block.
+    units: u32,
+    /// k per block.
+    k: u32,
+    /// Blocks of k.
+    count: u32,
+    /// Weights are widened to f32 first, `f32[panel][way][k][nr]` at the start of the scratch.
+    widen: bool,
+    /// Bytes of a widened panel of one way.
+    widened_panel: u64,
+    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block.
+    tiles: u64,
+    /// Bytes of tiles per row.
+    tile_row: u64,
+    /// Scratch in all, a multiple of 128.
+    bytes: u64,
+}
+
+impl Blocks {
+    fn new(program: &Program, kernel: &Matmul) -> Option<Blocks> {
+        let rows = capacity(program, kernel);
+        if rows <= kernel.tile.mr {
+            return None;
+        }
+        let panels = &kernel.panels;
+        let (units, unit_panels) = units(kernel);
+        let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
+        let widen = kernel.tile.widen && kernel.compute == Compute::F32 && weight_type(program, kernel) != DType::F32;
+        // The last k of an odd K in pairs has an instruction of its own after the loop: then there is one block.
+        let whole = kernel.tile.k_block == 0 || !panels.k.is_multiple_of(panels.k_pack);
+        let count = if whole { 1 } else { panels.k.div_ceil(kernel.tile.k_block) };
+        let k = panels.k.div_ceil(count).next_multiple_of(2);
+        let block_panels = block_units * unit_panels;
+        let widened_panel = u64::from(k * panels.nr) * 4;
+        let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
+        let tile_row = if count > 1 { u64::from(block_panels * panels.ways * panels.nr) * 4 } else { 0 };
+        let bytes = (tiles + tile_row * u64::from(rows)).next_multiple_of(128);
+        Some(Blocks { units: block_units, k, count, widen, widened_panel, tiles, tile_row, bytes })
+    }
+}
+
+/// Units that are shared among threads, and panels per unit: groups, or panels where there is one group and nothing to do with it.
+fn units(kernel: &Matmul) -> (u32, u32) {
+    let panels = &kernel.panels;
+    match panels.groups {
+        1 if kernel.group_nests.is_empty() => (panels.panels_per_group(), 1),
+        groups => (groups, panels.panels_per_group()),
+    }
+}
+
+/// A branch without a value.
+fn done<'c>(branch: impl FnOnce()) -> Vec<Value<'c>> {
+    branch();
+    vec![]
+}
+
+/// Functions of a kernel.
+struct Rows<'c> {
+    /// For 1, 2, .. rows.
+    stream: Vec<Function<'c>>,
+    blocked: Option<Blocked<'c>>,
+}
+
+struct Blocked<'c> {
+    blocks: Blocks,
+    /// For `least`, `least + 1`, .. rows.
+    least: u32,
+    rows: Vec<Function<'c>>,
+    /// For the first block of rows, where it widens the weights for the others.
+    first: Option<Vec<Function<'c>>>,
+}
+
+/// What a block of rows reads.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Weights {
+    /// Weights as stored.
+    Stored,
+    /// Weights as stored, which it widens for the blocks of rows after it.
+    Widen,
+    /// Widened weights.
+    Widened,
 }
 
 /// One kernel's generator.
@@ -79,110 +197,241 @@ struct Generator<'a, 'c> {
     dtype: DType,
 }
 
+/// What the loops of a kernel know: its share and addresses.
+struct Share<'c> {
+    /// Arguments of [`KERNEL_PARAMS`].
+    call: [Value<'c>; 4],
+    a: Value<'c>,
+    w: Value<'c>,
+    rows: Value<'c>,
+    /// Units.
+    begin: Value<'c>,
+    end: Value<'c>,
+}
+
 impl<'c> Generator<'_, 'c> {
-    /// `kernel(ctx, thread, threads, layer)`: the thread's share in blocks of panels, all rows over each block.
-    fn kernel(&self, rows: &[Function<'c>]) -> Function<'c> {
+    /// `kernel(ctx, thread, threads, layer)`.
+    fn kernel(&self, rows: &Rows<'c>) -> Function<'c> {
         define_kernel(self.mb, self.program, self.name, |call| {
             let fb = call.fb;
             let kernel = self.kernel;
-            let panels = &kernel.panels;
             let row_count = call.extent(kernel.rows);
             if let Some(nest) = &kernel.prologue {
                 let scope = loops::bind(call, nest);
                 fb.for_(fb.int(0), row_count, 1, |row| loops::body(fb, nest, &mut scope.clone(), &[row]));
             }
             let narrow = |v| fb.trunc(v, Elem::I32);
-            let call_args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
-            let a = call.base(&kernel.a.place);
-            let w = call.base(&Place::Weight(kernel.weight));
-
+            let (begin, end) = call.share(fb.int(units(kernel).0.into()));
+            let share = Share {
+                call: [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)],
+                a: call.base(&kernel.a.place),
+                w: call.base(&Place::Weight(kernel.weight)),
+                rows: row_count,
+                begin,
+                end,
+            };
             let scopes: Vec<_> = kernel.group_nests.iter().map(|nest| loops::bind(call, &nest.nest)).collect();
-
-            // Units: groups, or panels when there is one group.
-            let (units, unit_panels) = match panels.groups {
-                1 if kernel.group_nests.is_empty() => (panels.panels_per_group(), 1),
-                groups => (groups, panels.panels_per_group()),
+            // Group nests on rows `row .. row_end` of units `first .. last`.
+            let nests = |row: Value<'c>, row_end: Value<'c>, first: Value<'c>, last: Value<'c>| {
+                for (nest, scope) in kernel.group_nests.iter().zip(&scopes) {
+                    let first = fb.max(first, fb.int(nest.groups.start.into()));
+                    let last = fb.min(last, fb.int(nest.groups.end.into()));
+                    fb.for_(row, row_end, 1, |row| {
+                        fb.for_(first, last, 1, |group| {
+                            let group = fb.sub(group, fb.int(nest.groups.start.into()));
+                            loops::body(fb, &nest.nest, &mut scope.clone(), &[row, group]);
+                        });
+                    });
+                }
             };
-            let (begin, end) = call.share(fb.int(units.into()));
-
-            // Balanced row blocks: no small one is left over.
-            let mr = fb.int(rows.len() as i64);
-            let row_blocks = fb.div(fb.add_int(row_count, rows.len() as i64 - 1), mr);
-            let some = fb.max(row_blocks, fb.int(1));
-            let (each, more) = (fb.div(row_count, some), fb.rem(row_count, some));
-
-            // With one row block nothing is used twice: the share is one block. Panels are counted per way, as everywhere.
-            let block = match kernel.tile.n_block {
-                0 => units,
-                n => (n / unit_panels).clamp(1, units),
+            let stream = || {
+                self.dispatch(fb, share.rows, 1, &rows.stream, |function| {
+                    let unit_panels = i64::from(units(kernel).1);
+                    let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels));
+                    fb.call(function, &[&share.call[..], &[share.a, share.w, first, last]].concat());
+                });
+                nests(fb.int(0), share.rows, begin, end);
             };
-            let one = fb.cmp(Cmp::Le, row_count, mr);
-            let block = fb.select(one, fb.int(units.into()), fb.int(block.into()));
-            let blocks = fb.div(fb.sub(fb.add(fb.sub(end, begin), block), fb.int(1)), block);
-            fb.for_(fb.int(0), blocks, 1, |i| {
-                let first = fb.add(begin, fb.mul(i, block));
-                let last = fb.min(fb.add(first, block), end);
-                let unit_panels = i64::from(unit_panels);
-                let (first_panel, last_panel) = (fb.mul_int(first, unit_panels), fb.mul_int(last, unit_panels));
+            match &rows.blocked {
+                None => stream(),
+                Some(blocked) => {
+                    let few = fb.cmp(Cmp::Le, share.rows, fb.int(kernel.tile.mr.into()));
+                    let many = || {
+                        let scratch = fb.sub(call.u64_field(field::PRIVATE_STRIDE), fb.int(blocked.blocks.bytes as i64));
+                        self.all_blocks(fb, &share, blocked, fb.offset(call.private(), scratch), &nests);
+                    };
+                    fb.if_else(few, || done(stream), || done(many));
+                }
+            }
+        })
+    }
+
+    /// Calls `then` for the function of `rows`, which are counted from `first`.
+    fn dispatch(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, first: u32, functions: &[Function<'c>], then: impl Fn(&Function<'c>)) {
+        for (m, function) in (i64::from(first)..).zip(functions) {
+            fb.if_(fb.cmp(Cmp::Eq, rows, fb.int(m)), || then(function));
+        }
+    }
+
+    /// Several blocks of rows over the share's blocks of panels.
+    fn all_blocks(
+        &self,
+        fb: &Fb<'_, 'c>,
+        share: &Share<'c>,
+        blocked: &Blocked<'c>,
+        scratch: Value<'c>,
+        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
+    ) {
+        let (kernel, blocks) = (self.kernel, &blocked.blocks);
+        let unit_panels = i64::from(units(kernel).1);
+        let k_bytes = i64::from(kernel.panels.nr) * self.dtype.size() as i64;
+        // Balanced row blocks: no small one is left over.
+        let mr = i64::from(kernel.tile.mr);
+        let row_blocks = fb.div(fb.add_int(share.rows, mr - 1), fb.int(mr));
+        let (each, more) = (fb.div(share.rows, row_blocks), fb.rem(share.rows, row_blocks));
+        let block = fb.int(blocks.units.into());
+        let count = fb.div(fb.add_int(fb.sub(share.end, share.begin), i64::from(blocks.units) - 1), block);
+        fb.for_(fb.int(0), count, 1, |i| {
+            let first = fb.add(share.begin, fb.mul(i, block));
+            let last = fb.min(fb.add(first, block), share.end);
+            let [first_panel, last_panel] = [first, last].map(|unit| fb.mul_int(unit, unit_panels));
+            let panels = fb.sub(last_panel, first_panel);
+            let block_w = fb.offset(share.w, fb.mul_int(first_panel, self.panel_bytes()));
+            let block_bytes = fb.mul_int(panels, self.panel_bytes());
+            fb.for_(fb.int(0), fb.int(blocks.count.into()), 1, |kb| {
+                let k0 = fb.mul_int(kb, blocks.k.into());
+                let k = fb.min(fb.int(blocks.k.into()), fb.sub(fb.int(kernel.panels.k.into()), k0));
+                let w = fb.offset(block_w, fb.mul_int(k0, k_bytes));
+                let is_last = fb.cmp(Cmp::Eq, kb, fb.int(i64::from(blocks.count) - 1));
+                // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
+                let ahead = fb.select(is_last, fb.sub(block_bytes, fb.mul_int(k0, k_bytes)), fb.int(i64::from(blocks.k) * k_bytes));
+                let ahead_part = fb.div(fb.mul_int(k, k_bytes), row_blocks);
                 fb.for_(fb.int(0), row_blocks, 1, |j| {
                     let row = fb.add(fb.mul(j, each), fb.min(j, more));
-                    let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, j, more), Elem::I64));
-                    let a = fb.index(a, fb.mul_int(row, kernel.a_stride.into()), kernel.a.dtype.size());
-                    for (m, function) in rows.iter().enumerate() {
-                        fb.if_(fb.cmp(Cmp::Eq, count, fb.int(m as i64 + 1)), || {
-                            let args = [&call_args[..], &[a, w, row, first_panel, last_panel]].concat();
-                            fb.call(function, &args);
-                        });
+                    let rows = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, j, more), Elem::I64));
+                    let a = fb.index(share.a, fb.add(fb.mul_int(row, kernel.a_stride.into()), k0), kernel.a.dtype.size());
+                    let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
+                    let ahead = fb.offset(w, fb.add(ahead, fb.mul(j, ahead_part)));
+                    let call = |function: &Function<'c>| {
+                        let rest = [a, w, scratch, kb, k, tiles, row, first_panel, last_panel, ahead, ahead_part];
+                        fb.call(function, &[&share.call[..], &rest].concat());
+                    };
+                    let others = || self.dispatch(fb, rows, blocked.least, &blocked.rows, call);
+                    match &blocked.first {
+                        None => others(),
+                        Some(first) => {
+                            let is_first = fb.cmp(Cmp::Eq, j, fb.int(0));
+                            let first = || self.dispatch(fb, rows, blocked.least, first, call);
+                            fb.if_else(is_first, || done(first), || done(others));
+                        }
                     }
-                    for (nest, scope) in kernel.group_nests.iter().zip(&scopes) {
-                        let first = fb.max(first, fb.int(nest.groups.start.into()));
-                        let last = fb.min(last, fb.int(nest.groups.end.into()));
-                        fb.for_(row, fb.add(row, count), 1, |row| {
-                            fb.for_(first, last, 1, |group| {
-                                let group = fb.sub(group, fb.int(nest.groups.start.into()));
-                                loops::body(fb, &nest.nest, &mut scope.clone(), &[row, group]);
-                            });
-                        });
-                    }
+                    fb.if_(is_last, || nests(row, fb.add(row, rows), first, last));
                 });
+            });
+        });
+    }
+
+    /// Bytes of a panel with all its ways.
+    fn panel_bytes(&self) -> i64 {
+        (self.kernel.panels.panel_len() * u64::from(self.kernel.panels.ways) * self.dtype.size()) as i64
+    }
+
+    /// `stream.m(.., a, w, first_panel, last_panel)`: the `m` rows at `a` times these panels, with epilogue.
+    fn stream(&self, m: u32, epilogue: &Function<'c>) -> Function<'c> {
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64]].concat();
+        let name = format!("{}.stream{m}", self.name);
+        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [a, w, first, last] = *rest else { unreachable!() };
+            let panels = &self.kernel.panels;
+            let micro = Microkernel::stored(self.kernel, self.dtype);
+            let mut walk = Walk::choose(fb.isa(), &micro, m, panels.panels());
+            let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
+            let mut first = first;
+            loop {
+                // Whole walks; what is left is walked with about half as many panels side by side.
+                let count = fb.sub(last, first);
+                let end = if walk.panels == 1 { last } else { fb.sub(last, fb.rem(count, fb.int(walk.panels.into()))) };
+                fb.for_(first, end, walk.panels.into(), |panel| {
+                    let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
+                    let steps = fb.int(i64::from(panels.k / panels.k_pack));
+                    self.pieces(&micro, walk, fb, w, tile, |w, tile, _| {
+                        micro.emit(fb, walk, a, w, steps, Start::Zero, Feed::Stream, None, tile);
+                    });
+                    let column = fb.mul_int(panel, panels.nr.into());
+                    let columns = fb.int((walk.panels * panels.nr).into());
+                    fb.call(epilogue, &[call, &[tile, fb.int(0), fb.int(m.into()), column, columns]].concat());
+                });
+                if walk.panels == 1 {
+                    break;
+                }
+                (first, walk) = (end, Walk::choose(fb.isa(), &micro, m, walk.panels.div_ceil(2).min(walk.panels - 1)));
+            }
+        })
+    }
+
+    /// `block.m(.., a, w, widened, kb, k, tiles, row, first_panel, last_panel, ahead, ahead_part)`: block `kb` of k of the `m` rows at `a`
+    /// times the panels from `w` on, and the epilogue after the last block of k.
+    fn block(&self, m: u32, blocks: &Blocks, weights: Weights, epilogue: &Function<'c>) -> Function<'c> {
+        let own = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
+        let params = [&KERNEL_PARAMS[..], &own].concat();
+        let name = format!("{}.{}{m}", self.name, if weights == Weights::Widen { "widen" } else { "block" });
+        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [a, w, widened, kb, k, tiles, row, first, last, ahead, ahead_part] = *rest else { unreachable!() };
+            let panels = &self.kernel.panels;
+            let (micro, w) = match weights {
+                Weights::Widened => (Microkernel::widened(self.kernel, blocks.widened_panel), widened),
+                _ => (Microkernel::stored(self.kernel, self.dtype), w),
+            };
+            let walk = Walk::choose(fb.isa(), &micro, m, 1);
+            let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;
+            let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
+            let steps = if micro.k_pack == 1 { k } else { fb.lshr(k, micro.k_pack.trailing_zeros()) };
+            let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), walk.pieces.into()));
+            let keep = fb.select(fb.cmp(Cmp::Eq, kb, fb.int(0)), fb.i32(0), fb.i32(-1));
+            fb.for_(fb.int(0), fb.sub(last, first), 1, |panel| {
+                let tile = one_tile.unwrap_or_else(|| fb.offset(tiles, fb.mul_int(panel, tile_bytes as i64)));
+                let w = fb.offset(w, fb.mul_int(panel, (micro.panel_bytes * u64::from(panels.ways)) as i64));
+                let ahead = fb.offset(ahead, fb.mul_int(panel, self.panel_bytes()));
+                let widened = fb.offset(widened, fb.mul_int(panel, (blocks.widened_panel * u64::from(panels.ways)) as i64));
+                self.pieces(&micro, walk, fb, w, tile, |w, tile, piece| {
+                    let start = if one_tile.is_some() { Start::Zero } else { Start::Tile { keep } };
+                    let part = fb.div(fb.mul(piece, ahead_part), fb.int(walk.pieces.into()));
+                    let feed = Feed::Ahead { at: fb.offset(ahead, part), step, stream: self.kernel.panels.panel_len() * self.dtype.size() };
+                    let widened = (weights == Weights::Widen).then(|| Keep {
+                        to: fb.offset(widened, fb.mul_int(piece, i64::from(walk.vectors * fb.lanes()) * 4)),
+                        stream: blocks.widened_panel,
+                    });
+                    micro.emit(fb, walk, a, w, steps, start, feed, widened, tile);
+                });
+                let finish = || {
+                    let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
+                    fb.call(epilogue, &[call, &[tile, row, fb.int(m.into()), column, fb.int(panels.nr.into())]].concat());
+                };
+                match blocks.count {
+                    1 => finish(),
+                    n => fb.if_(fb.cmp(Cmp::Eq, kb, fb.int(i64::from(n) - 1)), finish),
+                }
             });
         })
     }
 
-    /// `rows.m(.., a, w, row, first_panel, last_panel)`: `m` rows at `a` times these panels, with epilogue.
-    fn rows(&self, m: u32, epilogue: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
-        let name = format!("{}.rows{m}", self.name);
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [a, w, row, first, last] = *rest else { unreachable!() };
-            let panels = &self.kernel.panels;
-            let wide = Walk::choose(fb.isa(), self.kernel, m, panels.panels());
-            let narrow = Walk::choose(fb.isa(), self.kernel, m, 1);
-            let tile = fb.stack(u64::from(m * wide.panels * panels.nr * panels.ways) * 4, 64);
-            let vector_bytes = u64::from(fb.lanes() * panels.k_pack) * self.dtype.size();
-            let walk = |first: Value<'c>, last: Value<'c>, walk: Walk| {
-                fb.for_(first, last, walk.panels.into(), |panel| {
-                    let panel_bytes = panels.panel_len() * u64::from(panels.ways) * self.dtype.size();
-                    let w = fb.offset(w, fb.mul_int(panel, panel_bytes as i64));
-                    fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
-                        let vector = fb.mul_int(piece, walk.vectors.into());
-                        let w = fb.offset(w, fb.mul_int(vector, vector_bytes as i64));
-                        let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
-                        Microkernel { kernel: self.kernel, dtype: self.dtype }.emit(fb, walk, a, w, tile);
-                    });
-                    let column = fb.mul_int(panel, panels.nr.into());
-                    let columns = fb.int((walk.panels * panels.nr).into());
-                    fb.call(epilogue, &[call, &[tile, row, fb.int(m.into()), column, columns]].concat());
-                });
-            };
-            let count = fb.sub(last, first);
-            let rest = if wide == narrow { first } else { fb.sub(last, fb.rem(count, fb.int(wide.panels.into()))) };
-            if wide != narrow {
-                walk(first, rest, wide);
-            }
-            walk(rest, last, narrow);
-        })
+    /// All pieces of a walk: `body(w, tile, piece)` with the piece's addresses.
+    fn pieces(
+        &self,
+        micro: &Microkernel<'_>,
+        walk: Walk,
+        fb: &Fb<'_, 'c>,
+        w: Value<'c>,
+        tile: Value<'c>,
+        body: impl FnOnce(Value<'c>, Value<'c>, Value<'c>),
+    ) {
+        fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
+            let vector = fb.mul_int(piece, walk.vectors.into());
+            let w = fb.offset(w, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
+            body(w, fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4)), piece);
+        });
     }
 
     /// `epilogue(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.

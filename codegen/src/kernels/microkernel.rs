@@ -1,13 +1,17 @@
-//! The register tile of a matmul: all k of `m` rows times a few vectors of columns, accumulators in registers from the first to the last.
+//! The register tile of a matmul: a range of k of `m` rows times a few vectors of columns, accumulators in registers all the way.
 //!
-//! In: [`Microkernel`], a [`Walk`] (rows, panels side by side, vectors of each), addresses of the rows and of the panels. Out: the loop
-//! over k, ended by stores of the accumulators to a small tile in L1 (`f32[way][row][column]`), from which the epilogue reads.
+//! In: [`Microkernel`] (what the weights look like), a [`Walk`] (rows, panels side by side, vectors of each), addresses of the rows and of
+//! the panels. Out: the loop over k, ended by stores of the accumulators to a tile in memory (`f32[way][row][column]`), from which the
+//! epilogue reads, or the next range of k.
 //!
-//! Weights are prefetched `tile.prefetch` bytes ahead. From a page on (weights that stream from memory), instances with fewer than four
-//! streams spread the prefetch over the four pages of the next 16 KB.
+//! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
+//! requests under way as the core allows: several streams side by side, each brought to L2 `tile.prefetch` bytes ahead and to L1
+//! `tile.prefetch_l1` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
+//! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
+//! block of rows brings a part of the next block of weights there.
 
 use crate::isa::Isa;
-use crate::llvm::builder::{Elem, Fb, Ty, Value};
+use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType, Matmul};
 
 /// Do `m` rows times `vectors` of accumulators, `held` weights, a broadcast and a mask fit the register file? Beyond this bound LLVM
@@ -16,6 +20,10 @@ pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
     m * vectors + held + 2 <= isa.registers
 }
 
+/// Locality argument of a prefetch into L2.
+const L2: u32 = 2;
+/// Locality argument of a prefetch into L1.
+const L1: u32 = 3;
 /// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
 const PAGE: u32 = 4096;
 /// Pages of a prefetch window, see [`window_line`].
@@ -48,19 +56,17 @@ pub(super) struct Walk {
 
 impl Walk {
     /// The walk of `m` rows with up to `most` panels side by side.
-    pub fn choose(isa: &Isa, kernel: &Matmul, m: u32, most: u32) -> Walk {
-        let per_panel = kernel.panels.nr / isa.lanes;
-        let ways = kernel.panels.ways;
-        // Weights of a single row are memory operands, unless they have to be widened.
-        let widens = kernel.panels.k_pack == 2 && kernel.compute == Compute::F32;
-        let fits = |vectors: u32| tile_fits(isa, m, vectors, if widens { vectors } else { vectors.min(m) });
+    pub fn choose(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
+        let per_panel = micro.kernel.panels.nr / isa.lanes;
+        let ways = micro.kernel.panels.ways;
+        let fits = |vectors: u32| tile_fits(isa, m, vectors, micro.held_weights(m, vectors).min(micro.held_rows(m)));
         let mut vectors = per_panel;
         while vectors > 1 && !fits(vectors * ways) {
             vectors /= 2;
         }
         let mut panels = 1;
         if vectors == per_panel {
-            let side_by_side = |p: u32| p * m * vectors * ways <= kernel.tile.accumulators && fits(p * vectors * ways);
+            let side_by_side = |p: u32| p * ways <= micro.kernel.tile.streams && fits(p * vectors * ways);
             while panels < most && side_by_side(panels + 1) {
                 panels += 1;
             }
@@ -69,121 +75,262 @@ impl Walk {
     }
 }
 
+impl Walk {
+    /// Does a step hold its rows in registers and go through the weights, or the other way round?
+    fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
+        let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
+        micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
+    }
+}
+
+/// First values of the accumulators.
+#[derive(Clone, Copy)]
+pub(super) enum Start<'c> {
+    /// All zero.
+    Zero,
+    /// What the tile holds, or zero for the first range of k.
+    Tile {
+        /// Mask (i32) of the bits that are kept: all or none.
+        keep: Value<'c>,
+    },
+}
+
+/// Fraction bits of [`Feed::Ahead`]'s step.
+pub(super) const AHEAD_SHIFT: u32 = 16;
+
+/// Where the weights are, and what is prefetched.
+#[derive(Clone, Copy)]
+pub(super) enum Feed<'c> {
+    /// In memory.
+    Stream,
+    /// In L2; the loop prefetches what comes next.
+    Ahead {
+        /// Address of its part.
+        at: Value<'c>,
+        /// Bytes per step, in `2^-`[`AHEAD_SHIFT`].
+        step: Value<'c>,
+        /// Bytes between the parts of two ways.
+        stream: u64,
+    },
+}
+
+/// Where widened weights are kept, as `f32[k][nr]` per panel.
+#[derive(Clone, Copy)]
+pub(super) struct Keep<'c> {
+    /// Address for the first vector of the piece.
+    pub to: Value<'c>,
+    /// Bytes from one panel to the next (of one way).
+    pub stream: u64,
+}
+
 /// The generator of register tiles of one kernel.
 pub(super) struct Microkernel<'a> {
     /// The kernel.
     pub kernel: &'a Matmul,
-    /// Weights as stored.
+    /// Weights as they are read.
     pub dtype: DType,
+    /// Consecutive k of one column that lie together.
+    pub k_pack: u32,
+    /// Bytes from one panel to the next (of one way).
+    pub panel_bytes: u64,
 }
 
-impl Microkernel<'_> {
-    /// All `k` of one register tile: reads `walk.m` rows at `a` and the panels at `w`, writes the accumulators to
-    /// `tile: f32[way][m][panels * nr]`. `w` and `tile` point at the piece.
-    pub fn emit<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, a: Value<'c>, w: Value<'c>, tile: Value<'c>) {
+impl<'a> Microkernel<'a> {
+    /// Weights as stored.
+    pub fn stored(kernel: &'a Matmul, dtype: DType) -> Self {
+        Microkernel { kernel, dtype, k_pack: kernel.panels.k_pack, panel_bytes: kernel.panels.panel_len() * dtype.size() }
+    }
+    /// Weights widened to `f32[k][nr]` per panel.
+    pub fn widened(kernel: &'a Matmul, panel_bytes: u64) -> Self {
+        Microkernel { kernel, dtype: DType::F32, k_pack: 1, panel_bytes }
+    }
+    /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
+    /// have to be widened.
+    fn held_weights(&self, m: u32, vectors: u32) -> u32 {
+        let widens = self.k_pack == 2 && self.kernel.compute == Compute::F32;
+        if widens || m > 1 { vectors } else { 1 }
+    }
+    /// The same when a step holds its rows, and a weight.
+    fn held_rows(&self, m: u32) -> u32 {
+        let each = if self.kernel.compute == Compute::F32 { self.k_pack } else { 1 };
+        m * each + 1
+    }
+    /// Bytes of a vector of columns with its k.
+    pub fn vector_bytes(&self, lanes: u32) -> u64 {
+        u64::from(lanes * self.k_pack) * self.dtype.size()
+    }
+
+    /// `steps` times `k_pack` k (and the last one of an odd K) of one register tile: reads `walk.m` rows at `a` and the panels at `w`,
+    /// leaves the accumulators in `tile: f32[way][m][panels * nr]`. `w` and `tile` point at the piece.
+    #[expect(clippy::too_many_arguments, reason = "the operands of a loop")]
+    pub fn emit<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        walk: Walk,
+        a: Value<'c>,
+        w: Value<'c>,
+        steps: Value<'c>,
+        start: Start<'c>,
+        feed: Feed<'c>,
+        keep: Option<Keep<'c>>,
+        tile: Value<'c>,
+    ) {
         let kernel = self.kernel;
         let lanes = fb.lanes();
         let panels = &kernel.panels;
         let a_size = kernel.a.dtype.size();
-        let size = self.dtype.size();
-        let pack = u64::from(panels.k_pack);
-        let vector_bytes = u64::from(lanes) * pack * size;
-        let step_bytes = u64::from(panels.nr) * pack * size;
-        let panel_bytes = panels.panel_len() * size;
+        let pack = u64::from(self.k_pack);
+        let vector_bytes = self.vector_bytes(lanes);
+        let step_bytes = u64::from(panels.nr) * pack * self.dtype.size();
         // One stream per panel and way; vectors within it.
-        let streams: Vec<u64> = (0..u64::from(walk.panels * panels.ways)).map(|s| s * panel_bytes).collect();
+        let streams: Vec<u64> = (0..u64::from(walk.panels * panels.ways)).map(|s| s * self.panel_bytes).collect();
         let vectors: Vec<u64> = streams.iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * vector_bytes)).collect();
-        let lines = (u64::from(walk.vectors) * vector_bytes).div_ceil(64);
 
-        let step = |a: Value<'c>, w: Value<'c>, acc: &[Value<'c>], half: bool| -> Vec<Value<'c>> {
-            let mut acc = acc.to_vec();
-            let row = |r: u32, k: u64| fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + k) * a_size);
-            let align = vector_bytes.min(64) as u32;
-            let columns: Vec<_> = vectors.iter().map(|&v| fb.offset_const(w, v)).collect();
-            let n = columns.len();
-            if kernel.compute == Compute::Bf16Dot {
-                let words: Vec<_> = columns.iter().map(|&p| fb.load(Ty::vec(Elem::I32, lanes), p, align)).collect();
-                for r in 0..walk.m {
-                    // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
-                    let pair = if half {
-                        fb.zext(fb.load(Ty::scalar(Elem::I16), row(r, 0), 2), Elem::I32)
-                    } else {
-                        fb.load(Ty::I32, row(r, 0), 2)
-                    };
-                    let pair = fb.splat(pair, lanes);
-                    for (c, &words) in words.iter().enumerate() {
-                        let i = r as usize * n + c;
-                        acc[i] = fb.dot_bf16(acc[i], pair, words);
-                    }
-                }
-                return acc;
-            }
-            let words = |k: u32, p: Value<'c>| {
-                let ty = Ty::vec(Elem::I32, lanes);
-                // The odd halves' words are read again where they would not find registers beside the even halves.
-                let again = k == 1 && !tile_fits(fb.isa(), walk.m, n as u32, 2 * n as u32);
-                if again { fb.load_again(ty, p, align) } else { fb.load(ty, p, align) }
-            };
-            let half_of = |k: u32, p: Value<'c>| {
-                let (even, odd) = fb.split_bf16_pair(words(k, p));
-                if k == 0 { even } else { odd }
-            };
-            for k in 0..if half { 1 } else { pack } {
-                let columns: Vec<_> = columns
-                    .iter()
-                    .map(|&p| if pack == 2 { half_of(k as u32, p) } else { fb.load_f32(self.dtype, lanes, p, align) })
-                    .collect();
-                for r in 0..walk.m {
-                    let x = fb.load_broadcast(kernel.a.dtype, lanes, row(r, k));
-                    for (c, &weight) in columns.iter().enumerate() {
-                        let i = r as usize * n + c;
-                        acc[i] = fb.fma(x, weight, acc[i]);
-                    }
-                }
-            }
-            acc
-        };
-
-        let steps = u64::from(panels.k) / pack;
-        let zero = fb.zero(Ty::vec(Elem::F32, lanes));
-        let zeros = vec![zero; vectors.len() * walk.m as usize];
+        let mut acc: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|at| self.start(fb, start, fb.offset_const(tile, at))).collect();
         let panel = w;
-        let few_streams = (streams.len() as u32) < WINDOW_PAGES && kernel.tile.prefetch >= PAGE;
-        let mut acc = fb.loop_(fb.int(0), fb.int(steps as i64), 1, &zeros, |i, acc| {
+        let keep_at = |i: Value<'c>| keep.map(|keep| Keep { to: fb.index(keep.to, i, u64::from(panels.nr) * 4 * pack), ..keep });
+        acc = fb.loop_(fb.int(0), steps, 1, &acc, |i, acc| {
             let a = fb.index(a, i, a_size * pack);
             let w = fb.index(w, i, step_bytes);
-            if few_streams {
-                for line in 0..step_bytes / 64 {
-                    let at = window_line(fb, fb.add_int(fb.mul_int(i, step_bytes as i64 / 64), line as i64));
-                    for stream in &streams {
-                        fb.prefetch(fb.offset_const(fb.offset(panel, at), stream + u64::from(WINDOW_PAGES * PAGE)), 2);
-                    }
-                }
-            } else if kernel.tile.prefetch > 0 {
-                for stream in &streams {
-                    for line in 0..lines {
-                        fb.prefetch(fb.offset_const(w, stream + line * 64 + u64::from(kernel.tile.prefetch)), 3);
-                    }
+            match feed {
+                Feed::Stream => self.prefetch_streams(fb, walk, &streams, panel, i),
+                Feed::Ahead { at, step, stream } => {
+                    let at = fb.offset(at, fb.lshr(fb.mul(i, step), AHEAD_SHIFT));
+                    (0..u64::from(panels.ways)).for_each(|way| fb.prefetch(fb.offset_const(at, way * stream), L2));
                 }
             }
-            step(a, w, acc, false)
+            self.step(fb, walk, (a, w, keep_at(i)), &vectors, acc, false)
         });
         if !u64::from(panels.k).is_multiple_of(pack) {
-            acc = step(fb.offset_const(a, steps * pack * a_size), fb.offset_const(w, steps * step_bytes), &acc, true);
+            let at = (fb.index(a, steps, pack * a_size), fb.index(w, steps, step_bytes), keep_at(steps));
+            acc = self.step(fb, walk, at, &vectors, &acc, true);
         }
+        for (value, at) in acc.into_iter().zip(self.tile_offsets(walk, lanes)) {
+            fb.store(value, fb.offset_const(tile, at), lanes * 4);
+        }
+    }
 
-        let width = u64::from(walk.panels * panels.nr);
-        for r in 0..u64::from(walk.m) {
-            for way in 0..u64::from(panels.ways) {
-                for p in 0..u64::from(walk.panels) {
-                    for v in 0..u64::from(walk.vectors) {
-                        let column = p * u64::from(panels.nr) + v * u64::from(lanes);
-                        let stream = p * u64::from(panels.ways) + way;
-                        let i = r * vectors.len() as u64 + stream * u64::from(walk.vectors) + v;
-                        let at = ((way * u64::from(walk.m) + r) * width + column) * 4;
-                        fb.store(acc[i as usize], fb.offset_const(tile, at), lanes * 4);
-                    }
+    /// One step (`k_pack` k; `half`: the first of them) at addresses `(a, w, keep)`, weights at `vectors` of `w`.
+    fn step<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        walk: Walk,
+        (a, w, keep): (Value<'c>, Value<'c>, Option<Keep<'c>>),
+        vectors: &[u64],
+        acc: &[Value<'c>],
+        half: bool,
+    ) -> Vec<Value<'c>> {
+        let (kernel, lanes) = (self.kernel, fb.lanes());
+        let mut acc = acc.to_vec();
+        let n = vectors.len();
+        let dot = kernel.compute == Compute::Bf16Dot;
+        // Multiply-adds per accumulator.
+        let ks = if dot || half { 1 } else { self.k_pack };
+        let row = |r: u32, k: u32| {
+            let at = fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
+            match (dot, half) {
+                (false, _) => fb.load_broadcast(kernel.a.dtype, lanes, at),
+                (true, false) => fb.splat(fb.load(Ty::I32, at, 2), lanes),
+                // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
+                (true, true) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), at, 2), Elem::I32), lanes),
+            }
+        };
+        let align = self.vector_bytes(lanes).min(64) as u32;
+        // The odd halves' words are read again where they would not find registers beside the even halves.
+        let again = !tile_fits(fb.isa(), walk.m, n as u32, 2 * n as u32);
+        let words = |at: Value<'c>, again: bool| {
+            let ty = Ty::vec(Elem::I32, lanes);
+            if again { fb.load_again(ty, at, align) } else { fb.load(ty, at, align) }
+        };
+        let weight = |c: usize, k: u32, again: bool| {
+            let at = fb.offset_const(w, vectors[c]);
+            match self.k_pack {
+                2 if dot => words(at, false),
+                2 => {
+                    let (even, odd) = fb.split_bf16_pair(words(at, again));
+                    if k == 0 { even } else { odd }
                 }
+                _ => fb.load_f32(self.dtype, lanes, at, align),
+            }
+        };
+        let mac = |acc: &mut Value<'c>, x: Value<'c>, w: Value<'c>| *acc = if dot { fb.dot_bf16(*acc, x, w) } else { fb.fma(x, w, *acc) };
+        if walk.holds_rows(self) {
+            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..ks).map(|k| row(r, k)).collect()).collect();
+            for c in 0..n {
+                for k in 0..ks {
+                    let w = weight(c, k, false);
+                    rows.iter().enumerate().for_each(|(r, x)| mac(&mut acc[r * n + c], x[k as usize], w));
+                }
+            }
+            return acc;
+        }
+        for k in 0..ks {
+            let columns: Vec<_> = (0..n).map(|c| weight(c, k, k == 1 && again)).collect();
+            if let Some(keep) = keep {
+                for (c, &value) in (0..).zip(&columns) {
+                    let (stream, vector) = (c / walk.vectors, c % walk.vectors);
+                    let at = (k * kernel.panels.nr + vector * lanes) * 4;
+                    fb.store(value, fb.offset_const(keep.to, u64::from(stream) * keep.stream + u64::from(at)), lanes * 4);
+                }
+            }
+            for r in 0..walk.m {
+                let x = row(r, k);
+                columns.iter().enumerate().for_each(|(c, &w)| mac(&mut acc[r as usize * n + c], x, w));
+            }
+        }
+        acc
+    }
+
+    /// Byte offsets in the tile, in the order of the accumulators: by row, then stream, then vector.
+    fn tile_offsets(&self, walk: Walk, lanes: u32) -> impl Iterator<Item = u64> {
+        let (nr, ways) = (self.kernel.panels.nr, self.kernel.panels.ways);
+        let width = walk.panels * nr;
+        (0..walk.m).flat_map(move |r| {
+            (0..walk.panels * ways).flat_map(move |stream| {
+                let (panel, way) = (stream / ways, stream % ways);
+                (0..walk.vectors).map(move |v| u64::from((way * walk.m + r) * width + panel * nr + v * lanes) * 4)
+            })
+        })
+    }
+
+    fn start<'c>(&self, fb: &Fb<'_, 'c>, start: Start<'c>, at: Value<'c>) -> Value<'c> {
+        let ty = Ty::vec(Elem::F32, fb.lanes());
+        match start {
+            Start::Zero => fb.zero(ty),
+            Start::Tile { keep } => {
+                let bits = fb.load(ty.with(Elem::I32), at, fb.lanes() * 4);
+                fb.bitcast(fb.and(bits, fb.splat(keep, fb.lanes())), ty)
+            }
+        }
+    }
+
+    /// Prefetches of step `i` of streams that start at `panel`.
+    fn prefetch_streams<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, streams: &[u64], panel: Value<'c>, i: Value<'c>) {
+        let tile = &self.kernel.tile;
+        let step_bytes = u64::from(self.kernel.panels.nr * self.k_pack) * self.dtype.size();
+        let lines = (u64::from(walk.vectors) * self.vector_bytes(fb.lanes())).div_ceil(64);
+        let here = fb.mul_int(i, step_bytes as i64);
+        if tile.prefetch >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
+            for line in 0..step_bytes / 64 {
+                let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
+                for stream in streams {
+                    fb.prefetch(fb.offset_const(at, stream + u64::from(WINDOW_PAGES * PAGE)), L2);
+                }
+            }
+        } else if tile.prefetch > 0 {
+            // Beyond its end a stream goes on in the next walk's panel.
+            let at = fb.add_int(here, tile.prefetch.into());
+            let past = fb.cmp(Cmp::Ge, at, fb.int(self.panel_bytes as i64));
+            let skip = (streams.len() as u64 - 1) * self.panel_bytes;
+            let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
+            for (stream, line) in streams.iter().flat_map(|s| (0..lines).map(move |line| (s, line))) {
+                fb.prefetch(fb.offset_const(at, stream + line * 64), L2);
+            }
+        }
+        if tile.prefetch_l1 > 0 {
+            let at = fb.offset(panel, fb.add_int(here, tile.prefetch_l1.into()));
+            for (stream, line) in streams.iter().flat_map(|s| (0..lines).map(move |line| (s, line))) {
+                fb.prefetch(fb.offset_const(at, stream + line * 64), L1);
             }
         }
     }

@@ -237,7 +237,8 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     memory::assign(&mut program);
     let scratch = program.regions.iter().map(|r| match &r.kernel {
         Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
-        _ => 0,
+        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(&program, m),
+        Kernel::Loops(_) => 0,
     });
     // Kernels take their scratch from the end of the private area.
     program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);

@@ -6,6 +6,7 @@
 
 use super::kernel::KernelBuilder;
 use super::lower::{Cols, Frame, Home, Stop, in_pieces, storage};
+use super::tiling;
 use super::{Plan, PlanError};
 use rcompile_codegen::program::{
     Buffer, BufferId, DType, ExprId, Extent, Item, Kernel, LoopNest, Region, RegionId, Stage, StageKind, Store,
@@ -129,7 +130,7 @@ impl Plan<'_> {
         let ty = frame.func.ty(v);
         let dtype = self.stored_type(ty.dtype)?;
         let rows = ty.shape.first().map_or(1, |d| self.bound(frame, *d)) as u32;
-        let stride = width.next_multiple_of(32);
+        let stride = tiling::row_stride(width, dtype);
         let id = BufferId(self.program.buffers.len() as u32);
         self.program.buffers.push(Buffer { name: format!("{name}.{}", id.0), dtype, rows, stride, offset: 0 });
         Ok(Home::Buffer { id, dtype, stride, cols })

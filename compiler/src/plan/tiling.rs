@@ -1,23 +1,42 @@
 //! Tile choices: heuristics as data, one function per kernel kind.
 
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{DType, MatmulTile, Panels};
+use rcompile_codegen::program::{Compute, DType, MatmulTile, Panels};
 
-/// Bytes of weight panels that stay in L2 while all rows pass over them.
-const L2_BLOCK_BYTES: u64 = 1 << 20;
-/// Prefetch distance of weights in bytes: never slower than none, much faster where they come from memory.
-const PREFETCH_BYTES: u32 = 4096;
+/// Bytes of weights, as the loops read them, that stay in L2 while all rows pass over them.
+const L2_BLOCK_BYTES: u64 = 512 << 10;
+/// Inner dimension of a block: its rows of the left operand and a panel of weights pass through L1 together.
+const K_BLOCK: u32 = 1024;
+/// Weights that stream from memory: panels side by side.
+const STREAMS: u32 = 6;
+/// And prefetch distances in bytes: to L2, to L1.
+const PREFETCH_BYTES: (u32, u32) = (8192, 1024);
 
 /// Tile of a matmul with at most `rows` rows.
-pub fn matmul_tile(isa: &Isa, rows: u64, panels: &Panels, dtype: DType) -> MatmulTile {
-    let panel_bytes = panels.panel_len() * dtype.size() * u64::from(panels.ways);
+pub fn matmul_tile(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
+    let widen = compute == Compute::F32 && dtype != DType::F32;
+    let read_size = if widen { DType::F32.size() } else { dtype.size() };
+    let k_blocks = panels.k.div_ceil(K_BLOCK);
+    let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(2);
+    let panel_bytes = u64::from(k_block * panels.nr * panels.ways) * read_size;
     MatmulTile {
         mr: isa.tile_rows.min(rows as u32),
-        accumulators: isa.tile_rows * isa.tile_vectors,
-        k_block: 0,
-        n_block: (L2_BLOCK_BYTES / panel_bytes.max(1)).clamp(1, 64) as u32,
-        prefetch: PREFETCH_BYTES,
+        streams: STREAMS,
+        k_block,
+        n_block: (L2_BLOCK_BYTES / panel_bytes).clamp(1, 64) as u32,
+        widen,
+        prefetch: PREFETCH_BYTES.0,
+        prefetch_l1: PREFETCH_BYTES.1,
     }
+}
+
+/// Elements from row to row of a buffer of `width` columns: whole cache lines, and never a multiple of 2 KB. Rows of a matmul's tile are
+/// read side by side; a multiple of the L1's way would put the same column of all of them into one set.
+pub fn row_stride(width: u32, dtype: DType) -> u32 {
+    let line = 64 / dtype.size() as u32;
+    let stride = width.next_multiple_of(line.max(32));
+    let collides = (u64::from(stride) * dtype.size()).is_multiple_of(2048);
+    if collides { stride + line.max(32) } else { stride }
 }
 
 /// Rows per attention tile: (row, head) pairs that share reads of K and V, bounded so that their scores of a key block stay in L1/L2.
