@@ -184,10 +184,12 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
     };
     for threads in bench.threads.clone() {
         let works: Vec<&Work> = works.iter().copied().filter(|w| w.threads(bench) == threads).collect();
-        let attention = if threads == bench.most_threads() { &attention[..] } else { &[] };
-        let names: Vec<&str> = works.iter().map(|w| w.executable).chain(attention.iter().map(|a| a.executable)).collect();
+        let all = threads == bench.most_threads();
+        let attention = if all { &attention[..] } else { &[] };
+        let outside = all && topic == Topic::Decode && is_wanted(bench.options, OUTSIDE);
+        let names = works.iter().map(|w| w.executable).chain(attention.iter().map(|a| a.executable));
         let mut paths = Vec::new();
-        for name in names {
+        for name in names.chain(outside.then_some("llama-1b")) {
             paths.push(bench.executable(name)?);
         }
         let Some(file) = paths.first() else { continue };
@@ -198,7 +200,7 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
         for attention in attention {
             run_attention(bench, attention, threads)?;
         }
-        if topic == Topic::Decode && threads == bench.most_threads() && bench.options.matches.is_empty() {
+        if outside {
             from_outside(bench, threads)?;
         }
         let after = bench.limits(threads, file)?;
@@ -304,8 +306,9 @@ fn run_attention(bench: &mut Bench, attention: &Attention, threads: usize) -> Ou
     Ok(())
 }
 
-/// Tokens of the comparison from outside.
-const OUTSIDE: usize = 128;
+/// Name of the comparison of `bench` with `generate`, and the tokens of it.
+const OUTSIDE: &str = "generate from outside";
+const OUTSIDE_TOKENS: usize = 128;
 
 /// The decode rate of `generate`, timed from outside, against what `bench` says.
 fn from_outside(bench: &mut Bench, threads: usize) -> Outcome<()> {
@@ -314,10 +317,11 @@ fn from_outside(bench: &mut Bench, threads: usize) -> Outcome<()> {
         let words = ["generate", "--tokens", "1,2,3,4,5,6,7,8", "-n", &n.to_string(), "--ignore-eos", "-t", &threads.to_string()];
         Ok(bench.pinned(&out, &args(words), threads)?.wall_ms / 1e3)
     };
-    let seconds = wall(OUTSIDE)? - wall(1)?;
+    let seconds = wall(OUTSIDE_TOKENS)? - wall(1)?;
     // The first token comes from the prompt: 127 steps lie between.
-    let outside = (OUTSIDE - 1) as f64 / seconds;
-    let words = ["bench", "-p", "0", "-n", &(OUTSIDE - 1).to_string(), "-d", "8", "-r", "1", "-t", &threads.to_string(), "-o", "jsonl"];
+    let outside = (OUTSIDE_TOKENS - 1) as f64 / seconds;
+    let words =
+        ["bench", "-p", "0", "-n", &(OUTSIDE_TOKENS - 1).to_string(), "-d", "8", "-r", "1", "-t", &threads.to_string(), "-o", "jsonl"];
     let inside = rates(&bench.pinned(&out, &args(words), threads)?)?.pop().ok_or("bench printed no test")?.tokens_per_s;
     eprintln!("bench: generate from outside {outside:.2} tokens/s, bench {inside:.2}");
     bench.record.push("outside generate", outside);
@@ -425,7 +429,7 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
     }
     if topic == Topic::Decode {
         let off = record.each(["outside generate", "outside bench"], |[outside, inside]| 100.0 * (outside / inside - 1.0).abs());
-        section.add("generate -n 128 minus -n 1, from outside", "tokens/s", record.get("outside generate"));
+        section.add(format!("{OUTSIDE}, -n 128 minus -n 1"), "tokens/s", record.get("outside generate"));
         section.add_goal("difference of that to bench -n 127 -d 8", "%", off, Goal::AtMost(5.0));
     }
     if topic == Topic::Long {
