@@ -2,7 +2,8 @@
  *
  *   @DECLARATIONS@   one line per generated step:  extern void rc_step_step_8(const void *, unsigned, unsigned);
  *   @TABLE@          one line per generated step:  { 8, 0, rc_step_step_8 },
- *                    = { bucket, index into the manifest's entries, function }; the end mark is below
+ *                    = { bucket, index into the manifest's entries, function }; the end mark is below; probes,
+ *                    which measure the CPU, have entry 0xffffffff and the probe's number
  *
  * Everything else is the runtime's: `rc_main` gets the payload (section .rc_payload, which the link stage fills after
  * linking) and the table. The struct is `StepEntry` of runtime-lib/src/abi.rs.

@@ -13,4 +13,4 @@ pub mod verify;
 
 pub use error::Error;
 pub use llvm::module::{Compiled, Emit};
-pub use unit::{Options, Unit, compile, compile_units, step_symbol};
+pub use unit::{Options, Unit, compile, compile_units, probe_units, step_symbol};

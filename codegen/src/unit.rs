@@ -1,4 +1,4 @@
-//! Units of compilation: one LLVM module per distinct kernel and one per step function.
+//! Units of compilation: one LLVM module per distinct kernel, one per step function and one per probe.
 //!
 //! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A kernel's symbol has a
 //! hash of all data that its code depends on: equal kernels of several buckets have equal keys, and the driver keeps one of each
@@ -6,9 +6,10 @@
 
 use crate::error::Error;
 use crate::isa::Isa;
-use crate::kernels::{attention, loops, matmul, step};
+use crate::kernels::{attention, loops, matmul, probe, step};
 use crate::llvm::module::{self, Compiled, Emit};
 use crate::program::{Compute, DType, Kernel, LoopNest, Matmul, Operand, Place, Program, Region};
+use rcompile_runtime::abi::Probe;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
@@ -45,6 +46,7 @@ enum What<'a> {
     Kernel(&'a Kernel),
     /// Symbols of the regions.
     Step(Vec<String>),
+    Probe(Probe),
 }
 
 /// The step function's symbol.
@@ -71,6 +73,16 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
     units
 }
 
+/// Units of the target's probes, each with its symbol; they take nothing of the program, so one program's are enough.
+pub fn probe_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -> Vec<(Probe, Unit<'a>)> {
+    let unit = |probe| {
+        let symbol = probe::symbol(probe);
+        let key = format!("{symbol} {options:?} {isa:?}");
+        (probe, Unit { symbol, key, program, isa, options, what: What::Probe(probe) })
+    };
+    probe::probes(isa).map(unit).collect()
+}
+
 /// Compiles one unit.
 pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
     module::build(&unit.symbol, unit.isa, unit.options.opt_level, unit.options.emit, |mb| {
@@ -85,6 +97,7 @@ pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
                 attention::define(mb, unit.program, &unit.symbol, kernel)?;
             }
             What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
+            What::Probe(kind) => probe::define(mb, unit.program, *kind),
         }
         Ok(())
     })

@@ -4,7 +4,8 @@ mod support;
 
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::*;
-use rcompile_codegen::{Emit, Options, compile, compile_units};
+use rcompile_codegen::{Emit, Options, compile, compile_units, probe_units};
+use rcompile_runtime::abi::{Probe, field};
 use support::program::*;
 
 fn softmax() -> Program {
@@ -56,6 +57,48 @@ fn every_known_cpu_compiles_the_same_bytes_twice() {
         }
         assert!(units[0].symbol.starts_with("rc_loops_f32_layers_soft_max_") && units[0].symbol.ends_with(&cpu.replace('-', "_")));
         assert_eq!(units[1].symbol, "rc_step_step_8");
+    }
+}
+
+/// Probes are loops of the one instruction that they measure, on registers, at the kernels' width.
+#[test]
+fn probes_measure_what_they_say() {
+    let p = softmax();
+    for cpu in Isa::known_cpus(HOST_TRIPLE) {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let units = probe_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: false, asm: true } });
+        assert_eq!(units.iter().any(|u| u.0 == Probe::Bf16Dot), isa.bf16_dot, "{cpu}");
+        assert!(units.len() >= 3);
+        for (probe, unit) in units {
+            let asm = compile(&unit).unwrap().asm.unwrap();
+            let count = |word: &str| asm.lines().filter(|l| l.trim().starts_with(word)).count();
+            let chains = if isa.registers == 32 { 24 } else { 12 };
+            match probe {
+                Probe::F32 => assert!(count("vfmadd") >= chains && count("vfmadd") % chains == 0, "{cpu}: {asm}"),
+                Probe::Bf16Dot => assert!(count("vdpbf16ps") >= chains && count("vdpbf16ps") % chains == 0, "{cpu}: {asm}"),
+                Probe::Read1 | Probe::Read4 => assert!(count("prefetch") >= 4 && count("vxorps") + count("vpxor") >= 4, "{cpu}: {asm}"),
+            }
+            assert!(!asm.contains("(%rsp)"), "{cpu} {}: spills\n{asm}", unit.symbol);
+            assert_eq!(asm.contains("zmm"), isa.lanes == 16, "{cpu}");
+            assert!(count("call") == 0, "{cpu}: {asm}");
+        }
+    }
+}
+
+/// What the profile costs a step that is not measured: the pointer is loaded once, and nothing of it is in the kernels.
+#[test]
+fn a_step_looks_at_the_profile_once() {
+    let p = softmax();
+    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap();
+    for unit in compile_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: false, asm: true } }) {
+        let asm = compile(&unit).unwrap().asm.unwrap();
+        let looks = asm.matches(&format!("{}(%rdi)", field::PROFILE)).count();
+        let calls = asm.lines().filter(|l| l.contains("rc_profile")).count();
+        if unit.symbol.starts_with("rc_step") {
+            assert!(looks == 1 && calls >= 1, "{asm}");
+        } else {
+            assert_eq!((looks, calls), (0, 0), "{asm}");
+        }
     }
 }
 

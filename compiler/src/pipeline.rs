@@ -23,15 +23,14 @@ use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::{doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::Program;
-use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, compile, compile_units, step_symbol, verify};
+use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, compile, compile_units, probe_units, step_symbol, verify};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model, OpenOptions};
-use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, TextInfo};
+use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PROBE_ENTRY, PoolingInfo, StateInfo, TextInfo};
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -74,10 +73,11 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
     match command {
         Command::Build(options) => {
             let report = run(&options)?;
-            report::print(&report.text)?;
             if options.json {
-                report::print_json(&report)?;
-            } else if !options.quiet {
+                return report::print_json(&report);
+            }
+            report::print(&report.text)?;
+            if !options.quiet {
                 eprint!("{}", report.lines());
             }
             Ok(())
@@ -134,6 +134,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     report.cpu = isa.name.clone();
     report.compute = settings.compute.name().into();
     report.kv_dtype = settings.kv_dtype.name().into();
+    report.ctx_size = settings.ctx_size;
     if stop("open") {
         report.text = format!("{facts:#?}\n");
         return Ok(finished(report, &progress));
@@ -231,6 +232,11 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let mut keys = BTreeSet::new();
     let mut units: Vec<_> = plans.iter().flat_map(|p| compile_units(&p.program, &isa, codegen_options)).collect();
     units.retain(|u| keys.insert(u.key.clone()));
+    // `OUT profile` measures this CPU's limits with the instructions of the kernels.
+    let probes = plans.first().map(|p| probe_units(&p.program, &isa, codegen_options)).unwrap_or_default();
+    let probe_steps: Vec<Step> =
+        probes.iter().map(|(probe, unit)| Step { bucket: *probe as u32, entry: PROBE_ENTRY, symbol: unit.symbol.clone() }).collect();
+    units.extend(probes.into_iter().map(|(_, unit)| unit));
     let stage = progress.stage("codegen", units.len() as u64, false);
     let (objects, inputs) = std::thread::scope(|scope| {
         // Meanwhile the input files are hashed and the tokenizer is made compact, on a thread of its own.
@@ -256,7 +262,8 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
 
     // link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
     let stage = progress.stage("link", 0, false);
-    let steps: Vec<Step> = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
+    let steps = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) });
+    let steps: Vec<Step> = steps.chain(probe_steps).collect();
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
     let linked = link::link(&work, &tools, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
     if o.save_temps {
@@ -585,7 +592,9 @@ fn fill_plan_report(report: &mut Report, plans: &[Planned], weights: &WeightTabl
         .map(|p| BucketReport {
             entry: p.program.entry.clone(),
             rows: p.program.bucket,
+            tile_rows: p.program.tile_rows,
             regions: p.program.regions.len(),
+            costs: p.regions.clone(),
             barriers_per_layer: p.barriers_per_layer,
             arena_bytes: p.program.arena_bytes,
             private_bytes: p.program.private_bytes,
@@ -654,7 +663,7 @@ fn manifest(
         tile_rows: p.program.tile_rows,
         arena_bytes: p.program.arena_bytes,
         private_bytes: p.program.private_bytes,
-        regions: region_names(&p.program),
+        regions: p.regions.clone(),
         barriers_per_layer: p.barriers_per_layer,
     };
     Manifest {
@@ -688,9 +697,6 @@ fn manifest(
             persistent: first.state.persistent,
         },
         weight_bytes: weights.len,
-        weight_bytes_per_token: first.work.weight_bytes,
-        flop_per_row: first.work.flop_per_row,
-        flop_per_logit_row: first.work.flop_per_logit_row,
         inputs: inputs.into_iter().map(|i| rcompile_runtime::abi::InputFile { name: i.name, bytes: i.bytes, sha256: i.sha256 }).collect(),
         text,
         generation: GenerationInfo {
@@ -714,8 +720,4 @@ fn manifest(
         }),
         notes: Vec::new(),
     }
-}
-
-fn region_names(program: &Program) -> Vec<String> {
-    program.regions.iter().map(|r| r.name.clone()).collect()
 }

@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use indicatif::{ProgressBar, ProgressStyle};
+use rcompile_runtime::cost::RegionInfo;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::io::{IsTerminal, Write};
@@ -28,8 +29,13 @@ pub struct BucketReport {
     pub entry: String,
     /// Capacity in rows.
     pub rows: u32,
+    /// Rows of an attention tile.
+    pub tile_rows: u32,
     /// Regions of the program.
     pub regions: usize,
+    /// Their cost, for `inspect --scaling`.
+    #[serde(skip)]
+    pub costs: Vec<RegionInfo>,
     /// Barriers per decoder layer.
     pub barriers_per_layer: u32,
     /// Arena bytes.
@@ -57,6 +63,8 @@ pub struct Report {
     pub compute: String,
     /// Type of the KV cache.
     pub kv_dtype: String,
+    /// Positions per sequence.
+    pub ctx_size: u32,
     /// Buckets.
     pub buckets: Vec<BucketReport>,
     /// Distinct units compiled.
@@ -82,8 +90,8 @@ pub struct Report {
     /// What passes did and refused, for `--explain`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// Text for stdout when the build was stopped early (`--stop-after`).
-    #[serde(skip)]
+    /// Text for stdout: what `--stop-after` and `--emit` ask for; with `--json` a field of the report.
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
     /// A bucket's name for each pass in `passes` is part of it; nothing else is printed with `--quiet`.
     #[serde(skip)]

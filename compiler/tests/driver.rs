@@ -94,6 +94,10 @@ fn stopping_early_prints_and_writes_nothing() {
         assert_eq!(code(&out), 0, "{out:?}");
         assert!(String::from_utf8_lossy(&out.stdout).contains(word), "{at}");
         assert!(names(dir.path()).is_empty());
+        // With --json the report has it, and stdout nothing else.
+        let out = build(dir.path(), &["--json", "--stop-after", at]).output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
+        assert!(report["text"].as_str().unwrap().contains(word) && report["model"].is_string(), "{at}");
     }
     let dir = tempfile::tempdir().unwrap();
     let out = build(dir.path(), &["--dry-run"]).output().unwrap();

@@ -4,10 +4,11 @@
 //! In: nothing. Out: types whose sizes and offsets are asserted below, so that generated code, which addresses fields by
 //! [`field`] offsets, cannot drift from what the runtime writes.
 
+use crate::cost::RegionInfo;
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
-pub const ABI_VERSION: u32 = 1;
+pub const ABI_VERSION: u32 = 2;
 
 /// One attention tile: consecutive rows of one run (same slot) that share reads of K and V.
 #[repr(C)]
@@ -79,6 +80,39 @@ pub struct StepCtx {
     pub profile_stride: u64,
 }
 
+impl StepCtx {
+    /// A step without rows, areas and tables.
+    pub fn empty() -> Self {
+        use core::ptr::{null, null_mut};
+        Self {
+            abi_version: ABI_VERSION,
+            rows: 0,
+            logit_rows: 0,
+            runs: 0,
+            tiles: 0,
+            pages_per_slot: 0,
+            weights: null(),
+            state: null_mut(),
+            arena: null_mut(),
+            private: null_mut(),
+            private_stride: 0,
+            output: null_mut(),
+            token: null(),
+            slot: null(),
+            position: null(),
+            kv_index: null(),
+            segment: null(),
+            logit_row: null(),
+            run_begin: null(),
+            tile: null(),
+            page_table: null(),
+            barrier: null_mut(),
+            profile: null_mut(),
+            profile_stride: 0,
+        }
+    }
+}
+
 /// Byte offsets of [`StepCtx`] fields, for generated code.
 pub mod field {
     use super::StepCtx;
@@ -116,13 +150,53 @@ pub const PROFILE_SYMBOL: &str = "rc_profile";
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct StepEntry {
-    /// Bucket capacity in rows.
+    /// Bucket capacity in rows; of a probe its [`Probe`].
     pub bucket: u32,
-    /// Index into the manifest's `entries`.
+    /// Index into the manifest's `entries`, or [`PROBE_ENTRY`].
     pub entry: u32,
     /// The generated function.
     pub run: Option<StepFn>,
 }
+
+/// `StepEntry::entry` of probes.
+pub const PROBE_ENTRY: u32 = u32::MAX;
+
+/// Generated functions that measure what this CPU can do with the instructions that the kernels use. Called like steps:
+/// `ctx.rows` says how much, scratch gets what keeps the loops alive, and a probe of reading reads `ctx.weights`.
+///
+/// Symbol: `rc_probe_<name>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Probe {
+    /// Reads `rows` blocks of [`PROBE_READ_BYTES`] in all, each thread its share, in one stream with prefetch over four pages.
+    Read1 = 1,
+    /// The same in four streams side by side with prefetch.
+    Read4 = 2,
+    /// Fused multiply-adds of f32 in registers: [`PROBE_MULTIPLY_ADDS`] per thread and row.
+    F32 = 3,
+    /// Dot products of bf16 pairs in registers, likewise.
+    Bf16Dot = 4,
+}
+
+impl Probe {
+    /// All of them.
+    pub const ALL: [Probe; 4] = [Probe::Read1, Probe::Read4, Probe::F32, Probe::Bf16Dot];
+
+    /// In symbols.
+    pub fn name(self) -> &'static str {
+        match self {
+            Probe::Read1 => "read1",
+            Probe::Read4 => "read4",
+            Probe::F32 => "f32",
+            Probe::Bf16Dot => "bf16_dot",
+        }
+    }
+}
+
+/// Bytes of a block of [`Probe::Read1`] and [`Probe::Read4`].
+pub const PROBE_READ_BYTES: u64 = 64 << 10;
+/// Multiply-adds of a row of a compute probe, on each thread.
+pub const PROBE_MULTIPLY_ADDS: u64 = 3 << 18;
 
 /// Virtual address at which the payload segment is linked (relative to the load base of a static-pie).
 pub const PAYLOAD_VADDR: u64 = 0x4000_0000;
@@ -234,12 +308,6 @@ pub struct Manifest {
     pub state: StateInfo,
     /// Weight bytes (packed).
     pub weight_bytes: u64,
-    /// Bytes of weights read once per decode step (without rows of a lookup table).
-    pub weight_bytes_per_token: u64,
-    /// Multiply-adds times two of the weights matrices per row.
-    pub flop_per_row: u64,
-    /// Multiply-adds times two of the head per logits row.
-    pub flop_per_logit_row: u64,
     /// sha256 of every input file, in name order.
     pub inputs: Vec<InputFile>,
     /// Text side; absent when the model has no tokenizer.
@@ -280,8 +348,8 @@ pub struct BucketInfo {
     pub arena_bytes: u64,
     /// Scratch bytes per thread (multiple of 128).
     pub private_bytes: u64,
-    /// Names of the regions in program order (`layers.qkv`, ...), for `profile`.
-    pub regions: Vec<String>,
+    /// The regions in program order, with their cost.
+    pub regions: Vec<RegionInfo>,
     /// Barriers per decoder layer.
     pub barriers_per_layer: u32,
 }

@@ -1,16 +1,18 @@
 //! The runtime that is linked into every executable, and its contract with generated code ([`abi`]).
 //!
 //! In: the payload and the generated steps that the link stage put into the executable. Out: the executable's command line.
-//! From the inside out: [`threads`] runs a generated step on all cores, [`step`] is the safe door to it, [`decode`] and
+//! From the inside out: [`threads`] runs a generated step on all cores, [`step`] is the safe door to it, [`profile`] measures it,
+//! [`decode`] and
 //! [`encode`] feed sequences and texts through that door, [`text`] and [`sample`] turn texts into tokens and logits into
 //! tokens, [`payload`] and [`cpu`] check what the executable is made of and runs on, `cli` is what the user sees.
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!
-//! With the feature `exe` off, only [`abi`] exists: that is what codegen and the driver use. The feature `text` adds the
+//! With the feature `exe` off, only [`abi`] and [`cost`] exist: that is what codegen and the driver use. The feature `text` adds the
 //! compact tokenizer, which the driver writes and executables read.
 
 pub mod abi;
+pub mod cost;
 #[cfg(feature = "text")]
 pub mod text;
 
@@ -28,6 +30,8 @@ pub mod kv;
 pub mod payload;
 #[cfg(feature = "exe")]
 mod process;
+#[cfg(feature = "exe")]
+pub mod profile;
 #[cfg(feature = "exe")]
 pub mod sample;
 #[cfg(feature = "exe")]

@@ -7,8 +7,10 @@
 
 use std::ptr;
 
-use crate::abi::{ABI_VERSION, BucketInfo, EntryInfo, Manifest, StepCtx, StepEntry, StepFn, Tile};
-use crate::threads::{PROFILE_EVENT, PROFILE_TAIL, Pool};
+use crate::abi::{BucketInfo, EntryInfo, Manifest, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn, Tile};
+use crate::cost::Load;
+use crate::profile::Profile;
+use crate::threads::Pool;
 
 /// Pooled vectors per run that an encoder writes: mean, cls, max, last, then the same four L2-normalised.
 pub const POOLED_VECTORS: usize = 8;
@@ -148,6 +150,8 @@ struct Bucket {
 /// One entry of the executable: what it is, its functions and its weights.
 pub struct Program<'a> {
     buckets: Vec<Bucket>,
+    /// Number of the [`Probe`], function.
+    probes: Vec<(u32, StepFn)>,
     weights: &'a [u8],
     output_stride: usize,
     /// Pooled output: rows of a run see each other in both directions.
@@ -166,7 +170,7 @@ impl<'a> Program<'a> {
     /// # Safety
     /// Each `run` in `steps` is a function of this ABI that, given a context as [`Session::step`] builds it from this
     /// manifest, reads `weights` within bounds and writes only state, arena, scratch and output of the sizes in the manifest.
-    /// A pooled entry that looks segments up has two of them, or no step is given a row of segment 1.
+    /// A pooled entry that looks segments up has two of them, or no step is given a row of segment 1. Probes obey [`Probe`].
     pub unsafe fn new(manifest: &Manifest, index: usize, steps: &[StepEntry], weights: &'a [u8]) -> Result<Self, StepError> {
         let broken = |what: String| StepError::Broken(what);
         let entry: &EntryInfo = manifest.entries.get(index).ok_or_else(|| broken(format!("no entry {index}")))?;
@@ -188,8 +192,10 @@ impl<'a> Program<'a> {
         if (weights.len() as u64) < manifest.weight_bytes {
             return Err(broken("weights are shorter than the manifest says".into()));
         }
+        let probes = steps.iter().filter(|s| s.entry == PROBE_ENTRY).filter_map(|s| Some((s.bucket, s.run?))).collect();
         Ok(Self {
             buckets,
+            probes,
             weights,
             output_stride: entry.output_stride as usize,
             bidirectional: entry.output == "pooled",
@@ -210,6 +216,11 @@ impl<'a> Program<'a> {
     /// Rows that may want logits (or runs of a pooled entry) in one step of the largest bucket.
     pub fn max_outputs(&self) -> usize {
         self.last().logit_rows as usize
+    }
+
+    /// Bytes of weights.
+    pub fn weight_bytes(&self) -> usize {
+        self.weights.len()
     }
 
     /// Most rows of a step in which every row wants logits.
@@ -342,22 +353,16 @@ impl<'a> Session<'a> {
         let bucket = &self.program.buckets[bucket_index];
         cut_tiles(&mut self.tiles, &self.run_begin, rows, bucket.info.tile_rows as usize, self.program.bidirectional);
         let (profile, profile_stride) = match &mut self.profile {
-            Some(profile) => profile.part(bucket_index),
+            Some(profile) => {
+                profile.begin_step(bucket_index, |window| load(rows, &self.run_begin, &self.tiles, window, self.program.bidirectional))
+            }
             None => (ptr::null_mut(), 0),
         };
         let ctx = StepCtx {
-            abi_version: ABI_VERSION,
             rows: rows.len() as u32,
             logit_rows: rows.logit_rows() as u32,
             runs: runs as u32,
             tiles: self.tiles.len() as u32,
-            pages_per_slot: self.program.pages_per_slot,
-            weights: self.program.weights.as_ptr(),
-            state: self.state.at,
-            arena: self.arena.at,
-            private: self.private.at,
-            private_stride: self.private_stride as u64,
-            output: self.output.at.cast(),
             token: rows.token.as_ptr(),
             slot: rows.slot.as_ptr(),
             position: rows.position.as_ptr(),
@@ -366,17 +371,52 @@ impl<'a> Session<'a> {
             logit_row: rows.logit_row.as_ptr(),
             run_begin: self.run_begin.as_ptr(),
             tile: self.tiles.as_ptr(),
-            page_table: self.page_table.as_ptr(),
-            barrier: self.pool.barrier(),
             profile,
             profile_stride,
+            ..self.empty_step()
         };
         // SAFETY: `Program::new` promised a function of this ABI. Tables have the lengths that `StepCtx` states, ids, slots and
         // positions were checked above, areas have the sizes of the manifest, scratch is sized for the pool's threads, and
         // `&mut self` keeps everything else away until all threads are done.
         unsafe { self.pool.run(bucket.run, &ctx) };
+        if let Some(profile) = &mut self.profile {
+            profile.end_step(bucket_index, rows.len() as u64);
+        }
         self.outputs = outputs;
         Ok(())
+    }
+
+    /// A step without rows: areas, weights, barrier.
+    fn empty_step(&self) -> StepCtx {
+        StepCtx {
+            pages_per_slot: self.program.pages_per_slot,
+            weights: self.program.weights.as_ptr(),
+            state: self.state.at,
+            arena: self.arena.at,
+            private: self.private.at,
+            private_stride: self.private_stride as u64,
+            output: self.output.at.cast(),
+            page_table: self.page_table.as_ptr(),
+            barrier: self.pool.barrier(),
+            ..StepCtx::empty()
+        }
+    }
+
+    /// Runs a probe on all threads, as often as `rows` says; false where the executable has none of this kind or not as many
+    /// bytes of weights as it would read.
+    pub fn probe(&mut self, probe: Probe, rows: u32) -> bool {
+        let Some(run) = self.program.probes.iter().find(|p| p.0 == probe as u32).map(|p| p.1) else {
+            return false;
+        };
+        let reads = matches!(probe, Probe::Read1 | Probe::Read4);
+        if reads && u64::from(rows) * PROBE_READ_BYTES > self.program.weights.len() as u64 {
+            return false;
+        }
+        let ctx = StepCtx { rows, ..self.empty_step() };
+        // SAFETY: `Program::new` promised a function of this ABI; a probe reads the weights within the bound checked above and
+        // writes at most 128 bytes of its thread's scratch.
+        unsafe { self.pool.run(run, &ctx) };
+        true
     }
 
     /// Logits of the `index`-th row that wanted them in the last step.
@@ -399,7 +439,7 @@ impl<'a> Session<'a> {
 
     /// Starts to measure regions; `events` per thread and bucket are kept one by one.
     pub fn start_profile(&mut self, events: usize) {
-        self.profile = Some(Profile::new(&self.program, self.pool.threads(), events));
+        self.profile = Some(Profile::new(self.program.buckets(), self.pool.threads(), events));
     }
 
     /// Stops measuring and returns what was measured.
@@ -469,123 +509,27 @@ fn cut_tiles(tiles: &mut Vec<Tile>, run_begin: &[i32], rows: &RowTable, tile_row
     }
 }
 
-/// A context without anything in it, for tests of parts of a step.
-#[cfg(test)]
-pub(crate) fn empty_ctx() -> StepCtx {
-    StepCtx {
-        abi_version: ABI_VERSION,
-        rows: 0,
-        logit_rows: 0,
-        runs: 0,
-        tiles: 0,
-        pages_per_slot: 0,
-        weights: ptr::null(),
-        state: ptr::null_mut(),
-        arena: ptr::null_mut(),
-        private: ptr::null_mut(),
-        private_stride: 0,
-        output: ptr::null_mut(),
-        token: ptr::null(),
-        slot: ptr::null(),
-        position: ptr::null(),
-        kv_index: ptr::null(),
-        segment: ptr::null(),
-        logit_row: ptr::null(),
-        run_begin: ptr::null(),
-        tile: ptr::null(),
-        page_table: ptr::null(),
-        barrier: ptr::null_mut(),
-        profile: ptr::null_mut(),
-        profile_stride: 0,
+/// What a step holds, if rows see at most `window` positions.
+fn load(rows: &RowTable, run_begin: &[i32], tiles: &[Tile], window: Option<u32>, bidirectional: bool) -> Load {
+    let window = window.map_or(u64::MAX, u64::from);
+    let mut load = Load {
+        steps: 1,
+        rows: rows.len() as u64,
+        logit_rows: rows.logit_rows() as u64,
+        runs: run_begin.len().saturating_sub(1) as u64,
+        tiles: tiles.len() as u64,
+        ..Load::default()
+    };
+    for tile in tiles {
+        let tile_rows = tile.row_begin as usize..(tile.row_begin + tile.row_count) as usize;
+        let seen = |row: usize| if bidirectional { tile.key_end } else { rows.kv_index[row] + 1 };
+        load.row_positions += tile_rows.map(|row| (seen(row) as u64).min(window)).sum::<u64>();
     }
-}
-
-/// Time per region, bucket and thread.
-pub struct Profile {
-    buckets: Vec<ProfiledBucket>,
-    threads: usize,
-    events: usize,
-}
-
-struct ProfiledBucket {
-    regions: usize,
-    steps: u64,
-    words: Vec<u64>,
-}
-
-/// One region that a thread ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Index into the bucket's regions.
-    pub region: usize,
-    /// Start on the monotonic clock.
-    pub begin_ns: u64,
-    /// Duration.
-    pub took_ns: u64,
-}
-
-impl Profile {
-    fn new(program: &Program, threads: u32, events: usize) -> Self {
-        let stride = |regions: usize| regions + events * PROFILE_EVENT + PROFILE_TAIL;
-        let buckets = program
-            .buckets()
-            .map(|info| {
-                let stride = stride(info.regions.len());
-                let mut words = vec![0; stride * threads as usize];
-                for part in words.chunks_mut(stride) {
-                    part[stride - PROFILE_TAIL] = events as u64;
-                }
-                ProfiledBucket { regions: info.regions.len(), steps: 0, words }
-            })
-            .collect();
-        Self { buckets, threads: threads as usize, events }
+    for run in run_begin.windows(2) {
+        let end = tiles.iter().filter(|t| (run[0]..run[1]).contains(&t.row_begin)).map(|t| t.key_end as u64).max().unwrap_or(0);
+        load.run_positions += end.min(window.saturating_add((run[1] - run[0]) as u64 - 1));
     }
-
-    fn stride(&self, bucket: usize) -> usize {
-        self.buckets[bucket].words.len() / self.threads
-    }
-
-    fn part(&mut self, bucket: usize) -> (*mut u64, u64) {
-        let stride = self.stride(bucket);
-        let bucket = &mut self.buckets[bucket];
-        bucket.steps += 1;
-        (bucket.words.as_mut_ptr(), stride as u64)
-    }
-
-    /// Steps that ran in a bucket (index as in [`Program::buckets`]).
-    pub fn steps(&self, bucket: usize) -> u64 {
-        self.buckets[bucket].steps
-    }
-
-    /// Nanoseconds of each region, of one thread.
-    pub fn regions(&self, bucket: usize, thread: usize) -> &[u64] {
-        let begin = thread * self.stride(bucket);
-        let bucket = &self.buckets[bucket];
-        &bucket.words[begin..begin + bucket.regions]
-    }
-
-    /// Nanoseconds that one thread waited at barriers inside steps.
-    pub fn waited(&self, bucket: usize, thread: usize) -> u64 {
-        self.buckets[bucket].words[(thread + 1) * self.stride(bucket) - 1]
-    }
-
-    /// Recorded events of one thread.
-    pub fn events(&self, bucket: usize, thread: usize) -> impl Iterator<Item = Event> + '_ {
-        let stride = self.stride(bucket);
-        let words = &self.buckets[bucket].words[thread * stride..(thread + 1) * stride];
-        let begin = self.buckets[bucket].regions;
-        let count = (words[stride - PROFILE_TAIL + 1] as usize).min(self.events);
-        words[begin..begin + count * PROFILE_EVENT].chunks(PROFILE_EVENT).map(|e| Event {
-            region: e[0] as usize,
-            begin_ns: e[1],
-            took_ns: e[2],
-        })
-    }
-
-    /// Threads that were measured.
-    pub fn threads(&self) -> usize {
-        self.threads
-    }
+    load
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rcompile_runtime::abi::*;
+use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use rcompile_runtime::payload::header_hash;
 use rcompile_runtime::text::compact;
 use serde_json::Value;
@@ -125,7 +126,20 @@ fn manifest(task: &str, text: Option<TextInfo>) -> Manifest {
         tile_rows: 4,
         arena_bytes: 4096,
         private_bytes: 128,
-        regions: vec!["count".into()],
+        regions: vec![RegionInfo {
+            name: "count".into(),
+            kind: RegionKind::Loops,
+            arithmetic: Arithmetic::F32,
+            layers: None,
+            window: None,
+            barrier: true,
+            units: Linear::per_step(1),
+            weight_bytes: Linear::per_step(WEIGHTS as u64),
+            kv_bytes: Linear { per_run_position: 1000, ..Linear::default() },
+            activation_bytes: Linear::default(),
+            private_bytes: Linear::default(),
+            flop: Linear { per_row: 1, ..Linear::default() },
+        }],
         barriers_per_layer: 1,
     };
     let (name, output, buckets) = match task {
@@ -153,9 +167,6 @@ fn manifest(task: &str, text: Option<TextInfo>) -> Manifest {
         entries: vec![EntryInfo { name: name.into(), buckets, output_stride: 16, output: output.into() }],
         state: StateInfo { bytes: 4096, bytes_per_token: 1, pages_per_slot: 1, persistent: true },
         weight_bytes: WEIGHTS as u64,
-        weight_bytes_per_token: WEIGHTS as u64,
-        flop_per_row: 1,
-        flop_per_logit_row: 1,
         inputs: vec![InputFile { name: "config.json".into(), bytes: 2, sha256: "00".into() }],
         text,
         generation: GenerationInfo { eos_token_ids: vec![10], ..GenerationInfo::default() },
@@ -487,7 +498,12 @@ fn bench_info_profile_and_verify_report() {
     let tests: Vec<Value> = lines.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert_eq!(tests.len(), 3 * 2 * 2 * 2);
     assert_eq!((&tests[0]["test"], &tests[0]["threads"], &tests[0]["batch"]), (&"pp8".into(), &1.into(), &1.into()));
-    assert!(tests.iter().any(|t| t["test"] == "tg4@d2" && t["batch"] == 2 && t["threads"] == 2));
+    let deep = tests.iter().find(|t| t["test"] == "tg4@d2" && t["batch"] == 2 && t["threads"] == 2).unwrap();
+    // Four steps read the weights once each and, for two sequences, the cache of 3, 4, 5 and 6 positions.
+    assert_eq!(deep["weight_bytes"], WEIGHTS);
+    let seconds: f64 = deep["samples_ts"].as_array().unwrap().iter().map(|t| 8.0 / t.as_f64().unwrap()).sum::<f64>() / 2.0;
+    let bytes = (4 * WEIGHTS + 2 * (3 + 4 + 5 + 6) * 1000) as f64;
+    assert!((deep["gb_per_s"].as_f64().unwrap() * 1e9 * seconds / bytes - 1.0).abs() < 1e-6, "{deep}");
     assert!(tests.iter().all(|t| t["samples_ts"].as_array().unwrap().len() == 2 && t["rss_bytes"].as_u64() > Some(0)));
     assert_eq!(exe.json(&["bench", "-p", "4", "-n", "0", "-r", "1", "-o", "json"]).as_array().unwrap().len(), 1);
     assert_eq!(exe.ok(&["bench", "-p", "4", "-n", "2", "-r", "1"]).lines().count(), 4);
@@ -532,7 +548,15 @@ fn bench_info_profile_and_verify_report() {
     let trace = exe.path.with_file_name("trace.json");
     exe.ok(&["profile", "-p", "20", "-n", "3", "-t", "2", "--trace", trace.to_str().unwrap()]);
     let trace: Value = serde_json::from_slice(&fs::read(trace).unwrap()).unwrap();
-    assert_eq!(trace["traceEvents"].as_array().unwrap().len(), (3 + 3) * 2);
+    let events = trace["traceEvents"].as_array().unwrap();
+    let count = |name: &str| events.iter().filter(|e| e["name"] == name).count();
+    assert_eq!((count("prefill step"), count("decode step"), count("count")), (3 * 2, 3 * 2, (3 + 3) * 2));
+    let profile = exe.json(&["profile", "-p", "20", "-n", "3", "-t", "2", "--json"]);
+    assert_eq!(
+        (&profile["threads"], &profile["phases"][0]["phase"], &profile["phases"][1]["steps"]),
+        (&2.into(), &"prefill".into(), &3.into())
+    );
+    assert!(profile["limits"]["f32_gflop_per_s"].is_null() && profile["phases"][0]["ops"][0]["of_limit"].is_null(), "no probes");
 }
 
 /// 40 positions are fewer than any default.
@@ -553,6 +577,34 @@ fn measurements_fit_a_short_context() {
     exe.ok(&["profile", "-n", "39"]);
     exe.fails(&["profile", "-p", "41"], 7);
     exe.fails(&["profile", "-n", "40"], 7);
+}
+
+/// Nanoseconds that all threads of a process have run.
+fn cpu_ns(pid: u32) -> u64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap().flatten();
+    let run =
+        |task: fs::DirEntry| fs::read_to_string(task.path().join("schedstat")).unwrap().split(' ').next().unwrap().parse::<u64>().unwrap();
+    tasks.map(run).sum()
+}
+
+#[test]
+fn a_chat_that_waits_for_input_uses_no_cpu() {
+    let exe = build("idle", Variant::default());
+    let mut chat = exe.command(&["chat", "-t", "2", "-n", "3", "--temp", "0"]);
+    let mut child = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdin.write_all(b"abc\n").unwrap();
+    // The answer proves that the threads have run.
+    let mut byte = [0];
+    assert_eq!(stdout.read(&mut byte).unwrap(), 1);
+    std::thread::sleep(Duration::from_millis(300));
+    let before = cpu_ns(child.id());
+    std::thread::sleep(Duration::from_secs(1));
+    let used = Duration::from_nanos(cpu_ns(child.id()) - before);
+    drop(stdin);
+    child.wait().unwrap();
+    assert!(before > 0 && used < Duration::from_millis(3), "{used:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Model, OpenOptions};
+use rcompile_runtime::cost::{Arithmetic, Load, RegionInfo, RegionKind, Work};
 use rcompile_tests::golden;
 use rcompile_tests::text::{check, plan_for, run_passes};
 use std::path::Path;
@@ -99,6 +100,80 @@ fn all_buckets_share_the_weights() {
         }
         assert_eq!(sizes, [sizes[0]; 4], "{name}");
     }
+}
+
+fn total(regions: &[RegionInfo], load: &Load) -> Work {
+    let mut sum = Work::default();
+    regions.iter().for_each(|r| sum += r.work(load));
+    sum
+}
+
+/// The cost model against what was packed: a step reads every panel once, multiplies by every real element of it once per row, writes
+/// one position of the cache per row and reads as many as are seen.
+#[test]
+fn costs_agree_with_weights_and_cache() {
+    for name in models() {
+        for (cpu, compute) in [("x86-64-v4", DType::F32), ("znver4", DType::BF16)] {
+            let (plans, weights) = plans(&name, cpu, compute);
+            let panels = |j: &&rcompile::plan::PackJob| matches!(j.layout, Layout::Panels(_));
+            let panel_bytes: u64 = weights.jobs.iter().filter(panels).map(|j| j.bytes).sum();
+            let all_bytes: u64 = weights.jobs.iter().map(|j| j.bytes).sum();
+            let elements: u64 = weights.jobs.iter().filter(panels).map(|j| j.shape.iter().product::<u64>()).sum();
+            for planned in &plans {
+                let what = format!("{name} {cpu} bucket {}", planned.program.bucket);
+                let regions = &planned.regions;
+                let names: Vec<&String> = planned.program.regions.iter().map(|r| &r.name).collect();
+                assert_eq!(regions.iter().map(|r| &r.name).collect::<Vec<_>>(), names, "{what}");
+
+                let weights_read = total(regions, &Load { steps: 1, ..Load::default() }).weight_bytes;
+                assert!(weights_read >= panel_bytes && weights_read <= all_bytes, "{what}: {panel_bytes} <= {weights_read} <= {all_bytes}");
+                let row = total(regions, &Load { rows: 1, logit_rows: 1, ..Load::default() });
+                assert_eq!(row.flop, 2 * elements, "{what}");
+                // A row looks up one row of each table.
+                assert!(row.weight_bytes > 0 && row.weight_bytes < 64 << 10, "{what}: {}", row.weight_bytes);
+
+                let one_kind_of_layer = planned.state.persistent;
+                let position = total(regions, &Load { run_positions: 1, row_positions: 1, ..Load::default() });
+                let layers: u64 = regions.iter().filter(|r| r.kind == RegionKind::Attention).map(RegionInfo::calls).sum();
+                let kv = if one_kind_of_layer { planned.state.bytes_per_token } else { planned.state.bytes_per_token * layers };
+                assert_eq!(position.kv_bytes, kv, "{what}: reads");
+                assert_eq!(row.kv_bytes, kv, "{what}: writes");
+                let model = open(&name);
+                let heads = model.facts().heads as u64 * model.facts().head_dim as u64;
+                assert_eq!(position.flop, 4 * heads * layers, "{what}: scores and values");
+
+                let in_layers = |r: &&RegionInfo| r.layers.is_some();
+                let barriers = regions.iter().filter(in_layers).filter(|r| r.barrier).count() as u32;
+                // Layers of two kinds are two loops.
+                assert!(barriers > 0 && barriers.is_multiple_of(planned.barriers_per_layer), "{what}: {barriers}");
+                let dot = |r: &&RegionInfo| r.arithmetic == Arithmetic::Bf16Dot;
+                assert_eq!(
+                    regions.iter().any(|r| dot(&r)),
+                    compute == DType::BF16 && weights.jobs.iter().any(|j| j.dtype.name() == "bf16"),
+                    "{what}"
+                );
+                assert!(regions.iter().all(|r| r.units.at(&Load {
+                    steps: 1,
+                    rows: 1,
+                    logit_rows: 1,
+                    runs: 1,
+                    tiles: 1,
+                    ..Load::default()
+                }) > 0));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_sliding_window_bounds_what_a_row_sees() {
+    let (plans, _) = plans("mistral-window", "x86-64-v4", DType::F32);
+    let windows = |regions: &[RegionInfo]| -> Vec<Option<u32>> {
+        regions.iter().filter(|r| r.kind == RegionKind::Attention).map(|r| r.window).collect()
+    };
+    assert_eq!(windows(&plans[0].regions), [Some(8)]);
+    let (plans, _) = self::plans("llama-yarn", "x86-64-v4", DType::F32);
+    assert_eq!(windows(&plans[0].regions), [None]);
 }
 
 #[test]

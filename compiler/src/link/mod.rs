@@ -21,12 +21,12 @@ use tools::Tools;
 const STUB: &str = include_str!("../../../templates/stub.c");
 const SCRIPT: &str = include_str!("../../../templates/payload.ld");
 
-/// One generated step function.
+/// One generated step function or probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// Bucket capacity in rows.
+    /// Bucket capacity in rows, or the probe's number.
     pub bucket: u32,
-    /// Index into the manifest's entries.
+    /// Index into the manifest's entries, or `PROBE_ENTRY`.
     pub entry: u32,
     /// Symbol of the function.
     pub symbol: String,

@@ -9,10 +9,12 @@
 //! weights   layouts and offsets, in execution order
 //! memory    buffers -> arena offsets by liveness
 //! barriers  where threads meet
+//! cost      what each region moves and computes
 //! ```
 
 mod attention;
 mod barriers;
+pub mod cost;
 mod kernel;
 mod layers;
 mod lower;
@@ -23,9 +25,10 @@ mod tiling;
 
 use lower::{Frame, Home, WeightSource};
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{DType, Extent, Item, Kernel, Layout, Panels, Program, Table, Weight, WeightId};
+use rcompile_codegen::program::{DType, Item, Kernel, Layout, Panels, Program, Table, Weight, WeightId};
 use rcompile_graph::{Dim, Module, Op, ParamId, Recipe, ValueId};
 use rcompile_runtime::abi::PAGE_POSITIONS;
+use rcompile_runtime::cost::RegionInfo;
 use std::collections::HashMap;
 
 /// One tensor to pack: evaluate `recipe`, lay it out, write it at `offset` of the weights area.
@@ -124,19 +127,8 @@ pub struct Planned {
     pub outputs: u32,
     /// Barriers per layer.
     pub barriers_per_layer: u32,
-    /// Work of a step.
-    pub work: Work,
-}
-
-/// Work counted from the program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Bytes of panels that a step reads (all layers).
-    pub weight_bytes: u64,
-    /// Floating-point operations of matmuls per row.
-    pub flop_per_row: u64,
-    /// Per row that wants logits.
-    pub flop_per_logit_row: u64,
+    /// Cost of each region.
+    pub regions: Vec<RegionInfo>,
 }
 
 /// Parameters (one per layer) by layout.
@@ -243,8 +235,14 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     // Kernels take their scratch from the end of the private area.
     program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
     barriers::insert(&mut program);
-    let work = work(&program);
-    Ok(Planned { state, output_stride, outputs: outputs.len() as u32, barriers_per_layer: barriers::per_layer(&program), work, program })
+    Ok(Planned {
+        state,
+        output_stride,
+        outputs: outputs.len() as u32,
+        barriers_per_layer: barriers::per_layer(&program),
+        regions: cost::regions(&program),
+        program,
+    })
 }
 
 impl Plan<'_> {
@@ -335,31 +333,4 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         }
     }
     panels
-}
-
-fn work(program: &Program) -> Work {
-    let mut work = Work::default();
-    let mut region = |r: &rcompile_codegen::program::RegionId, times: u64| {
-        if let Kernel::Matmul(m) = &program.regions[r.index()].kernel {
-            let weight = &program.weights[m.weight.index()];
-            work.weight_bytes += times * m.panels.len() * weight.dtype.size();
-            let flop = 2 * times * u64::from(m.panels.k) * u64::from(m.panels.groups * m.panels.group_cols * m.panels.ways);
-            match m.rows {
-                Extent::LogitRows => work.flop_per_logit_row += flop,
-                _ => work.flop_per_row += flop,
-            }
-        }
-    };
-    for item in &program.body {
-        match item {
-            Item::Region(r) => region(r, 1),
-            Item::Layers { count, body } => body.iter().for_each(|i| {
-                if let Item::Region(r) = i {
-                    region(r, u64::from(*count));
-                }
-            }),
-            Item::Barrier => {}
-        }
-    }
-    work
 }

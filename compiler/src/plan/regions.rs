@@ -141,6 +141,8 @@ impl Plan<'_> {
     }
 
     pub(super) fn region(&mut self, name: &str, kernel: Kernel) {
+        // A tied head's weight has the embedding's name.
+        let name = if matches!(&kernel, Kernel::Matmul(m) if m.rows == Extent::LogitRows) { "lm_head" } else { name };
         let prefix = if self.in_layers { "layers." } else { "" };
         let id = RegionId(self.program.regions.len() as u32);
         self.program.regions.push(Region { name: format!("{prefix}{name}"), kernel });
@@ -166,7 +168,7 @@ impl Plan<'_> {
         }
         let home = self.buffer(frame, v, g::build::op_name(&node.op), self.row_width(frame, v), Cols::Plain)?;
         let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, v, &home))?;
-        self.region(region_name(frame, v), Kernel::Loops(nest));
+        self.region(&region_name(frame, v), Kernel::Loops(nest));
         frame.homes.insert(v, home);
         Ok(())
     }
@@ -224,10 +226,19 @@ fn is_needed(frame: &Frame<'_>, v: ValueId, done: &HashSet<ValueId>) -> bool {
     frame.func.outputs.contains(&v) || frame.users[v.index()].iter().any(by)
 }
 
-fn region_name<'a>(frame: &Frame<'a>, v: ValueId) -> &'static str {
+/// `embed_tokens` for a lookup in `model.embed_tokens.weight`, otherwise the operation's name.
+fn region_name(frame: &Frame<'_>, v: ValueId) -> String {
     let mut node = frame.func.node(v);
     while matches!(node.op, Op::Convert | Op::Reshape) {
         node = frame.func.node(node.inputs[0]);
     }
-    g::build::op_name(&node.op)
+    let table = (node.op == Op::Embedding).then(|| &frame.func.node(node.inputs[0]).op);
+    if let Some(Op::Param(p)) = table {
+        let name = &frame.module.params[frame.params.get(p).map_or(*p, |layers| layers[0]).index()].name;
+        return match name.strip_suffix(".weight") {
+            Some(path) => path.rsplit('.').next().unwrap_or(path).to_string(),
+            None => name.clone(),
+        };
+    }
+    g::build::op_name(&node.op).to_string()
 }

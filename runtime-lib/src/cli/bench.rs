@@ -1,26 +1,27 @@
-//! `bench` and `profile`: how fast, and where the time goes.
+//! `bench`: how fast.
+//!
+//! Work is counted by the cost model while the first repetition, which warms up, runs: rates need no second account of what a test does.
 
 use std::time::Instant;
 
 use serde::Serialize;
-use serde_json::json;
 
-use super::args::{BenchArgs, ProfileArgs, TableForm};
+use super::args::{BenchArgs, TableForm};
 use super::error::Failure;
 use super::{Cx, print, print_json};
 use crate::abi::Manifest;
+use crate::cost::Work;
 use crate::decode::Decoder;
 use crate::encode::Encoder;
 use crate::process::resident_bytes;
+use crate::profile::Profile;
 use crate::sample::Random;
-use crate::step::{Profile, Program, Session};
+use crate::step::Session;
 
 /// Default length of a prompt, where the context is not shorter.
-const PROMPT: usize = 512;
+pub(super) const PROMPT: usize = 512;
 /// Default number of tokens that `bench` generates, likewise.
 const GENERATED: usize = 128;
-/// Default number of tokens that `profile` generates, likewise.
-const PROFILED: usize = 32;
 
 /// One test with its measurements.
 #[derive(Clone, Debug, Serialize)]
@@ -35,6 +36,7 @@ struct Measured {
     samples_ts: Vec<f64>,
     /// Bytes of weights that one step reads.
     weight_bytes: u64,
+    /// Weights and KV cache.
     gb_per_s: f64,
     gflop_per_s: f64,
     rss_bytes: u64,
@@ -43,14 +45,6 @@ struct Measured {
     avg_ms: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     samples_ms: Option<Vec<f64>>,
-}
-
-/// What a test does per repetition, for rates.
-struct Work {
-    tokens: usize,
-    steps: usize,
-    rows: usize,
-    logit_rows: usize,
 }
 
 pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
@@ -99,8 +93,6 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
             let room = decoder.session().program().ctx_size().saturating_sub(depth);
             for (kind, count) in tests(&lengths(&args.n_prompt, PROMPT, room), &lengths(&args.n_gen, GENERATED, room)) {
                 let name = test_name(kind, count, depth);
-                let max_rows = decoder.session().program().max_rows();
-                let scored = decoder.session().program().max_scored_rows();
                 for slot in 0..batch {
                     decoder.truncate(slot, 0);
                     if depth > 0 {
@@ -108,10 +100,13 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
                     }
                 }
                 let mut seconds = Vec::new();
-                // The first repetition warms up and is not counted.
+                let mut work = None;
                 for repetition in 0..=args.repetitions {
                     for slot in 0..batch {
                         decoder.truncate(slot, depth);
+                    }
+                    if repetition == 0 {
+                        decoder.session().start_profile(0);
                     }
                     let tokens = ids.take(count * batch);
                     let mut next = vec![(0, 0); batch];
@@ -131,16 +126,12 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
                             }
                         }
                     }
-                    if repetition > 0 {
-                        seconds.push(begin.elapsed().as_secs_f64());
+                    match decoder.session().take_profile() {
+                        Some(profile) => work = Some(TestWork::of(&profile, count * batch)),
+                        None => seconds.push(begin.elapsed().as_secs_f64()),
                     }
                 }
-                let tokens = count * batch;
-                let work = match kind {
-                    Kind::Prompt => Work { tokens, steps: count.div_ceil(max_rows) * batch, rows: tokens, logit_rows: batch },
-                    Kind::Generate => Work { tokens, steps: batch.div_ceil(scored) * count, rows: tokens, logit_rows: tokens },
-                };
-                results.add(measured(manifest, name, batch, threads, &work, seconds, false))?;
+                results.add(measured(manifest, name, batch, threads, &work.unwrap_or_default(), seconds, false))?;
             }
         }
     }
@@ -159,17 +150,15 @@ fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
         for count in lengths(&args.n_prompt, PROMPT, encoder.text_limit()).into_iter().filter(|&n| n > 0) {
             let texts: Vec<Vec<u32>> = (0..batch).map(|_| ids.take(count)).collect();
             let mut seconds = Vec::new();
-            for repetition in 0..=args.repetitions {
+            encoder.session().start_profile(0);
+            encoder.encode(&texts, |_, _, _| ())?;
+            let profile = encoder.session().take_profile();
+            let work = profile.map(|p| TestWork::of(&p, count * batch)).unwrap_or_default();
+            for _ in 0..args.repetitions {
                 let begin = Instant::now();
                 encoder.encode(&texts, |_, _, _| ())?;
-                if repetition > 0 {
-                    seconds.push(begin.elapsed().as_secs_f64());
-                }
+                seconds.push(begin.elapsed().as_secs_f64());
             }
-            let program = encoder.session().program();
-            let runs = program.slots().min(program.max_outputs()).max(1);
-            let per_step = (program.max_rows() / count.max(1)).clamp(1, runs);
-            let work = Work { tokens: count * batch, steps: batch.div_ceil(per_step), rows: count * batch, logit_rows: 0 };
             let name = test_name(Kind::Prompt, count, 0);
             results.add(measured(manifest, name, batch, threads, &work, seconds, true))?;
         }
@@ -200,11 +189,24 @@ fn test_name(kind: Kind, count: usize, depth: usize) -> String {
     }
 }
 
-fn measured(manifest: &Manifest, test: String, batch: usize, threads: usize, work: &Work, seconds: Vec<f64>, latency: bool) -> Measured {
-    let samples_ts: Vec<f64> = seconds.iter().map(|s| work.tokens as f64 / s).collect();
+/// What a test does per repetition.
+#[derive(Clone, Copy, Debug, Default)]
+struct TestWork {
+    tokens: usize,
+    steps: u64,
+    work: Work,
+}
+
+impl TestWork {
+    fn of(profile: &Profile, tokens: usize) -> Self {
+        Self { tokens, steps: profile.steps(), work: profile.work() }
+    }
+}
+
+fn measured(manifest: &Manifest, test: String, batch: usize, threads: usize, did: &TestWork, seconds: Vec<f64>, latency: bool) -> Measured {
+    let samples_ts: Vec<f64> = seconds.iter().map(|s| did.tokens as f64 / s).collect();
     let (avg_ts, stddev_ts) = mean_and_deviation(&samples_ts);
     let (mean_seconds, _) = mean_and_deviation(&seconds);
-    let flop = manifest.flop_per_row as f64 * work.rows as f64 + manifest.flop_per_logit_row as f64 * work.logit_rows as f64;
     let samples_ms: Vec<f64> = seconds.iter().map(|s| s * 1e3).collect();
     Measured {
         test,
@@ -214,9 +216,9 @@ fn measured(manifest: &Manifest, test: String, batch: usize, threads: usize, wor
         avg_ts,
         stddev_ts,
         samples_ts,
-        weight_bytes: manifest.weight_bytes_per_token,
-        gb_per_s: manifest.weight_bytes_per_token as f64 * work.steps as f64 / mean_seconds / 1e9,
-        gflop_per_s: flop / mean_seconds / 1e9,
+        weight_bytes: did.work.weight_bytes / did.steps.max(1),
+        gb_per_s: did.work.memory_bytes() as f64 / mean_seconds / 1e9,
+        gflop_per_s: did.work.flop as f64 / mean_seconds / 1e9,
         rss_bytes: resident_bytes(),
         avg_ms: latency.then_some(mean_seconds * 1e3),
         samples_ms: latency.then_some(samples_ms),
@@ -232,17 +234,17 @@ fn mean_and_deviation(samples: &[f64]) -> (f64, f64) {
 }
 
 /// Token ids that look random and are the same every time.
-struct Ids {
+pub(super) struct Ids {
     random: Random,
     vocab: u32,
 }
 
 impl Ids {
-    fn new(vocab: u32) -> Self {
+    pub(super) fn new(vocab: u32) -> Self {
         Self { random: Random::new(1), vocab: vocab.max(1) }
     }
 
-    fn take(&mut self, count: usize) -> Vec<u32> {
+    pub(super) fn take(&mut self, count: usize) -> Vec<u32> {
         (0..count).map(|_| (self.random.next_u64() % u64::from(self.vocab)) as u32).collect()
     }
 }
@@ -322,165 +324,19 @@ fn csv(row: &Measured) -> String {
     )
 }
 
-/// Events per thread and bucket that a trace keeps.
-const TRACE_EVENTS: usize = 100_000;
-
-pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
-    let manifest = cx.manifest();
-    let mut ids = Ids::new(manifest.vocab_size);
-    let events = if args.trace.is_some() { TRACE_EVENTS } else { 0 };
-    let (profile, names) = if manifest.task == "embed" {
-        let mut encoder = Encoder::new(cx.session_with("encode", &args.threads)?);
-        let text = ids.take(args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1));
-        encoder.encode(&[&text], |_, _, _| ())?;
-        encoder.session().start_profile(events);
-        encoder.encode(&[&text], |_, _, _| ())?;
-        taken(encoder.session())
-    } else {
-        let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
-        let (n_prompt, n_gen) = profiled(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
-        let prompt = ids.take(n_prompt);
-        decoder.feed(0, &prompt)?; // warms up: first touch of weights and caches is not profiled
-        decoder.truncate(0, 0);
-        decoder.session().start_profile(events);
-        decoder.feed(0, &prompt)?;
-        for token in ids.take(n_gen) {
-            decoder.feed(0, &[token])?;
-        }
-        taken(decoder.session())
-    };
-    let Some(profile) = profile else {
-        return Err(Failure::new(70, "bug", "the profile was not taken"));
-    };
-    if let Some(path) = &args.trace {
-        let failed = |e: std::io::Error| Failure::new(8, "output", format!("{path}: {e}"));
-        std::fs::write(path, trace(&profile, &names)).map_err(failed)?;
-    }
-    let rows = region_rows(&profile, &names);
-    if args.json {
-        return print_json(&rows);
-    }
-    print(&region_table(&rows))
-}
-
-/// Lengths of prompt and answer. What was asked for stays; a default is shortened to what the other leaves of the context.
-fn profiled(n_prompt: Option<usize>, n_gen: Option<usize>, ctx_size: usize) -> (usize, usize) {
-    let n_gen = n_gen.unwrap_or_else(|| PROFILED.min(ctx_size.saturating_sub(n_prompt.unwrap_or(ctx_size / 2))));
-    let n_prompt = n_prompt.unwrap_or_else(|| PROMPT.min(ctx_size.saturating_sub(n_gen)));
-    (n_prompt.max(1), n_gen)
-}
-
-/// Buckets with the names of their regions.
-type RegionNames = Vec<(u32, Vec<String>)>;
-
-fn taken(session: &mut Session) -> (Option<Profile>, RegionNames) {
-    let profile = session.take_profile();
-    let program: &Program = session.program();
-    let names = program.buckets().map(|b| (b.rows, b.regions.clone())).collect();
-    (profile, names)
-}
-
-#[derive(Debug, Serialize)]
-struct RegionRow {
-    bucket: u32,
-    steps: u64,
-    region: String,
-    /// Mean over the threads.
-    ms: f64,
-    /// The slowest thread.
-    max_ms: f64,
-    /// Part of the bucket's time.
-    share: f64,
-}
-
-fn region_rows(profile: &Profile, names: &RegionNames) -> Vec<RegionRow> {
-    let threads = profile.threads();
-    let mut rows = Vec::new();
-    for (index, (bucket, regions)) in names.iter().enumerate() {
-        let steps = profile.steps(index);
-        if steps == 0 {
-            continue;
-        }
-        let waited = (0..threads).map(|t| profile.waited(index, t)).collect();
-        let mut times: Vec<(String, Vec<u64>)> = regions
-            .iter()
-            .enumerate()
-            .map(|(region, name)| {
-                let of = |t| profile.regions(index, t)[region];
-                (name.clone(), (0..threads).map(of).collect())
-            })
-            .collect();
-        times.push(("(barriers)".into(), waited));
-        let total: u64 = times.iter().flat_map(|t| &t.1).sum();
-        for (region, ns) in times {
-            let sum: u64 = ns.iter().sum();
-            rows.push(RegionRow {
-                bucket: *bucket,
-                steps,
-                region,
-                ms: sum as f64 / threads as f64 / 1e6,
-                max_ms: ns.iter().max().copied().unwrap_or(0) as f64 / 1e6,
-                share: sum as f64 / total.max(1) as f64,
-            });
-        }
-    }
-    rows
-}
-
-fn region_table(rows: &[RegionRow]) -> String {
-    let mut out = String::from("| bucket | steps | region | ms | slowest thread ms | share |\n|---:|---:|---|---:|---:|---:|\n");
-    for row in rows {
-        out += &format!(
-            "| {} | {} | {} | {:.3} | {:.3} | {:.1} % |\n",
-            row.bucket,
-            row.steps,
-            row.region,
-            row.ms,
-            row.max_ms,
-            row.share * 100.0
-        );
-    }
-    out
-}
-
-/// Chrome's trace format: complete events in microseconds, one row per thread.
-fn trace(profile: &Profile, names: &RegionNames) -> String {
-    let mut events = Vec::new();
-    let all = |index| (0..profile.threads()).flat_map(move |t| profile.events(index, t));
-    let origin = (0..names.len()).flat_map(all).map(|e| e.begin_ns).min();
-    let origin = origin.unwrap_or(0);
-    for (index, (bucket, regions)) in names.iter().enumerate() {
-        for thread in 0..profile.threads() {
-            for event in profile.events(index, thread) {
-                events.push(json!({
-                    "name": regions.get(event.region),
-                    "ph": "X",
-                    "pid": 0,
-                    "tid": thread,
-                    "ts": (event.begin_ns - origin) as f64 / 1e3,
-                    "dur": event.took_ns as f64 / 1e3,
-                    "args": {"bucket": bucket},
-                }));
-            }
-        }
-    }
-    json!({"traceEvents": events}).to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::tests::{decoder_session, manifest};
+    use crate::step::tests::manifest;
 
     #[test]
     fn rates_follow_from_the_samples() {
-        let mut manifest = manifest(Vec::new(), 1);
-        manifest.weight_bytes_per_token = 1_000_000_000;
-        manifest.flop_per_row = 2_000_000_000;
-        let work = Work { tokens: 10, steps: 10, rows: 10, logit_rows: 10 };
-        let m = measured(&manifest, "tg10".into(), 1, 2, &work, vec![1.0, 1.0], false);
-        assert_eq!((m.avg_ts, m.stddev_ts), (10.0, 0.0));
-        assert_eq!((m.gb_per_s, m.gflop_per_s), (10.0, 20.0));
+        let manifest = manifest(Vec::new(), 1);
+        let work = Work { weight_bytes: 10_000_000_000, kv_bytes: 1_000_000_000, activation_bytes: 77, flop: 20_000_000_000 };
+        let did = TestWork { tokens: 10, steps: 10, work };
+        let m = measured(&manifest, "tg10".into(), 1, 2, &did, vec![1.0, 1.0], false);
+        assert_eq!((m.avg_ts, m.stddev_ts, m.weight_bytes), (10.0, 0.0, 1_000_000_000));
+        assert_eq!((m.gb_per_s, m.gflop_per_s), (11.0, 20.0));
         let value = serde_json::to_value(&m).unwrap();
         let keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(
@@ -508,20 +364,5 @@ mod tests {
         assert_eq!(test_name(Kind::Prompt, 512, 0), "pp512");
         assert_eq!(test_name(Kind::Generate, 128, 512), "tg128@d512");
         assert_eq!(tests(&[512, 0], &[0]), [(Kind::Prompt, 512)]);
-    }
-
-    #[test]
-    fn a_trace_is_json_and_shares_add_up() {
-        let mut decoder = Decoder::new(decoder_session(&[1, 8], 1, 2));
-        decoder.session().start_profile(10);
-        decoder.feed(0, &[1; 20]).unwrap();
-        let (profile, names) = taken(decoder.session());
-        let profile = profile.unwrap();
-        let rows = region_rows(&profile, &names);
-        let share: f64 = rows.iter().filter(|r| r.bucket == 8).map(|r| r.share).sum();
-        assert!((share - 1.0).abs() < 1e-9, "{rows:?}");
-        assert!(region_table(&rows).contains("(barriers)"));
-        let trace: serde_json::Value = serde_json::from_str(&trace(&profile, &names)).unwrap();
-        assert!(trace["traceEvents"].as_array().unwrap().len() >= 6);
     }
 }

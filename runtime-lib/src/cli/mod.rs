@@ -10,6 +10,7 @@ mod embed;
 mod error;
 mod generate;
 mod info;
+mod profile;
 mod score;
 mod text;
 
@@ -92,7 +93,7 @@ impl Cx {
             "perplexity" => score::perplexity(self, &parsed(flags)?),
             "embed" => embed::embed(self, &parsed(flags)?, flags),
             "bench" => bench::bench(self, &parsed(flags)?),
-            "profile" => bench::profile(self, &parsed(flags)?),
+            "profile" => profile::profile(self, &parsed(flags)?),
             "tokenize" => text::tokenize(self, &parsed(flags)?, flags),
             "detokenize" => text::detokenize(self, &parsed(flags)?),
             "info" => info::info(self, &parsed(flags)?),

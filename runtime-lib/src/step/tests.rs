@@ -1,8 +1,10 @@
 use super::*;
 use crate::abi::{GenerationInfo, StateInfo};
+use crate::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use crate::decode::{DecodeError, Decoder};
 use crate::encode::{EncodeError, Encoder};
-use crate::threads::{rc_barrier, rc_profile};
+use crate::profile::{Doing, rc_profile};
+use crate::threads::rc_barrier;
 
 pub(crate) const VOCAB: u32 = 11;
 const HIDDEN: usize = 3;
@@ -95,7 +97,21 @@ unsafe extern "C" fn encoder_16(ctx: *const StepCtx, thread: u32, threads: u32) 
 }
 
 fn bucket(rows: u32, logit_rows: u32) -> BucketInfo {
-    BucketInfo { rows, logit_rows, tile_rows: 4, arena_bytes: 64, private_bytes: 128, regions: vec!["write".into()], barriers_per_layer: 1 }
+    let region = RegionInfo {
+        name: "write".into(),
+        kind: RegionKind::Attention,
+        arithmetic: Arithmetic::F32,
+        layers: None,
+        window: None,
+        barrier: true,
+        units: Linear::per_step(1),
+        weight_bytes: Linear::per_step(100),
+        kv_bytes: Linear { per_run_position: 10, ..Linear::default() },
+        activation_bytes: Linear::default(),
+        private_bytes: Linear::default(),
+        flop: Linear { per_row_position: 7, ..Linear::default() },
+    };
+    BucketInfo { rows, logit_rows, tile_rows: 4, arena_bytes: 64, private_bytes: 128, regions: vec![region], barriers_per_layer: 1 }
 }
 
 pub(crate) fn manifest(entries: Vec<EntryInfo>, slots: u32) -> Manifest {
@@ -121,9 +137,6 @@ pub(crate) fn manifest(entries: Vec<EntryInfo>, slots: u32) -> Manifest {
         entries,
         state: StateInfo { bytes: u64::from(slots * pages_per_slot * 256 * 4), bytes_per_token: 4, pages_per_slot, persistent: true },
         weight_bytes: 0,
-        weight_bytes_per_token: 0,
-        flop_per_row: 0,
-        flop_per_logit_row: 0,
         inputs: Vec::new(),
         text: None,
         generation: GenerationInfo::default(),
@@ -348,17 +361,53 @@ fn texts_are_packed_side_by_side() {
 #[test]
 fn a_profile_counts_steps_and_time_per_thread() {
     let mut decoder = Decoder::new(decoder_session(&[1, 8], 1, 2));
-    decoder.session().start_profile(3);
+    decoder.session().start_profile(4);
     decoder.feed(0, &tokens(33)).unwrap(); // four steps of 8, one of 1
     let profile = decoder.session().take_profile().unwrap();
-    assert_eq!((profile.steps(0), profile.steps(1)), (1, 4));
-    for thread in 0..2 {
-        let events: Vec<_> = profile.events(1, thread).collect();
-        assert_eq!(events.len(), 3, "capacity");
-        assert!(events.iter().map(|e| e.took_ns).sum::<u64>() <= profile.regions(1, thread)[0]);
-        assert_eq!(profile.events(0, thread).count(), 1);
+    assert_eq!((profile.load(0).steps, profile.load(1).steps, profile.steps()), (1, 4, 5));
+    for bucket in 0..2 {
+        let region = profile.regions(bucket).next().unwrap();
+        for ((work, wait), start) in region.work_ns.iter().zip(&region.wait_ns).zip(profile.start_ns(bucket)) {
+            // A thread's laps are the step: nothing is lost, nothing counts twice.
+            assert_eq!(work + wait + start, profile.step_ns(bucket));
+        }
     }
+    for thread in 0..2 {
+        let doing = |bucket| profile.events(bucket, thread).map(|e| e.doing).collect::<Vec<_>>();
+        let step = [Doing::Start, Doing::Region(0), Doing::Wait(0), Doing::Wait(0)];
+        assert_eq!(doing(0), step);
+        assert_eq!(doing(1), step, "capacity");
+    }
+    assert_eq!(profile.dropped(), 3 * 4 * 2);
     assert!(decoder.session().take_profile().is_none());
+}
+
+#[test]
+fn a_load_counts_what_rows_and_runs_see() {
+    let mut rows = RowTable::default();
+    for (slot, range) in [(2, 10..16), (0, 0..1)] {
+        for position in range {
+            rows.push(Row { token: 0, slot, position, kv_index: position, segment: 0, wants_logits: position == 15 });
+        }
+    }
+    let (mut tiles, runs) = (Vec::new(), [0, 6, 7]);
+    cut_tiles(&mut tiles, &runs, &rows, 4, false);
+    let all = load(&rows, &runs, &tiles, None, false);
+    let expected =
+        Load { steps: 1, rows: 7, logit_rows: 1, runs: 2, tiles: 3, row_positions: 11 + 12 + 13 + 14 + 15 + 16 + 1, run_positions: 17 };
+    assert_eq!(all, expected);
+    // Six rows that see three positions each see eight in all.
+    let windowed = load(&rows, &runs, &tiles, Some(3), false);
+    assert_eq!((windowed.row_positions, windowed.run_positions), (6 * 3 + 1, 8 + 1));
+    cut_tiles(&mut tiles, &runs, &rows, 4, true);
+    let both_ways = load(&rows, &runs, &tiles, None, true);
+    assert_eq!((both_ways.row_positions, both_ways.run_positions), (6 * 16 + 1, 17));
+}
+
+#[test]
+fn without_probes_there_is_nothing_to_measure() {
+    let mut session = decoder_session(&[1], 1, 1);
+    assert!(Probe::ALL.iter().all(|&probe| !session.probe(probe, 0)));
 }
 
 #[test]

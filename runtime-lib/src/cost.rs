@@ -1,0 +1,214 @@
+//! What a region of a program has to move and to compute, as linear forms in what a step holds.
+//!
+//! In: [`Load`]s, counted by the runtime while steps run or assumed by `rcompile inspect --scaling`. Out: bytes and floating-point
+//! operations. The planner fills the forms in from the program (`compiler/src/plan/cost.rs`), the manifest carries them in
+//! [`RegionInfo`], and `bench`, `profile` and `inspect --scaling` evaluate them: there is no second place where work is counted.
+
+use serde::{Deserialize, Serialize};
+
+/// What steps hold. Loads of several steps add up, and so do the amounts that follow from them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Load {
+    /// Steps.
+    pub steps: u64,
+    /// Rows.
+    pub rows: u64,
+    /// Rows that want logits.
+    pub logit_rows: u64,
+    /// Runs: sequences or texts in a step.
+    pub runs: u64,
+    /// Attention tiles.
+    pub tiles: u64,
+    /// Positions that each row sees, summed over the rows.
+    pub row_positions: u64,
+    /// Positions that some row of a run sees, summed over the runs: what has to be read of the KV cache.
+    pub run_positions: u64,
+}
+
+impl std::ops::AddAssign for Load {
+    fn add_assign(&mut self, other: Self) {
+        self.steps += other.steps;
+        self.rows += other.rows;
+        self.logit_rows += other.logit_rows;
+        self.runs += other.runs;
+        self.tiles += other.tiles;
+        self.row_positions += other.row_positions;
+        self.run_positions += other.run_positions;
+    }
+}
+
+/// An amount (bytes, operations, units of work) of one call of a region: a coefficient for each field of [`Load`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+#[allow(missing_docs)]
+pub struct Linear {
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_step: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_row: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_logit_row: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_run: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_tile: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_row_position: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_run_position: u64,
+}
+
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+impl Linear {
+    /// The same amount in every step.
+    pub fn per_step(amount: u64) -> Self {
+        Self { per_step: amount, ..Self::default() }
+    }
+
+    /// The amount for a load.
+    pub fn at(&self, load: &Load) -> u64 {
+        self.per_step * load.steps
+            + self.per_row * load.rows
+            + self.per_logit_row * load.logit_rows
+            + self.per_run * load.runs
+            + self.per_tile * load.tiles
+            + self.per_row_position * load.row_positions
+            + self.per_run_position * load.run_positions
+    }
+}
+
+impl std::ops::AddAssign for Linear {
+    fn add_assign(&mut self, other: Self) {
+        self.per_step += other.per_step;
+        self.per_row += other.per_row;
+        self.per_logit_row += other.per_logit_row;
+        self.per_run += other.per_run;
+        self.per_tile += other.per_tile;
+        self.per_row_position += other.per_row_position;
+        self.per_run_position += other.per_run_position;
+    }
+}
+
+/// Kinds of regions, as in the program.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)]
+pub enum RegionKind {
+    Matmul,
+    Attention,
+    Loops,
+}
+
+/// The instruction that does most of a region's arithmetic: which peak bounds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Arithmetic {
+    /// Fused multiply-add of f32.
+    F32,
+    /// Dot product of bf16 pairs, accumulated in f32.
+    Bf16Dot,
+}
+
+impl Arithmetic {
+    /// For tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Arithmetic::F32 => "f32",
+            Arithmetic::Bf16Dot => "bf16",
+        }
+    }
+}
+
+/// One region: name, kind and the cost of one call. In the layer loop there is one call per layer and step.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionInfo {
+    /// `layers.qkv`, ...
+    pub name: String,
+    /// What it is.
+    pub kind: RegionKind,
+    /// Its arithmetic.
+    pub arithmetic: Arithmetic,
+    /// Trip count of the layer loop that it is in; none outside.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layers: Option<u32>,
+    /// Positions that a row sees at most (sliding window).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<u32>,
+    /// Threads meet after it.
+    pub barrier: bool,
+    /// Indivisible pieces of work that are shared out to threads.
+    pub units: Linear,
+    /// Bytes of weights, read once.
+    pub weight_bytes: Linear,
+    /// Bytes of KV cache, read once per run and written once per row.
+    pub kv_bytes: Linear,
+    /// Bytes of values between regions (arena, tables, output), read or written once. They mostly stay in caches.
+    pub activation_bytes: Linear,
+    /// Bytes that every thread reads for itself, not shared out: the prologues of matmuls.
+    pub private_bytes: Linear,
+    /// Operations of matrix products and attention, a multiply-add counting two. Elementwise work is bytes, not operations.
+    pub flop: Linear,
+}
+
+impl RegionInfo {
+    /// Calls per step.
+    pub fn calls(&self) -> u64 {
+        u64::from(self.layers.unwrap_or(1))
+    }
+
+    /// Work of all its calls for a load.
+    pub fn work(&self, load: &Load) -> Work {
+        let all = |form: &Linear| form.at(load) * self.calls();
+        Work {
+            weight_bytes: all(&self.weight_bytes),
+            kv_bytes: all(&self.kv_bytes),
+            activation_bytes: all(&self.activation_bytes),
+            flop: all(&self.flop),
+        }
+    }
+}
+
+/// Amounts of work.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[allow(missing_docs)]
+pub struct Work {
+    pub weight_bytes: u64,
+    pub kv_bytes: u64,
+    pub activation_bytes: u64,
+    pub flop: u64,
+}
+
+impl Work {
+    /// Bytes that come from memory where the model is larger than the caches: weights and KV cache.
+    pub fn memory_bytes(&self) -> u64 {
+        self.weight_bytes + self.kv_bytes
+    }
+}
+
+impl std::ops::AddAssign for Work {
+    fn add_assign(&mut self, other: Self) {
+        self.weight_bytes += other.weight_bytes;
+        self.kv_bytes += other.kv_bytes;
+        self.activation_bytes += other.activation_bytes;
+        self.flop += other.flop;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forms_are_linear_and_zeros_are_not_written() {
+        let form = Linear { per_step: 1, per_row: 10, per_run_position: 100, ..Linear::default() };
+        let one = Load { steps: 1, rows: 2, run_positions: 3, ..Load::default() };
+        let mut two = one;
+        two += one;
+        assert_eq!((form.at(&one), form.at(&two)), (321, 642));
+        assert_eq!(serde_json::to_string(&form).unwrap(), r#"{"per_step":1,"per_row":10,"per_run_position":100}"#);
+        assert_eq!(serde_json::from_str::<Linear>(r#"{"per_row":10}"#).unwrap(), Linear { per_row: 10, ..Linear::default() });
+    }
+}
