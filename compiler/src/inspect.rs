@@ -1,24 +1,27 @@
 //! `rcompile inspect DIR|OUT`: what is inside a model directory or an executable, without building or running anything.
 //!
+//! `--scaling` plans a directory, or takes an executable's manifest, and predicts speed over cores (`scaling.rs`).
+//!
 //! A directory that would be refused gives the same error, with the same exit code, as a build.
 
 use crate::error::Error;
 use crate::link::payload;
-use crate::options::{Inspect, not_yet};
+use crate::options::{self, Inspect};
+use crate::pipeline;
 use crate::report;
+use crate::scaling::{self, Subject};
+use rcompile_codegen::isa::Isa;
 use rcompile_models::arch::Task;
 use rcompile_models::error::escape;
 use rcompile_models::{Model, OpenOptions};
 use rcompile_runtime::abi::Manifest;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fmt::Write;
 
 /// The verb.
 pub fn run(options: &Inspect) -> Result<(), Error> {
-    if options.scaling {
-        return Err(not_yet("--scaling", "`OUT bench -t 1,2,..` measures it"));
-    }
     if options.path.is_file() {
         let read = payload::read_manifest(&options.path).map_err(|e| Error::output(&options.path, "reading", &e))?;
         let Some((manifest, file_bytes)) = read else {
@@ -27,7 +30,47 @@ pub fn run(options: &Inspect) -> Result<(), Error> {
         };
         return executable(options, &manifest, file_bytes);
     }
-    directory(options)
+    if options.scaling { directory_scaling(options) } else { directory(options) }
+}
+
+/// Plans the model as `rcompile build` would with default options, and writes nothing.
+fn directory_scaling(options: &Inspect) -> Result<(), Error> {
+    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--dry-run", "--model"].map(Into::into).to_vec();
+    args.push(options.path.clone().into());
+    for (flag, value) in [("--target", &options.target), ("--cpu", &options.cpu)] {
+        args.extend(value.iter().flat_map(|v| [flag.into(), v.into()]));
+    }
+    let Ok(options::Command::Build(build)) = options::parse(args)? else {
+        return Err(Error::bug("inspect", "not a build"));
+    };
+    let planned = pipeline::run(&build)?;
+    let isa = Isa::lookup(&planned.target, &planned.cpu, &[]);
+    let subject = Subject {
+        name: planned.model,
+        encoder: planned.buckets.first().is_some_and(|b| b.entry == "encode"),
+        features: isa.map(|isa| isa.features.into_iter().collect()).unwrap_or_default(),
+        cpu: planned.cpu,
+        ctx_size: planned.ctx_size,
+        buckets: planned.buckets.into_iter().map(|b| (b.rows, b.tile_rows, b.costs)).collect(),
+    };
+    scaling::print(&subject, options.bandwidth, options.json)
+}
+
+fn executable_scaling(options: &Inspect, m: &Manifest) -> Result<(), Error> {
+    if options.cpu.is_some() || options.target.is_some() {
+        let what = "inspect --scaling: --cpu and --target are for model directories, an executable has its own".into();
+        return Err(Error::Usage { what, help: None });
+    }
+    let entry = m.entries.first();
+    let subject = Subject {
+        name: m.name.clone(),
+        encoder: m.task == "embed",
+        cpu: m.cpu.clone(),
+        features: m.features.clone(),
+        ctx_size: m.ctx_size,
+        buckets: entry.map_or(vec![], |e| e.buckets.iter().map(|b| (b.rows, b.tile_rows, b.regions.clone())).collect()),
+    };
+    scaling::print(&subject, options.bandwidth, options.json)
 }
 
 fn not_ours(options: &Inspect, what: &str) -> Error {
@@ -40,6 +83,9 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
     let Ok((mut value, m)) = parsed else {
         return Err(not_ours(options, "is an executable of another version of rcompile"));
     };
+    if options.scaling {
+        return executable_scaling(options, &m);
+    }
     if options.json {
         value["file_bytes"] = json!(file_bytes);
         return report::print_json(&value);

@@ -10,6 +10,7 @@ pub mod passes;
 pub mod pipeline;
 pub mod plan;
 pub mod report;
+pub mod scaling;
 pub mod targets;
 
 pub use error::Error;

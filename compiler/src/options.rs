@@ -69,9 +69,18 @@ pub struct Inspect {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Predict scaling over cores (not supported yet)
-    #[arg(long, hide = true)]
+    /// Predict the speed on 1 to 96 cores from the program: bytes, operations and barriers, region by region
+    #[arg(long)]
     pub scaling: bool,
+    /// --scaling: read bandwidth of the socket [default: the table's for the CPU]
+    #[arg(long, value_name = "GB/s", value_parser = parse_bandwidth, requires = "scaling")]
+    pub bandwidth: Option<f64>,
+    /// --scaling of a directory: CPU [default: native]
+    #[arg(long, value_name = "NAME", requires = "scaling")]
+    pub cpu: Option<String>,
+    /// --scaling of a directory: triple [default: the host's]
+    #[arg(long, value_name = "TRIPLE", requires = "scaling")]
+    pub target: Option<String>,
 }
 
 /// `rcompile build`.
@@ -386,6 +395,10 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Resul
             }
         },
     }
+}
+
+fn parse_bandwidth(text: &str) -> Result<f64, String> {
+    text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0).ok_or_else(|| "expected a positive number".into())
 }
 
 fn parse_edit(text: &str) -> Result<Edit, String> {

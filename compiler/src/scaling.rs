@@ -1,0 +1,438 @@
+//! `rcompile inspect --scaling`: what a program can reach on 1, 2, 16, 64 and 96 cores, computed from its regions and a table row for the CPU.
+//!
+//! In: the cost of each region (`plan/cost.rs`, from a manifest or from a plan) and a [`Machine`]. Out: a note, as text or JSON. Nothing
+//! is run, and nothing here is measured on the machine in question: it is a bound with its assumptions beside it.
+//!
+//! Per region and number of cores, the time of a call is the largest of
+//! - memory: bytes of weights and KV cache over what the cores at work can read together (a core alone reads less than the socket),
+//! - arithmetic: operations over peak,
+//!
+//! both not shorter than for the core with the largest share: work is shared out in whole units (panels, groups of columns, tiles
+//! times KV heads), so that 64 units on 48 cores take as long as on 32. Added to it: what every core computes for itself (prologues), and
+//! the barrier. Caches are not modelled: a model that fits them does better, and values between regions cost nothing.
+
+use crate::error::Error;
+use crate::report;
+use rcompile_runtime::cost::{Arithmetic, Load, RegionInfo};
+use serde::Serialize;
+use std::fmt::Write;
+
+/// Numbers of cores of the note.
+const CORES: [u32; 5] = [1, 2, 16, 64, 96];
+/// Context of the decode row, where the executable has as much.
+const CONTEXT: u64 = 512;
+/// Nanoseconds of a barrier per doubling of the cores. Two cores exchange a cache line in 75 to 165 ns (Zen 5, measured); trees of
+/// such exchanges stay within the budget of 1 us at 96 cores.
+const BARRIER_NS: f64 = 150.0;
+
+/// A CPU as it can be rented. Bandwidth is memory channels times transfers; clocks are those under load on all cores.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Machine {
+    /// Names of `--cpu`.
+    #[serde(skip)]
+    cpus: &'static [&'static str],
+    /// Instance type, CPU, memory.
+    name: &'static str,
+    /// Cores of a socket.
+    cores: u32,
+    /// Clock.
+    ghz: f64,
+    /// Peak read rate of a socket.
+    socket_gb_per_s: f64,
+    /// What one core reads alone.
+    core_gb_per_s: f64,
+    /// Floating-point operations per cycle and core with the widest vectors: f32 multiply-add, bf16 dot.
+    flop_per_cycle: [f64; 2],
+}
+
+/// One core reads 37 to 41 GB/s on Zen 5 (measured), 25 on Sapphire and Emerald Rapids (measured on a virtual machine); 25 is assumed for
+/// those that were not measured. Operations per cycle: vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of
+/// its multiply-add) measured with the probes of `OUT profile`.
+const MACHINES: &[Machine] = &[
+    machine(&["znver5"], "m8a (Zen 5, 12 x DDR5-6400)", 96, 3.5, 614.4, 39.0, [64.0, 128.0]),
+    machine(&["znver4", "x86-64-v4"], "c7a (Zen 4, 12 x DDR5-4800)", 96, 3.0, 460.8, 25.0, [32.0, 64.0]),
+    machine(
+        &["sapphirerapids", "emeraldrapids", "graniterapids"],
+        "c7i (Sapphire Rapids, 8 x DDR5-4800)",
+        48,
+        2.6,
+        307.2,
+        25.0,
+        [64.0, 32.0],
+    ),
+    machine(&["icelake-server", "skylake-avx512"], "c6i (Ice Lake, 8 x DDR4-3200)", 32, 2.9, 204.8, 15.0, [64.0, 64.0]),
+    machine(&["x86-64-v3", "znver3", "znver2", "haswell", "alderlake"], "c6a (Zen 3, 8 x DDR4-3200)", 48, 2.9, 204.8, 25.0, [32.0, 32.0]),
+    machine(&["neoverse-n1", "graviton2"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0]),
+    machine(&["neoverse-v1", "graviton3"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0]),
+    machine(&["neoverse-v2", "graviton4"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0]),
+];
+
+const fn machine(
+    cpus: &'static [&'static str],
+    name: &'static str,
+    cores: u32,
+    ghz: f64,
+    socket_gb_per_s: f64,
+    core_gb_per_s: f64,
+    flop_per_cycle: [f64; 2],
+) -> Machine {
+    Machine { cpus, name, cores, ghz, socket_gb_per_s, core_gb_per_s, flop_per_cycle }
+}
+
+impl Machine {
+    /// The row for a CPU; code without 512-bit vectors reaches half of a CPU that has them.
+    fn of(cpu: &str, features: &[String], bandwidth: Option<f64>) -> Option<Machine> {
+        let mut machine = *MACHINES.iter().find(|m| m.cpus.contains(&cpu))?;
+        let wide = features.iter().any(|f| f == "avx512f");
+        let x86 = features.iter().any(|f| f == "avx2");
+        if x86 && !wide && machine.flop_per_cycle[0] > 32.0 {
+            machine.flop_per_cycle = machine.flop_per_cycle.map(|f| f / 2.0);
+        }
+        if let Some(bandwidth) = bandwidth {
+            machine.socket_gb_per_s = bandwidth;
+            machine.core_gb_per_s = machine.core_gb_per_s.min(bandwidth);
+        }
+        Some(machine)
+    }
+
+    /// GFLOP/s of one core.
+    fn core_gflop_per_s(&self, arithmetic: Arithmetic) -> f64 {
+        let per_cycle = match arithmetic {
+            Arithmetic::F32 => self.flop_per_cycle[0],
+            Arithmetic::Bf16Dot => self.flop_per_cycle[1],
+        };
+        per_cycle * self.ghz
+    }
+
+    /// What `cores` cores read together.
+    fn gb_per_s(&self, cores: u64) -> f64 {
+        (self.core_gb_per_s * cores as f64).min(self.socket_gb_per_s)
+    }
+}
+
+/// What the note is about.
+#[derive(Clone, Debug)]
+pub struct Subject {
+    /// Name of the model.
+    pub name: String,
+    /// An encoder: whole texts, no cache.
+    pub encoder: bool,
+    /// `--cpu`, resolved.
+    pub cpu: String,
+    /// Features that the code uses.
+    pub features: Vec<String>,
+    /// Positions per sequence.
+    pub ctx_size: u32,
+    /// Rows of the bucket, rows of an attention tile, regions; ascending.
+    pub buckets: Vec<(u32, u32, Vec<RegionInfo>)>,
+}
+
+#[derive(Debug, Serialize)]
+struct Note {
+    model: String,
+    cpu: String,
+    machine: Machine,
+    /// The bandwidth is the user's.
+    given_bandwidth: bool,
+    barrier_ns_per_doubling: f64,
+    phases: Vec<Phase>,
+}
+
+/// One kind of step.
+#[derive(Debug, Serialize)]
+struct Phase {
+    phase: &'static str,
+    rows: u64,
+    context: u64,
+    memory_bytes: u64,
+    flop: u64,
+    barriers: u64,
+    cores: Vec<Total>,
+    regions: Vec<Region>,
+}
+
+/// A step on some cores.
+#[derive(Debug, Serialize)]
+struct Total {
+    cores: u32,
+    ms: f64,
+    tokens_per_s: f64,
+    /// Times faster than on one core.
+    speedup: f64,
+    /// Parts of `ms`: regions that memory bounds, that arithmetic bounds, what uneven shares add, prologues, barriers.
+    memory_ms: f64,
+    arithmetic_ms: f64,
+    imbalance_ms: f64,
+    private_ms: f64,
+    barrier_ms: f64,
+}
+
+#[derive(Debug, Serialize)]
+struct Region {
+    name: String,
+    calls: u64,
+    units: u64,
+    /// Of one call.
+    memory_bytes: u64,
+    flop: u64,
+    /// One call with its barrier, for each number of cores.
+    us: Vec<f64>,
+}
+
+/// Time of one call.
+#[derive(Clone, Copy, Debug, Default)]
+struct Call {
+    memory_us: f64,
+    arithmetic_us: f64,
+    imbalance_us: f64,
+    private_us: f64,
+    barrier_us: f64,
+}
+
+impl Call {
+    fn new(region: &RegionInfo, load: &Load, machine: &Machine, cores: u32) -> Call {
+        let units = region.units.at(load).max(1);
+        let active = units.min(u64::from(cores));
+        let bytes = (region.weight_bytes.at(load) + region.kv_bytes.at(load)) as f64;
+        let flop = region.flop.at(load) as f64;
+        // Part of the work that the core with most units has.
+        let largest = units.div_ceil(u64::from(cores)) as f64 / units as f64;
+        let core_peak = machine.core_gflop_per_s(region.arithmetic);
+        let even = (bytes / machine.gb_per_s(u64::from(cores)) / 1e3, flop / (core_peak * f64::from(cores)) / 1e3);
+        let memory = (bytes / machine.gb_per_s(active)).max(bytes * largest / machine.core_gb_per_s) / 1e3;
+        let arithmetic = flop * largest / core_peak / 1e3;
+        let private = if cores > 1 { region.private_bytes.at(load) as f64 / machine.core_gb_per_s / 1e3 } else { 0.0 };
+        let (memory_us, arithmetic_us) = if even.0 >= even.1 { (even.0, 0.0) } else { (0.0, even.1) };
+        Call {
+            memory_us,
+            arithmetic_us,
+            imbalance_us: memory.max(arithmetic) - even.0.max(even.1),
+            private_us: private,
+            barrier_us: if region.barrier { BARRIER_NS * f64::from(cores).log2() / 1e3 } else { 0.0 },
+        }
+    }
+
+    fn us(&self) -> f64 {
+        self.memory_us + self.arithmetic_us + self.imbalance_us + self.private_us + self.barrier_us
+    }
+}
+
+impl Phase {
+    fn new(
+        phase: &'static str,
+        regions: &[RegionInfo],
+        rows: u64,
+        context: u64,
+        load: impl Fn(Option<u32>) -> Load,
+        machine: &Machine,
+    ) -> Phase {
+        let counts: Vec<u32> = CORES.into_iter().filter(|c| *c <= machine.cores).collect();
+        let mut out = Phase { phase, rows, context, memory_bytes: 0, flop: 0, barriers: 0, cores: vec![], regions: vec![] };
+        let mut sums = vec![Call::default(); counts.len()];
+        for region in regions {
+            let load = load(region.window);
+            let work = region.work(&load);
+            out.memory_bytes += work.memory_bytes();
+            out.flop += work.flop;
+            out.barriers += if region.barrier { region.calls() } else { 0 };
+            let calls: Vec<Call> = counts.iter().map(|c| Call::new(region, &load, machine, *c)).collect();
+            for (sum, call) in sums.iter_mut().zip(&calls) {
+                let times = region.calls() as f64;
+                sum.memory_us += call.memory_us * times;
+                sum.arithmetic_us += call.arithmetic_us * times;
+                sum.imbalance_us += call.imbalance_us * times;
+                sum.private_us += call.private_us * times;
+                sum.barrier_us += call.barrier_us * times;
+            }
+            out.regions.push(Region {
+                name: region.name.clone(),
+                calls: region.calls(),
+                units: region.units.at(&load),
+                memory_bytes: work.memory_bytes() / region.calls(),
+                flop: work.flop / region.calls(),
+                us: calls.iter().map(Call::us).collect(),
+            });
+        }
+        let first = sums.first().map_or(0.0, Call::us);
+        let total = |(cores, sum): (&u32, &Call)| Total {
+            cores: *cores,
+            ms: sum.us() / 1e3,
+            tokens_per_s: rows as f64 / sum.us() * 1e6,
+            speedup: first / sum.us(),
+            memory_ms: sum.memory_us / 1e3,
+            arithmetic_ms: sum.arithmetic_us / 1e3,
+            imbalance_ms: sum.imbalance_us / 1e3,
+            private_ms: sum.private_us / 1e3,
+            barrier_ms: sum.barrier_us / 1e3,
+        };
+        out.cores = counts.iter().zip(&sums).map(total).collect();
+        out
+    }
+}
+
+/// One run of `rows` rows that ends at position `end`, in one step.
+fn load(rows: u64, end: u64, tile_rows: u64, encoder: bool, window: Option<u32>) -> Load {
+    let window = window.map_or(u64::MAX, u64::from);
+    let seen = |row: u64| if encoder { end } else { end - rows + row + 1 };
+    Load {
+        steps: 1,
+        rows,
+        logit_rows: 1,
+        runs: 1,
+        tiles: rows.div_ceil(tile_rows),
+        row_positions: (0..rows).map(|row| seen(row).min(window)).sum(),
+        run_positions: end.min(window.saturating_add(rows - 1)),
+    }
+}
+
+/// Prints the note.
+pub fn print(subject: &Subject, bandwidth: Option<f64>, json: bool) -> Result<(), Error> {
+    let Some(machine) = Machine::of(&subject.cpu, &subject.features, bandwidth) else {
+        let known = MACHINES.iter().flat_map(|m| m.cpus).copied().collect::<Vec<_>>().join(", ");
+        return Err(Error::Usage {
+            what: format!("inspect --scaling: no data for CPU '{}', expected one of {known}", subject.cpu),
+            help: Some("name one with --cpu (for a model directory)".into()),
+        });
+    };
+    let note = note(subject, machine, bandwidth.is_some());
+    if json { report::print_json(&note) } else { report::print(&note.text()) }
+}
+
+fn note(subject: &Subject, machine: Machine, given_bandwidth: bool) -> Note {
+    let ctx_size = u64::from(subject.ctx_size);
+    let phase = |name, bucket: Option<&(u32, u32, Vec<RegionInfo>)>, rows: u64, context: u64| {
+        let (_, tile_rows, regions) = bucket?;
+        let load = |window| load(rows, context, (*tile_rows).into(), subject.encoder, window);
+        Some(Phase::new(name, regions, rows, context, load, &machine))
+    };
+    let largest = subject.buckets.last();
+    let rows = largest.map_or(1, |b| u64::from(b.0).min(CONTEXT).min(ctx_size));
+    let phases = if subject.encoder {
+        vec![phase("encode", largest, rows, rows)]
+    } else {
+        vec![phase("decode", subject.buckets.first(), 1, CONTEXT.min(ctx_size)), phase("prefill", largest, rows, rows)]
+    };
+    Note {
+        model: subject.name.clone(),
+        cpu: subject.cpu.clone(),
+        machine,
+        given_bandwidth,
+        barrier_ns_per_doubling: BARRIER_NS,
+        phases: phases.into_iter().flatten().collect(),
+    }
+}
+
+impl Note {
+    fn text(&self) -> String {
+        let m = &self.machine;
+        let mut out = String::new();
+        let model = rcompile_models::error::escape(&self.model);
+        let _ = writeln!(out, "{model} for {}: bounds computed from its program, nothing is measured", self.cpu);
+        let _ = writeln!(out, "  machine      {}, {} cores per socket at {} GHz", m.name, m.cores, m.ghz);
+        let whose = if self.given_bandwidth { "as given" } else { "memory channels" };
+        let _ = writeln!(out, "  memory       {:.1} GB/s per socket ({whose}), {} GB/s for one core", m.socket_gb_per_s, m.core_gb_per_s);
+        let [f32, bf16] = m.flop_per_cycle;
+        let _ = writeln!(out, "  arithmetic   {f32} f32 and {bf16} bf16 flop per cycle and core");
+        let _ = writeln!(out, "  barriers     {} ns times log2(cores)", self.barrier_ns_per_doubling);
+        for p in &self.phases {
+            let bytes = report::size(p.memory_bytes);
+            let rows = if p.rows == 1 { "1 row".into() } else { format!("{} rows", p.rows) };
+            let _ = writeln!(
+                out,
+                "\n{} of {rows} up to position {}: {bytes} of weights and KV cache, {:.2} GFLOP, {} barriers",
+                p.phase,
+                p.context,
+                p.flop as f64 / 1e9,
+                p.barriers
+            );
+            let _ = writeln!(out, "  cores   tokens/s         ms  speedup   memory  arithmetic  imbalance  private  barriers (ms)");
+            for t in &p.cores {
+                let _ = writeln!(
+                    out,
+                    "  {:>5} {:>10.1} {:>10.3} {:>8.1} {:>8.3} {:>11.3} {:>10.3} {:>8.3} {:>9.3}",
+                    t.cores, t.tokens_per_s, t.ms, t.speedup, t.memory_ms, t.arithmetic_ms, t.imbalance_ms, t.private_ms, t.barrier_ms
+                );
+            }
+            let width = p.regions.iter().map(|r| r.name.len()).max().unwrap_or(0).max(6);
+            let heads: String = p.cores.iter().map(|t| format!(" {:>9}", t.cores)).collect();
+            let _ = writeln!(out, "\n  {:<width$} calls  units        MB     MFLOP   us per call on{heads} cores", "region");
+            for r in &p.regions {
+                let us: String = r.us.iter().map(|us| format!(" {us:>9.2}")).collect();
+                let (mb, mflop) = (r.memory_bytes as f64 / 1e6, r.flop as f64 / 1e6);
+                let _ = writeln!(out, "  {:<width$} {:>5} {:>6} {mb:>9.3} {mflop:>9.1}                 {us}", r.name, r.calls, r.units);
+            }
+        }
+        out
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcompile_runtime::cost::{Linear, RegionKind};
+
+    fn region(units: u64, weight_bytes: u64, flop_per_row: u64) -> RegionInfo {
+        RegionInfo {
+            name: "mm".into(),
+            kind: RegionKind::Matmul,
+            arithmetic: Arithmetic::F32,
+            layers: Some(10),
+            window: None,
+            barrier: true,
+            units: Linear::per_step(units),
+            weight_bytes: Linear::per_step(weight_bytes),
+            kv_bytes: Linear::default(),
+            activation_bytes: Linear::default(),
+            private_bytes: Linear::default(),
+            flop: Linear { per_row: flop_per_row, ..Linear::default() },
+        }
+    }
+
+    const SMALL: Machine = machine(&["x"], "x", 64, 1.0, 100.0, 10.0, [10.0, 20.0]);
+
+    fn us(region: &RegionInfo, rows: u64, cores: u32) -> f64 {
+        let load = load(rows, rows, 1, false, None);
+        Call::new(region, &load, &SMALL, cores).us() - if cores > 1 { BARRIER_NS * f64::from(cores).log2() / 1e3 } else { 0.0 }
+    }
+
+    #[test]
+    fn a_call_takes_as_long_as_its_slowest_core() {
+        // 1 MB: 100 us on a core with 10 GB/s, 10 us on a socket with 100 GB/s.
+        let memory = region(64, 1_000_000, 0);
+        for (cores, expected) in [(1, 100.0), (2, 50.0), (16, 10.0), (64, 10.0)] {
+            assert!((us(&memory, 1, cores) - expected).abs() < 1e-9, "{cores}: {}", us(&memory, 1, cores));
+        }
+        // 64 units on 48 cores: two for the slowest, as on 32; arithmetic shows it.
+        let arithmetic = region(64, 0, 1_000_000);
+        assert!((us(&arithmetic, 1, 1) - 100.0).abs() < 1e-9);
+        assert!((us(&arithmetic, 1, 32) - 100.0 / 32.0).abs() < 1e-9);
+        assert!((us(&arithmetic, 1, 48) - 100.0 / 32.0).abs() < 1e-9);
+        // Two units keep two cores busy, whatever the others do; both bounds count, not their sum.
+        let few = region(2, 1_000_000, 1_000_000);
+        assert!((us(&few, 1, 16) - 50.0).abs() < 1e-9);
+        assert!((us(&few, 3, 16) - 150.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn parts_add_up_and_cores_beyond_the_socket_are_left_out() {
+        let regions = [region(3, 1_000_000, 5_000), region(7, 0, 9_000_000)];
+        let phase = Phase::new("decode", &regions, 1, 8, |w| load(1, 8, 1, false, w), &SMALL);
+        assert_eq!(phase.cores.iter().map(|t| t.cores).collect::<Vec<_>>(), [1, 2, 16, 64]);
+        assert_eq!((phase.memory_bytes, phase.flop, phase.barriers), (10_000_000, 90_050_000, 20));
+        for total in &phase.cores {
+            let parts = total.memory_ms + total.arithmetic_ms + total.imbalance_ms + total.private_ms + total.barrier_ms;
+            assert!((parts - total.ms).abs() < 1e-9 && total.imbalance_ms > -1e-9, "{total:?}");
+        }
+        assert_eq!(phase.cores[0].barrier_ms, 0.0);
+    }
+
+    #[test]
+    fn narrow_code_reaches_half_of_a_wide_cpu() {
+        let features = |list: &[&str]| list.iter().map(|f| f.to_string()).collect::<Vec<_>>();
+        let wide = Machine::of("znver5", &features(&["avx2", "avx512f"]), None).unwrap();
+        let narrow = Machine::of("znver5", &features(&["avx2"]), Some(20.0)).unwrap();
+        assert_eq!((wide.flop_per_cycle[0], narrow.flop_per_cycle[0]), (64.0, 32.0));
+        assert_eq!((narrow.socket_gb_per_s, narrow.core_gb_per_s), (20.0, 20.0));
+        assert!(Machine::of("z80", &[], None).is_none());
+    }
+}
