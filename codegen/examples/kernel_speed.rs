@@ -36,8 +36,8 @@ fn main() {
         }
     }
     for &(dtype, compute) in types.iter().filter(|_| wanted("gemv")) {
-        for rows in [1, 4, 8, 12] {
-            for prefetch in [0, 1024, 4096] {
+        for rows in [1, 4, 8, 12].into_iter().filter(|r| env("ROWS", *r) == *r) {
+            for prefetch in [2048, 4096, 8192] {
                 let n = if dtype == DType::F32 { 32_768 } else { 65_536 };
                 Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, 2048, n) }.memory_bound(&peak);
             }

@@ -18,21 +18,35 @@ pub fn exp<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, lanes);
     // The second operand of min and max is the result for NaN.
     let x = fb.min(k(89.0), fb.max(k(-104.0), x));
-    // Adding 1.5 * 2^23 rounds to the nearest integer, in the low bits of the mantissa. No float-to-int conversion: NaN may come.
-    let magic = k(12_582_912.0);
-    let shifted = fb.fma(x, k(std::f32::consts::LOG2_E), magic);
-    let n = fb.sub(shifted, magic);
-    let r = fb.fma(n, k(-0.693_359_4), x);
-    let r = fb.fma(n, k(2.121_944_4e-4), r);
-    let q = poly(fb, r, &[0.499_999_94, 0.166_665_15, 0.041_668_456, 0.008_369_419, 0.001_381_314_5]);
-    let p = fb.add(fb.fma(fb.mul(r, r), q, r), k(1.0));
+    let (p, n) = exp_parts(fb, x);
     // 2^n in two factors: n reaches from -150 to 128.
     let int = |v: i64| fb.splat(fb.int_of(Elem::I32, v), lanes);
-    let bits = |v: Value<'c>| fb.bitcast(v, v.ty().with(Elem::I32));
-    let n = fb.sub(bits(shifted), bits(magic));
+    let n = fb.sub(n, fb.bitcast(k(ROUND_MAGIC), n.ty()));
     let half = fb.ashr(n, 1);
     let power = |n: Value<'c>| fb.bitcast(fb.shl(fb.add(n, int(127)), 23), x.ty());
     fb.mul(fb.mul(p, power(half)), power(fb.sub(n, half)))
+}
+
+/// The same for `-87 <= x <= 0` and NaN, with the same bits; anything elsewhere. Two thirds of the instructions.
+pub fn exp_of_negative<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let (p, n) = exp_parts(fb, x);
+    // The shift leaves n, which is added to the exponent of 1; a product keeps NaN.
+    let one = fb.splat(fb.int_of(Elem::I32, 0x3f80_0000), x.lanes());
+    fb.mul(p, fb.bitcast(fb.add(fb.shl(n, 23), one), x.ty()))
+}
+
+/// Adding it rounds to the nearest integer, in the low bits of the mantissa: 1.5 * 2^23.
+const ROUND_MAGIC: f32 = 12_582_912.0;
+
+/// `(p, bits of n + ROUND_MAGIC)` with `exp(x) = p 2^n`. No float-to-int conversion: NaN may come.
+fn exp_parts<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> (Value<'c>, Value<'c>) {
+    let k = |v: f32| fb.f32s(v, x.lanes());
+    let shifted = fb.fma(x, k(std::f32::consts::LOG2_E), k(ROUND_MAGIC));
+    let n = fb.sub(shifted, k(ROUND_MAGIC));
+    let r = fb.fma(n, k(-0.693_359_4), x);
+    let r = fb.fma(n, k(2.121_944_4e-4), r);
+    let q = poly(fb, r, &[0.499_999_94, 0.166_665_15, 0.041_668_456, 0.008_369_419, 0.001_381_314_5]);
+    (fb.add(fb.fma(fb.mul(r, r), q, r), k(1.0)), fb.bitcast(shifted, x.ty().with(Elem::I32)))
 }
 
 /// `1 / (1 + e^-x)`.

@@ -388,6 +388,16 @@ fn private_scratch() {
     }
 }
 
+/// Blocks of keys that are widened once for many pairs: the same bits as in the tiles of few rows, which read the cache itself.
+#[test]
+fn widened_blocks() {
+    for isa in isas() {
+        for (kv, head_dim) in [(DType::Bf16, 64), (DType::F16, 36)] {
+            Case { kv, head_dim, tile_rows: 64, ..Case::new() }.check(&isa);
+        }
+    }
+}
+
 /// Nothing goes to the stack in the two hot loops of any register tile.
 #[test]
 fn hot_loop_asm() {

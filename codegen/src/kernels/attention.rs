@@ -1,13 +1,13 @@
 //! Attention over the paged KV cache with online softmax.
 //!
 //! In: [`Attention`]. Out: one function per kernel and, private to the module, `unit` (one tile of rows and one KV head), one `block`
-//! function per number of (row, head) pairs in a register tile, and `softmax`.
+//! function per number of (row, head) pairs in a register tile, `maxima` and `softmax`.
 //!
 //! ```text
 //! kernel: for unit in the thread's share: unit
 //! unit:   widen q of all pairs (row, query head of the group) into scratch
 //!         for block of 256 keys that some row sees { for up to 6 pairs: block };  out = acc / sum
-//! block:  s = q K^T in register tiles of pairs x keys;  per pair softmax(s);  acc = acc * alpha + p V in tiles of pairs x columns
+//! block:  s = q K^T in register tiles of pairs x keys;  softmax(s) of all pairs;  acc = acc * alpha + p V in tiles of pairs x columns
 //! ```
 //!
 //! Rows of a group's heads are pairs alike, so that all of them share the reads of K and V. Scores of a block live in L1, and so do
@@ -34,10 +34,13 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     check(name, program, kernel)?;
     let group = kernel.heads / kernel.kv_heads;
     let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
-    let softmax = generator.softmax();
+    let (maxima, softmax) = (generator.maxima(), generator.softmax());
     let most = MAX_PAIRS.min(kernel.tile_rows * group);
-    let blocks: Vec<_> = (1..=most).map(|pairs| generator.block(pairs, &softmax)).collect();
-    let unit = generator.unit(&blocks);
+    let blocks = |cache: Cache| (1..=most).map(|pairs| generator.block(pairs, cache, &maxima, &softmax)).collect();
+    let stored = blocks(Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset });
+    // Where several chunks of pairs read a block of keys, it is widened for all of them once.
+    let widened = widens(kernel).then(|| Widened { widen: generator.widen(), blocks: blocks(Cache::widened(kernel)) });
+    let unit = generator.unit(&stored, widened.as_ref());
     Ok(generator.kernel(&unit))
 }
 
@@ -85,6 +88,35 @@ pub fn private_bytes(kernel: &Attention) -> u64 {
     if bytes > STACK_BYTES { bytes } else { 0 }
 }
 
+/// K and V of a page and KV head, as a block reads them: K at the start, V behind.
+#[derive(Clone, Copy, Debug)]
+struct Cache {
+    dtype: DType,
+    /// Bytes.
+    v_offset: u64,
+}
+
+impl Cache {
+    fn widened(kernel: &Attention) -> Cache {
+        Cache { dtype: DType::F32, v_offset: BLOCK as u64 * u64::from(kernel.head_dim) * 4 }
+    }
+}
+
+/// What works on widened blocks of keys.
+struct Widened<'c> {
+    widen: Function<'c>,
+    blocks: Vec<Function<'c>>,
+}
+
+/// Chunks of pairs from which on it pays to widen a block of keys first.
+const WIDEN_CHUNKS: u32 = 4;
+
+/// Can there be so many, and is the cache not f32?
+fn widens(kernel: &Attention) -> bool {
+    let pairs = kernel.tile_rows * (kernel.heads / kernel.kv_heads);
+    kernel.kv_dtype != DType::F32 && pairs.div_ceil(MAX_PAIRS) >= WIDEN_CHUNKS
+}
+
 /// Byte offsets in a thread's scratch.
 #[derive(Clone, Copy, Debug)]
 struct Scratch {
@@ -102,6 +134,8 @@ struct Scratch {
     scores: u64,
     /// `alpha: f32[MAX_PAIRS]`
     alpha: u64,
+    /// A widened block of keys, see [`Cache`]
+    cache: u64,
     /// Elements per pair in `q` and `acc`.
     width: u64,
     /// In all, a multiple of 128.
@@ -125,7 +159,8 @@ impl Scratch {
         let bounds = take(pairs * 32);
         let scores = take(u64::from(MAX_PAIRS) * BLOCK as u64 * 4);
         let alpha = take(u64::from(MAX_PAIRS) * 4);
-        Scratch { q, acc, sum, max, bounds, scores, alpha, width, bytes: end.next_multiple_of(128) }
+        let cache = take(if widens(kernel) { 2 * Cache::widened(kernel).v_offset } else { 0 });
+        Scratch { q, acc, sum, max, bounds, scores, alpha, cache, width, bytes: end.next_multiple_of(128) }
     }
 }
 
@@ -187,7 +222,7 @@ impl<'a, 'c> Generator<'a, 'c> {
     }
 
     /// `unit(.., tile, kv_head, scratch)`.
-    fn unit(&self, blocks: &[Function<'c>]) -> Function<'c> {
+    fn unit(&self, blocks: &[Function<'c>], widened: Option<&Widened<'c>>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR]].concat();
         self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
@@ -214,16 +249,32 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let page = fb.sext(fb.load(Ty::I32, fb.index(page_table, block, 4), 4), Elem::I64);
                 let keys = fb.offset(state, fb.mul_int(page, k.page_bytes as i64));
                 let key_begin = fb.mul_int(block, BLOCK);
-                fb.for_(fb.int(0), chunks, 1, |chunk| {
-                    let first = fb.add(fb.mul(chunk, each), fb.min(chunk, more));
-                    let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
-                    for (i, function) in blocks.iter().enumerate() {
-                        fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
-                            let own = [scratch, keys, key_begin, key_end, kv_head, first];
-                            fb.call(function, &[args, &own[..]].concat());
-                        });
+                let all = |keys: Value<'c>, blocks: &[Function<'c>]| {
+                    fb.for_(fb.int(0), chunks, 1, |chunk| {
+                        let first = fb.add(fb.mul(chunk, each), fb.min(chunk, more));
+                        let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
+                        for (i, function) in blocks.iter().enumerate() {
+                            fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
+                                let own = [scratch, keys, key_begin, key_end, kv_head, first];
+                                fb.call(function, &[args, &own[..]].concat());
+                            });
+                        }
+                    });
+                    vec![]
+                };
+                match widened {
+                    None => _ = all(keys, blocks),
+                    Some(widened) => {
+                        let several = fb.cmp(Cmp::Ge, chunks, fb.int(WIDEN_CHUNKS.into()));
+                        let cache = fb.offset_const(scratch, self.at.cache);
+                        let wide = || {
+                            let count = fb.min(fb.sub(seen.1, key_begin), fb.int(BLOCK));
+                            fb.call(&widened.widen, &[cache, keys, count]);
+                            all(cache, &widened.blocks)
+                        };
+                        fb.if_else(several, wide, || all(keys, blocks));
                     }
-                });
+                }
             });
             self.end_pairs(&call, scratch, kv_head, row_begin, pairs);
         })
@@ -316,9 +367,9 @@ impl<'a, 'c> Generator<'a, 'c> {
     }
 
     /// `block(.., scratch, keys, key_begin, key_end, kv_head, first_pair)` for `pairs` pairs and 256 keys.
-    fn block(&self, pairs: u32, softmax: &Function<'c>) -> Function<'c> {
+    fn block(&self, pairs: u32, cache: Cache, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
-        let name = format!("{}.block{pairs}", self.name);
+        let name = format!("{}.{}{pairs}", self.name, if cache.dtype == self.kernel.kv_dtype { "block" } else { "wide" });
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
             let [scratch, keys, key_begin, key_end, kv_head, first] = *rest else { unreachable!() };
@@ -332,33 +383,51 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let tile_keys = self.vectors(pairs, 4) * self.lanes;
                 let tiles =
                     (fb.div(begin, fb.int(tile_keys.into())), fb.div(fb.add_int(end, i64::from(tile_keys) - 1), fb.int(tile_keys.into())));
-                self.scores(fb, pairs, scratch, keys, first, tiles);
+                self.scores(fb, pairs, cache, scratch, keys, first, tiles);
                 let columns = (fb.mul_int(tiles.0, tile_keys.into()), fb.mul_int(tiles.1, tile_keys.into()));
-                fb.for_(fb.int(0), fb.int(pairs.into()), 1, |i| {
-                    let own = [scratch, key_begin, key_end, kv_head, fb.add(first, i), i, columns.0, columns.1];
-                    fb.call(softmax, &[args, &own[..]].concat());
-                });
-                self.values(fb, pairs, scratch, keys, first, (begin, end));
+                let own = [scratch, key_begin, key_end, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
+                fb.call(maxima, &[args, &own[..]].concat());
+                fb.call(softmax, &[scratch, first, fb.int(pairs.into()), columns.0, columns.1]);
+                self.values(fb, pairs, cache, scratch, keys, first, (begin, end));
             });
         })
     }
 
-    /// `softmax(.., scratch, key_begin, key_end, kv_head, pair, i, begin, end)`: scores `begin .. end` (multiples of the lanes) of the
-    /// block's row `i` become `exp(score - max)`; updates the pair's maximum and sum, sets `alpha[i]`.
-    fn softmax(&self) -> Function<'c> {
+    /// `widen(to, keys, count)`: the first `count` keys of a block as f32, see [`Cache`].
+    fn widen(&self) -> Function<'c> {
+        let name = format!("{}.widen", self.name);
+        self.mb.define(&name, &[Ty::PTR, Ty::PTR, Ty::I64], None, Visibility::InternalNoInline, |fb, args| {
+            let [to, from, count] = *args else { unreachable!() };
+            let (k, lanes) = (self.kernel, self.lanes);
+            // Whole groups of keys; V rows between `count` and their end are copied, but never used.
+            let groups = fb.lshr(fb.add_int(count, i64::from(KEY_GROUP) - 1), KEY_GROUP.trailing_zeros());
+            let elements = fb.mul_int(groups, i64::from(KEY_GROUP * k.head_dim));
+            for (from_offset, to_offset) in [(0, 0), (k.v_offset, Cache::widened(k).v_offset)] {
+                let (from, to) = (fb.offset_const(from, from_offset), fb.offset_const(to, to_offset));
+                fb.for_(fb.int(0), elements, lanes.into(), |i| {
+                    let size = k.kv_dtype.size();
+                    let x = fb.load_f32(k.kv_dtype, lanes, fb.index(from, i, size), (u64::from(lanes) * size) as u32);
+                    fb.store(x, fb.index(to, i, 4), lanes * 4);
+                });
+            }
+        })
+    }
+
+    /// `maxima(.., scratch, key_begin, key_end, kv_head, first, pairs, begin, end)`: masks and scales scores `begin .. end` (multiples of the
+    /// lanes) of the block's rows, pairs `first` and following; updates their maxima, sets `alpha`.
+    ///
+    /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
+    fn maxima(&self) -> Function<'c> {
         let own = [Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
         let params = [&KERNEL_PARAMS[..], &own[..]].concat();
-        self.mb.define(&format!("{}.softmax", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+        self.mb.define(&format!("{}.maxima", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, key_begin, key_end, kv_head, pair, i, begin, end] = *rest else { unreachable!() };
+            let [scratch, key_begin, key_end, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
             let k = self.kernel;
             let lanes = self.lanes;
             let vector = Ty::vec(Elem::F32, lanes);
-            let mut scope = Call::new(fb, self.program, args).scope(&[], &k.exprs, &k.layer_ints);
-            let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
-            scope.set(k.query_var, fb.load(Ty::I64, fb.offset_const(bounds, 16), 8));
+            let scope = Call::new(fb, self.program, args).scope(&[], &k.exprs, &k.layer_ints);
             let group = fb.int(self.group);
-            scope.set(k.head_var, fb.add(fb.mul(kv_head, group), fb.rem(pair, group)));
             let point = |key: Value<'c>, score: Value<'c>| Point {
                 var: Some(k.key_var),
                 first: key,
@@ -368,49 +437,83 @@ impl<'a, 'c> Generator<'a, 'c> {
                 acc: vec![],
                 score: Some(score),
             };
-            let outside = Eval::new(fb, &scope, point(key_begin, fb.zero(vector)));
-            outside.hoist(&[k.score, k.mask]);
-            let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
-            let max_at = fb.index(fb.offset_const(scratch, self.at.max), pair, 4);
-            let sum_at = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
-
+            let max_at = fb.index(fb.offset_const(scratch, self.at.max), first, 4);
+            let alpha_at = fb.offset_const(scratch, self.at.alpha);
             let nothing = fb.f32s(f32::NEG_INFINITY, lanes);
-            let old = fb.load(Ty::F32, max_at, 4);
-            let max = fb.loop_(begin, end, lanes.into(), &[fb.splat(old, lanes)], |column, max| {
-                let at = fb.index(row, column, 4);
-                let key = fb.add(key_begin, column);
-                let eval = outside.at(point(key, fb.load(vector, at, lanes * 4)));
-                let keys = fb.add(fb.splat(fb.trunc(key, Elem::I32), lanes), fb.iota(Elem::I32, lanes));
-                let exists = fb.cmp(Cmp::Lt, keys, fb.splat(fb.trunc(key_end, Elem::I32), lanes));
-                let seen = fb.and(exists, eval.cond(k.mask));
-                let score = fb.select(seen, eval.float(k.score), nothing);
-                fb.store(score, at, lanes * 4);
-                vec![fb.max(score, max[0])]
+            let exists_below = fb.splat(fb.trunc(key_end, Elem::I32), lanes);
+            fb.for_(fb.int(0), pairs, 1, |i| {
+                let pair = fb.add(first, i);
+                let mut scope = scope.clone();
+                let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
+                scope.set(k.query_var, fb.load(Ty::I64, fb.offset_const(bounds, 16), 8));
+                scope.set(k.head_var, fb.add(fb.mul(kv_head, group), fb.rem(pair, group)));
+                let outside = Eval::new(fb, &scope, point(key_begin, fb.zero(vector)));
+                outside.hoist(&[k.score, k.mask]);
+                let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
+                let old = fb.load(Ty::F32, fb.index(max_at, i, 4), 4);
+                let max = fb.loop_(begin, end, lanes.into(), &[fb.splat(old, lanes)], |column, max| {
+                    let at = fb.index(row, column, 4);
+                    let key = fb.add(key_begin, column);
+                    let eval = outside.at(point(key, fb.load(vector, at, lanes * 4)));
+                    let keys = fb.add(fb.splat(fb.trunc(key, Elem::I32), lanes), fb.iota(Elem::I32, lanes));
+                    let seen = fb.and(fb.cmp(Cmp::Lt, keys, exists_below), eval.cond(k.mask));
+                    let score = fb.select(seen, eval.float(k.score), nothing);
+                    fb.store(score, at, lanes * 4);
+                    vec![fb.max(score, max[0])]
+                });
+                let new = fb.reduce(max[0], |a, b| fb.max(a, b));
+                fb.store(fb.sub(old, new), fb.index(alpha_at, i, 4), 4);
+                fb.store(new, fb.index(max_at, i, 4), 4);
             });
-            let new = fb.reduce(max[0], |a, b| fb.max(a, b));
-            fb.store(new, max_at, 4);
-            let alpha = math::exp(fb, fb.sub(old, new));
-            fb.store(alpha, fb.index(fb.offset_const(scratch, self.at.alpha), i, 4), 4);
+            fb.for_(fb.int(0), pairs, 1, |i| {
+                let at = fb.index(alpha_at, i, 4);
+                fb.store(math::exp(fb, fb.load(Ty::F32, at, 4)), at, 4);
+            });
+        })
+    }
 
-            let new = fb.splat(new, lanes);
-            let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), fb.splat(alpha, lanes));
-            let sum = fb.loop_(begin, end, lanes.into(), &[sum], |column, sum| {
-                let at = fb.index(row, column, 4);
-                let x = fb.sub(fb.load(vector, at, lanes * 4), new);
-                // Below, exp is subnormal: slow to multiply, and nothing beside the 1 of the maximum.
-                let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, lanes));
-                let p = fb.select(small, fb.zero(vector), math::exp(fb, x));
-                fb.store(p, at, lanes * 4);
-                vec![fb.add(sum[0], p)]
+    /// `softmax(.., scratch, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`; updates sums.
+    fn softmax(&self) -> Function<'c> {
+        let params = [Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+        self.mb.define(&format!("{}.softmax", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+            let [scratch, first, pairs, begin, end] = *args else { unreachable!() };
+            let lanes = self.lanes;
+            let vector = Ty::vec(Elem::F32, lanes);
+            fb.for_(fb.int(0), pairs, 1, |i| {
+                let pair = fb.add(first, i);
+                let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
+                let sum_at = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
+                let max = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at.max), pair, 4));
+                let alpha = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at.alpha), i, 4));
+                let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), alpha);
+                let sum = fb.loop_(begin, end, lanes.into(), &[sum], |column, sum| {
+                    let at = fb.index(row, column, 4);
+                    let x = fb.sub(fb.load(vector, at, lanes * 4), max);
+                    // Below, exp is subnormal: slow to multiply, and nothing beside the 1 of the maximum.
+                    let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, lanes));
+                    let p = fb.select(small, fb.zero(vector), math::exp_of_negative(fb, x));
+                    fb.store(p, at, lanes * 4);
+                    vec![fb.add(sum[0], p)]
+                });
+                fb.store(sum[0], sum_at, lanes * 4);
             });
-            fb.store(sum[0], sum_at, lanes * 4);
         })
     }
 
     /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of keys.
-    fn scores(&self, fb: &Fb<'_, 'c>, pairs: u32, scratch: Value<'c>, keys: Value<'c>, first: Value<'c>, tiles: (Value<'c>, Value<'c>)) {
+    #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
+    fn scores(
+        &self,
+        fb: &Fb<'_, 'c>,
+        pairs: u32,
+        cache: Cache,
+        scratch: Value<'c>,
+        keys: Value<'c>,
+        first: Value<'c>,
+        tiles: (Value<'c>, Value<'c>),
+    ) {
         let k = self.kernel;
-        let size = k.kv_dtype.size();
+        let size = cache.dtype.size();
         let vectors = self.vectors(pairs, 4);
         let group_bytes = u64::from(k.head_dim) * u64::from(KEY_GROUP) * size;
         let tile_keys = u64::from(vectors * self.lanes);
@@ -433,7 +536,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     .map(|v| {
                         let key = v * self.lanes;
                         let at = u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size;
-                        fb.load_f32(k.kv_dtype, self.lanes, fb.offset_const(k_row, at), (u64::from(self.lanes) * size) as u32)
+                        fb.load_f32(cache.dtype, self.lanes, fb.offset_const(k_row, at), (u64::from(self.lanes) * size) as u32)
                     })
                     .collect();
                 let mut next = vec![];
@@ -452,7 +555,17 @@ impl<'a, 'c> Generator<'a, 'c> {
     }
 
     /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block.
-    fn values(&self, fb: &Fb<'_, 'c>, pairs: u32, scratch: Value<'c>, page: Value<'c>, first: Value<'c>, keys: (Value<'c>, Value<'c>)) {
+    #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
+    fn values(
+        &self,
+        fb: &Fb<'_, 'c>,
+        pairs: u32,
+        cache: Cache,
+        scratch: Value<'c>,
+        page: Value<'c>,
+        first: Value<'c>,
+        keys: (Value<'c>, Value<'c>),
+    ) {
         let head_dim = self.kernel.head_dim;
         let all = head_dim.div_ceil(self.lanes);
         let mut most = 1;
@@ -464,11 +577,11 @@ impl<'a, 'c> Generator<'a, 'c> {
         let before = (all - 1) / each;
         fb.for_(fb.int(0), fb.int(before.into()), 1, |piece| {
             let column = fb.mul_int(piece, (each * self.lanes).into());
-            self.values_piece(fb, pairs, scratch, page, first, keys, column, each, None);
+            self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, each, None);
         });
         let tail = (!head_dim.is_multiple_of(self.lanes)).then(|| lane_mask(fb, head_dim % self.lanes, self.lanes));
         let column = fb.int((before * each * self.lanes).into());
-        self.values_piece(fb, pairs, scratch, page, first, keys, column, all - before * each, tail);
+        self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, all - before * each, tail);
     }
 
     /// [`Generator::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
@@ -477,6 +590,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
+        cache: Cache,
         scratch: Value<'c>,
         page: Value<'c>,
         first: Value<'c>,
@@ -486,7 +600,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         tail: Option<Value<'c>>,
     ) {
         let k = self.kernel;
-        let size = k.kv_dtype.size();
+        let size = cache.dtype.size();
         let vector = Ty::vec(Elem::F32, self.lanes);
         let acc_at = fb.index(self.pair_row(fb, scratch, self.at.acc, first), column, 4);
         let acc_at = |i: u32| {
@@ -495,7 +609,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         };
         let alpha = |pair: u32| fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(scratch, self.at.alpha + u64::from(pair) * 4));
         let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), self.lanes * 4), alpha(i / vectors))).collect();
-        let values = fb.index(fb.offset_const(page, k.v_offset), column, size);
+        let values = fb.index(fb.offset_const(page, cache.v_offset), column, size);
         let p = fb.offset_const(scratch, self.at.scores);
         let after = fb.loop_(keys.0, keys.1, 1, &before, |key, acc| {
             let p = fb.index(p, key, 4);
@@ -504,8 +618,8 @@ impl<'a, 'c> Generator<'a, 'c> {
                 .map(|v| {
                     let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
                     match tail {
-                        Some(mask) if v + 1 == vectors => fb.load_f32_masked(k.kv_dtype, at, mask, size as u32),
-                        _ => fb.load_f32(k.kv_dtype, self.lanes, at, size as u32),
+                        Some(mask) if v + 1 == vectors => fb.load_f32_masked(cache.dtype, at, mask, size as u32),
+                        _ => fb.load_f32(cache.dtype, self.lanes, at, size as u32),
                     }
                 })
                 .collect();

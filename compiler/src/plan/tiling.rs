@@ -41,5 +41,5 @@ pub fn row_stride(width: u32, dtype: DType) -> u32 {
 
 /// Rows per attention tile: (row, head) pairs that share reads of K and V, bounded so that their scores of a key block stay in L1/L2.
 pub fn attention_rows(bucket: u64, heads_per_kv: u64) -> u32 {
-    (32 / heads_per_kv.max(1)).clamp(1, 32).min(bucket) as u32
+    (64 / heads_per_kv.max(1)).clamp(1, 64).min(bucket) as u32
 }
