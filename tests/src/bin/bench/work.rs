@@ -7,13 +7,16 @@
 //! One process is one sample, pinned to the same cores for every engine; who goes first changes from round to round. The larger of
 //! the two measurements of a limit counts: what disturbed the other was no limit.
 
+use std::time::Instant;
+
+use serde_json::Value;
+
 use crate::measure::{Bench, Outcome, find, float, of_threads, rates};
 use crate::peers::{self, OURS};
 use crate::process::args;
 use crate::record::Record;
 use crate::stats::{Goal, Samples, Section, number};
-use crate::{Options, Topic};
-use serde_json::Value;
+use crate::{Options, Topic, machine};
 
 /// What is measured in one go of `bench`, and what it is compared with.
 struct Work {
@@ -193,6 +196,7 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
             paths.push(bench.executable(name)?);
         }
         let Some(file) = paths.first() else { continue };
+        let (begin, (busy, own)) = (Instant::now(), machine::processor_seconds());
         let before = bench.limits(threads, file)?;
         for work in works {
             run(bench, work, threads)?;
@@ -212,6 +216,9 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
             }
         }
         bench.record.push(format!("limit read {threads}"), best);
+        let (busy_after, own_after) = machine::processor_seconds();
+        let others = (busy_after - busy) - (own_after - own);
+        bench.record.push(format!("others {threads}"), (others / begin.elapsed().as_secs_f64()).max(0.0));
     }
     Ok(())
 }
@@ -347,6 +354,7 @@ pub fn limits_section(bench: &Bench) -> Section {
         for (name, shown) in PEAKS {
             section.add(format!("{shown}, {of}"), "GFLOP/s", bench.record.get(&format!("limit {name} {threads}")));
         }
+        section.add(format!("processor time of other processes, {of}"), "cores", bench.record.get(&format!("others {threads}")));
     }
     section
 }
