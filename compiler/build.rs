@@ -28,6 +28,8 @@ fn main() {
             None => build(&root, &target_dir(&out_dir), triple, cpu),
         };
         let to = out_dir.join(format!("runtime-{triple}.a"));
+        // A file of its own: what is there may be a link that another build shares.
+        let _ = std::fs::remove_file(&to);
         if let Err(e) = std::fs::copy(&archive, &to) {
             fail(&format!("copying {} to {}: {e}", archive.display(), to.display()));
         }
