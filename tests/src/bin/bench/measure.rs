@@ -219,7 +219,7 @@ impl<'o> Bench<'o> {
         let typed = if program.starts_with(&self.options.dir) { Path::new(".").join(name) } else { name.into() };
         let mut command = process::shown(&typed, args).replace(&dir, "");
         if let Some(peers) = &self.options.peers {
-            command = command.replace(&peers.display().to_string(), "PEERS").replace(crate::peers::SCRIPTS, "tests/peers");
+            command = command.replace(crate::peers::SCRIPTS, "tests/peers").replace(&peers.display().to_string(), "PEERS");
         }
         if !self.record.commands.contains(&command) {
             self.record.commands.push(command);
