@@ -35,8 +35,9 @@ fn softmax() -> Program {
 #[test]
 fn every_known_cpu_compiles_the_same_bytes_twice() {
     let p = softmax();
-    for cpu in Isa::known_cpus(HOST_TRIPLE) {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+    const TRIPLES: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
+    for (triple, cpu) in TRIPLES.iter().flat_map(|t| Isa::known_cpus(t).into_iter().map(move |cpu| (t, cpu))) {
+        let isa = Isa::lookup(triple, cpu, &[]).unwrap();
         let options = Options { opt_level: 3, emit: Emit { llvm_ir: true, asm: true } };
         let units = compile_units(&p, &isa, options);
         assert_eq!(units.len(), 2, "equal kernels are one unit");
@@ -47,12 +48,16 @@ fn every_known_cpu_compiles_the_same_bytes_twice() {
             let asm = one.asm.unwrap();
             assert!(asm.contains(".note.GNU-stack"));
             // Everything is generated: no call but those of the runtime.
-            for line in asm.lines().filter(|l| l.trim().starts_with("call")) {
+            for line in asm.lines().filter(|l| l.trim().starts_with("call") || l.trim().starts_with("bl\t")) {
                 assert!(["rc_barrier", "rc_profile", "rc_loops"].iter().any(|s| line.contains(s)), "{cpu}: {line}");
             }
             if unit.symbol.starts_with("rc_loops") {
                 assert_eq!(asm.contains("zmm"), isa.lanes == 16, "{cpu}");
-                assert_eq!(asm.contains("vcvtneps2bf16"), isa.has("avx512bf16"), "{cpu}");
+                assert_eq!(
+                    asm.contains("vcvtneps2bf16") || asm.contains("bfcvtn"),
+                    isa.bf16_dot || isa.bf16_rounds_by_truncation(),
+                    "{cpu}"
+                );
             }
         }
         assert!(units[0].symbol.starts_with("rc_loops_f32_layers_soft_max_") && units[0].symbol.ends_with(&cpu.replace('-', "_")));
@@ -146,6 +151,12 @@ fn unknown_targets_are_refused_by_name() {
     let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v4", &["+avx512bf16".into()]).unwrap();
     assert!(isa.bf16_dot && !isa.bf16_dot_fast);
     assert!(isa.runtime_features().contains(&"bmi1".to_string()));
+    let arm = "aarch64-unknown-linux-gnu";
+    assert!(message(arm, "znver5", &[]).contains("neoverse-v1"));
+    assert!(message(arm, "neoverse-v1", &["-neon"]).contains("lacks neon"));
+    let isa = Isa::lookup(arm, "neoverse-n1", &["+bf16".into()]).unwrap();
+    assert!(isa.bf16_rounds_by_truncation() && !isa.bf16_dot);
+    assert!(isa.runtime_features().contains(&"fp16".to_string()));
 }
 
 /// Rotations, blocks and strides of an index become vector accesses, not one access per lane.

@@ -53,8 +53,8 @@ fn cpu() -> Check {
 }
 
 fn driver() -> Check {
-    let found = tools::find();
-    let help = Some(tools::INSTALL_CC.to_string());
+    let found = tools::find(HOST_TRIPLE);
+    let help = Some(tools::install_cc(HOST_TRIPLE));
     Check {
         name: "compiler",
         ok: found.is_ok(),
@@ -65,7 +65,7 @@ fn driver() -> Check {
 }
 
 fn lld() -> Check {
-    let lld = tools::find().ok().and_then(|t| t.lld);
+    let lld = tools::find(HOST_TRIPLE).ok().and_then(|t| t.lld);
     let found = lld.as_ref().map_or("not found, GNU ld is used".into(), |d| d.join("ld.lld").display().to_string());
     Check { name: "lld", ok: lld.is_some(), optional: true, found, help: Some("apt-get install lld-19 (links faster)".into()) }
 }
@@ -75,7 +75,7 @@ fn linking() -> Check {
     let try_it = || {
         let dir = std::env::temp_dir().join("rcompile-doctor");
         let work = WorkDir::create(&dir)?;
-        let tools = tools::find()?;
+        let tools = tools::find(HOST_TRIPLE)?;
         work.write(
             "main.c",
             b"int rc_main(int c, char **v, const void *p, const void *s) { (void)c; (void)v; (void)p; (void)s; return 0; }\n",
@@ -87,13 +87,13 @@ fn linking() -> Check {
         let object = std::fs::read(&object).map_err(|e| Error::output(&object, "compiling", &e))?;
         // An empty archive: the object brings rc_main.
         let objects = [("main".to_string(), object)];
-        link::link(&work, &tools, Inputs { triple: HOST_TRIPLE, steps: &[], objects: &objects, archive: b"!<arch>\n" })
+        link::link(&work, &tools, Inputs { steps: &[], objects: &objects, archive: b"!<arch>\n" })
     };
     let (ok, found) = match try_it() {
         Ok(linked) => (true, format!("a static-pie of {}", report::size(linked.len_bytes()))),
         Err(e) => (false, e.to_string()),
     };
-    Check { name: "linking", ok, optional: false, found, help: Some(tools::INSTALL_CC.into()) }
+    Check { name: "linking", ok, optional: false, found, help: Some(tools::install_cc(HOST_TRIPLE)) }
 }
 
 fn runtime() -> Check {
@@ -113,15 +113,20 @@ fn disk() -> Check {
     Check { name: "disk", ok, optional: true, found, help: Some("an executable needs as much as its model".into()) }
 }
 
+/// The other architecture's runtime and linker.
 fn cross() -> Check {
-    let found = tools::in_path("aarch64-linux-gnu-gcc".as_ref());
-    let help = Some("apt-get install gcc-aarch64-linux-gnu (for a later version: aarch64 is not supported yet)".into());
-    Check { name: "aarch64", ok: found.is_some(), optional: true, found: show(found), help }
+    let missing = targets::list().into_iter().filter(|t| !t.host).find_map(|t| t.missing.map(|help| (t.triple, help)));
+    let (ok, found, help) = match missing {
+        None => (true, "runtimes and linkers of all targets".to_string(), None),
+        Some((triple, help)) => (false, format!("cannot link for {triple}"), Some(help)),
+    };
+    Check { name: "cross", ok, optional: true, found, help }
 }
 
 fn qemu() -> Check {
-    let found = ["qemu-aarch64-static", "qemu-aarch64"].iter().find_map(|n| tools::in_path(n.as_ref()));
-    let help = Some("apt-get install qemu-user-static (runs executables for aarch64 here)".into());
+    let name = if HOST_TRIPLE.starts_with("x86_64") { "qemu-aarch64" } else { "qemu-x86_64" };
+    let found = [name.to_string(), format!("{name}-static")].iter().find_map(|n| tools::in_path(n.as_ref()));
+    let help = Some("apt-get install qemu-user (runs executables of the other architecture here)".into());
     Check { name: "qemu", ok: found.is_some(), optional: true, found: show(found), help }
 }
 

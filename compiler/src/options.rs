@@ -336,10 +336,6 @@ impl Build {
         if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
             return Err(not_yet(flag, help));
         }
-        if self.target != "x86_64-unknown-linux-gnu" {
-            let place = format!("--target {}", self.target);
-            return Err(not_yet(&place, "use --target x86_64-unknown-linux-gnu"));
-        }
         let exe = self.emit.iter().find(|e| e.kind == EmitKind::Exe);
         if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
             return Err(Error::usage("-o and --emit exe=PATH name the executable twice"));
@@ -491,22 +487,15 @@ mod tests {
     #[test]
     fn refusals() {
         let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
-        for later in [
-            "--quantize int8",
-            "--kv-dtype int8",
-            "--compute int8",
-            "--target aarch64-unknown-linux-gnu",
-            "--autotune fast",
-            "--cache-dir d",
-            "--link dynamic",
-            "--keep a=f32",
-        ] {
+        for later in
+            ["--quantize int8", "--kv-dtype int8", "--compute int8", "--autotune fast", "--cache-dir d", "--link dynamic", "--keep a=f32"]
+        {
             assert_eq!(code(later), 6, "{later}");
         }
         for wrong in ["--buckets 0", "--nope", "-O4", "--emit foo", "--passes a", "--emit exe=x", "--ctx-size 0", "--dtype f64"] {
             assert_eq!(code(wrong), 2, "{wrong}");
         }
-        for fine in ["--quantize none", "--autotune off", "--no-cache", "--weights split"] {
+        for fine in ["--target aarch64-unknown-linux-gnu", "--quantize none", "--autotune off", "--no-cache", "--weights split"] {
             assert_eq!(code(fine), 0, "{fine}");
         }
         assert_eq!(build("--model m").unwrap_err().exit_code(), 2);

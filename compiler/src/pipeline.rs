@@ -144,7 +144,8 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let place = match o.exe_path().filter(|_| o.writes_exe()) {
         Some(output) => {
             check_output(output, &o.model)?;
-            Some((output, WorkDir::create(output)?, tools::find()?))
+            let archive = targets::require_runtime(&isa.triple)?;
+            Some((output, WorkDir::create(output)?, tools::find(&isa.triple)?, archive))
         }
         None => None,
     };
@@ -219,8 +220,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Ok(finished(report, &progress));
     }
 
-    let archive = targets::runtime(&isa.triple).unwrap_or_default();
-    if let Some((_, work, _)) = &place {
+    if let Some((_, work, _, archive)) = &place {
         payload::check_space(work.path(), weights.len + archive.len() as u64 + LINKED_BYTES)?;
     }
 
@@ -256,7 +256,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     stage.finish(&format!("{} units, code {}", units.len(), report::size(report.code_bytes)));
     let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
     emit_code(o, &symbols, &objects, &mut report)?;
-    let (Some((output, work, tools)), Some(inputs)) = (place, inputs) else {
+    let (Some((output, work, tools, archive)), Some(inputs)) = (place, inputs) else {
         return Ok(finished(report, &progress));
     };
 
@@ -265,7 +265,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let steps = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) });
     let steps: Vec<Step> = steps.chain(probe_steps).collect();
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
-    let linked = link::link(&work, &tools, Inputs { triple: &isa.triple, steps: &steps, objects: &objects, archive });
+    let linked = link::link(&work, &tools, Inputs { steps: &steps, objects: &objects, archive });
     if o.save_temps {
         save_temps(&work, output, &objects, archive)?;
     }

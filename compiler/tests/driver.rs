@@ -123,7 +123,8 @@ fn wrong_use_is_one_line_and_a_code() {
     run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
     run(6, "nope", build(dir.path(), &["--cpu-features", "+nope"]));
     run(6, "--quantize", build(dir.path(), &["--quantize", "int8"]));
-    run(6, "aarch64", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
+    run(6, "CPU 'x86-64-v3' is not known for aarch64", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
+    run(6, "riscv64", build(dir.path(), &["--target", "riscv64gc-unknown-linux-gnu"]));
     run(8, "/nowhere", build(Path::new("/nowhere"), &[]));
     run(8, "cc", {
         let mut command = build(dir.path(), &["--quiet"]);
@@ -200,6 +201,23 @@ fn what_a_killed_build_left_is_swept_by_the_next() {
     let out = build(dir.path(), &["--quiet"]).output().unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
     assert_eq!(names(dir.path()), ["out"]);
+}
+
+/// The target that this machine is not.
+fn other_target() -> &'static str {
+    if cfg!(target_arch = "x86_64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" }
+}
+
+#[test]
+fn cross_tools_are_asked_for_by_name() {
+    let dir = tempfile::tempdir().unwrap();
+    let cpu = if other_target().starts_with("aarch64") { "neoverse-v1" } else { "x86-64-v3" };
+    let mut command = rcompile(&["build", "--no-tokenizer", "--target", other_target(), "--cpu", cpu, "--model"]);
+    let out = command.arg(golden("llama-gqa-tied")).arg("-o").arg(dir.path().join("out")).env("PATH", "/nowhere").output().unwrap();
+    assert_eq!(code(&out), 8, "{out:?}");
+    let text = String::from_utf8(out.stderr).unwrap();
+    assert!(text.contains("gcc-aarch64-linux-gnu") || text.contains("gcc-x86-64-linux-gnu"), "{text}");
+    assert_eq!(names(dir.path()).len(), 0, "{text}");
 }
 
 #[test]

@@ -107,7 +107,6 @@ fn present(name: &str) -> bool {
         "sha3" => "sha3",
         "sve" => "sve",
         "sve2" => "sve2",
-        "sve2p1" => "sve2p1",
     }
 }
 

@@ -4,6 +4,7 @@
 //! arguments, so that tests of one binary share executables and a second run of the same binary builds nothing. The compiler
 //! is part of the test binary: another compiler is another hash. Directories of older binaries are removed.
 
+use crate::Machine;
 use rcompile::options::{Command as Verb, parse};
 use rcompile::report::Report;
 use rcompile::{Error, pipeline};
@@ -35,10 +36,16 @@ pub fn rcompile(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Rep
 
 /// The executable of a model directory with these options of `rcompile build` (words separated by spaces).
 pub fn build(model: &Path, options: &str) -> Exe {
+    Machine::host().build(model, options)
+}
+
+/// The same, for and on a machine.
+pub(crate) fn build_on(machine: &Machine, model: &Path, options: &str) -> Exe {
     type Slot = Arc<OnceLock<Exe>>;
     static BUILT: Mutex<Option<HashMap<PathBuf, Slot>>> = Mutex::new(None);
     let model = model.canonicalize().unwrap_or_else(|e| panic!("{}: {e}", model.display()));
-    let path = cache().join(format!("{}-{}", name_of(&model), key(&model, options)));
+    let options = format!("{options}{}", machine.build_options());
+    let path = cache().join(format!("{}-{}", name_of(&model), key(&model, &options)));
     let slot = {
         let mut built = BUILT.lock().unwrap_or_else(PoisonError::into_inner);
         built.get_or_insert_default().entry(path.clone()).or_default().clone()
@@ -49,9 +56,10 @@ pub fn build(model: &Path, options: &str) -> Exe {
             args.extend([OsStr::new("--model"), model.as_os_str(), OsStr::new("-o"), path.as_os_str()]);
             rcompile(args).unwrap_or_else(|e| panic!("{} {options}: {e}", model.display()));
         }
-        Exe { path }
+        Exe { path, emulator: vec![] }
     })
     .clone()
+    .on(machine)
 }
 
 /// A model directory that a test writes itself: `write` runs once per test binary, and the path stays the same, so that
@@ -75,6 +83,8 @@ pub fn model_dir(name: &str, write: impl FnOnce(&Path)) -> PathBuf {
 #[derive(Clone, Debug)]
 pub struct Exe {
     path: PathBuf,
+    /// What runs it, with arguments; empty: this machine itself.
+    emulator: Vec<String>,
 }
 
 /// What a run left.
@@ -91,7 +101,13 @@ pub struct Ran {
 impl Exe {
     /// An executable that is there already.
     pub fn at(path: PathBuf) -> Exe {
-        Exe { path }
+        Exe { path, emulator: vec![] }
+    }
+
+    /// The same executable on another machine.
+    pub fn on(mut self, machine: &Machine) -> Exe {
+        self.emulator = machine.emulator();
+        self
     }
 
     /// The file.
@@ -106,8 +122,9 @@ impl Exe {
 
     /// The same with text on stdin.
     pub fn run_with<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>, stdin: &str) -> Ran {
-        let mut command = Command::new(&self.path);
-        command.args(args).env_clear().current_dir("/");
+        let mut words = self.emulator.iter().map(OsStr::new).chain([self.path.as_os_str()]);
+        let mut command = Command::new(words.next().expect("a program"));
+        command.args(words).args(args).env_clear().current_dir("/");
         let output = output(&mut command, stdin.as_bytes());
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap_or_else(|e| panic!("{command:?}: {e}"));
         Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }

@@ -10,9 +10,11 @@
 //! every family), `../shared/assets` (trained; [`assets`] skips where they are missing, which on CI is a failure), and
 //! [`toy`] (random, of any shape).
 
+pub mod checks;
 pub mod compare;
 pub mod exe;
 pub mod faults;
+pub mod machine;
 pub mod reference;
 pub mod steps;
 pub mod text;
@@ -21,6 +23,7 @@ pub mod toy;
 
 pub use compare::{Difference, difference};
 pub use exe::{Exe, build, model_dir, rcompile};
+pub use machine::Machine;
 pub use reference::Reference;
 
 use serde_json::Value;

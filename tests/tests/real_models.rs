@@ -1,53 +1,10 @@
 //! Trained models and published tokenizers against their recorded references (`../shared/assets`).
 
+use rcompile_tests::checks::{language_model, sentence_embeddings};
 use rcompile_tests::toy::Toy;
-use rcompile_tests::{Exe, assets, build, ids, model_dir, numbers, read_json, reference_json, tol};
+use rcompile_tests::{Exe, assets, build, ids, model_dir, read_json, reference_json};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-
-/// Greedy text, logits and perplexity of a language model.
-fn language_model(dir: &Path, exe: &Exe) {
-    let reference = reference_json(dir);
-    let cases = reference["cases"].as_array().unwrap();
-    assert!(!cases.is_empty());
-    for case in cases {
-        let prompt = case["prompt"].as_str().unwrap();
-        let generated = exe.json(["generate", "-p", prompt, "-n", "48", "--temp", "0", "--ignore-eos"]);
-        assert_eq!(ids(&generated["prompt_tokens"]), ids(&case["input_ids"]), "{prompt:?}");
-        assert_eq!(ids(&generated["tokens"]), ids(&case["greedy_ids"]), "{prompt:?}");
-        // The reference decodes the answer alone; a decoder that strips the first space of a text strips it there too.
-        let text = generated["text"].as_str().unwrap();
-        assert_eq!(text.trim_start(), case["greedy_text"].as_str().unwrap().trim_start(), "{prompt:?}");
-        assert_eq!(generated["finish_reason"], "length");
-
-        let report = exe.json(["logits", "-p", prompt, "--top", "20"]);
-        assert_eq!(ids(&report["tokens"]), ids(&case["input_ids"]));
-        let all = exe.logits(&ids(&case["input_ids"]), &[]);
-        let mut worst = 0.0f64;
-        for (id, logit) in ids(&case["top20_ids"]).into_iter().zip(numbers(&case["top20_logits"])) {
-            let found = f64::from(all[id as usize]);
-            worst = worst.max((found - logit).abs());
-            assert!((found - logit).abs() <= tol::TOP_LOGITS_ABS, "{prompt:?}: token {id}: {found}, expected {logit}");
-        }
-        println!("{}: {prompt:?}: top logits differ by {worst:.1e}", dir.display());
-        // The same twenty, but for those that are too close to the last one.
-        let last = numbers(&case["top20_logits"])[19];
-        for pair in report["top"].as_array().unwrap() {
-            let expected = ids(&case["top20_ids"]).contains(&(pair[0].as_u64().unwrap() as u32));
-            assert!(expected || (pair[1].as_f64().unwrap() - last).abs() <= 2.0 * tol::TOP_LOGITS_ABS, "{prompt:?}: {pair}");
-        }
-    }
-
-    let expected = &reference["perplexity"];
-    let name = expected["text"].as_str().unwrap();
-    let text = if dir.join(name).is_file() { dir.join(name) } else { assets("texts").expect("texts").join(name) };
-    let (window, chunks) = (expected["window"].to_string(), expected["windows"].to_string());
-    let found = exe.json(["perplexity", "-f", text.to_str().unwrap(), "-c", &window, "--chunks", &chunks]);
-    assert_eq!(found["tokens"], expected["predicted_tokens"]);
-    let (found, expected) = (found["ppl"].as_f64().unwrap(), expected["ppl"].as_f64().unwrap());
-    println!("{}: perplexity {found}, expected {expected}", dir.display());
-    assert!((found / expected - 1.0).abs() <= tol::PERPLEXITY_REL, "perplexity {found}, expected {expected}");
-}
+use std::path::PathBuf;
 
 #[test]
 fn stories260k_llama() {
@@ -61,38 +18,10 @@ fn slm4096_gpt2() {
     language_model(&dir, &build(&dir, "--buckets 1,8,64"));
 }
 
-fn cosine(a: &[f64], b: &[f64]) -> f64 {
-    let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
-    dot(a, b) / (dot(a, a) * dot(b, b)).sqrt()
-}
-
 #[test]
 fn minilm_embeddings() {
     let Some(dir) = assets("models/all-MiniLM-L6-v2-fp16") else { return };
-    let exe = build(&dir, "--buckets 16,128 --compute f32");
-    let reference = reference_json(&dir);
-    let cases = reference["cases"].as_array().unwrap();
-    let texts: Vec<&str> = cases.iter().map(|c| c["text"].as_str().unwrap()).collect();
-    // All together fit into one step of the larger bucket.
-    assert!(cases.iter().map(|c| ids(&c["input_ids"]).len()).sum::<usize>() <= 128 && cases.len() <= 16);
-    let together = exe.json_with(["embed", "-f", "-"], &texts.join("\n"));
-    assert_eq!(together["embeddings"].as_array().unwrap().len(), cases.len());
-    let mut found = Vec::new();
-    for (i, case) in cases.iter().enumerate() {
-        assert_eq!(ids(&exe.json(["tokenize", "-p", texts[i]])["tokens"]), ids(&case["input_ids"]), "{:?}", texts[i]);
-        let alone = exe.json(["embed", "-p", texts[i]]);
-        assert_eq!(alone["embeddings"][0], together["embeddings"][i], "{:?}: alone and in company", texts[i]);
-        let embedding = numbers(&alone["embeddings"][0]);
-        let off = 1.0 - cosine(&embedding, &numbers(&case["embedding"]));
-        println!("{:?}: 1 - cosine {off:.1e}", texts[i]);
-        assert!(off <= tol::EMBEDDING_COSINE, "{:?}: 1 - cosine is {off:e}", texts[i]);
-        found.push(embedding);
-    }
-    for (i, row) in reference["cosine"].as_array().unwrap().iter().enumerate() {
-        for (j, expected) in numbers(row).into_iter().enumerate() {
-            assert!((cosine(&found[i], &found[j]) - expected).abs() < 2e-6, "sentences {i} and {j}");
-        }
-    }
+    sentence_embeddings(&dir, &build(&dir, "--buckets 16,128 --compute f32"));
 }
 
 /// A tiny random model with a published tokenizer.

@@ -4,6 +4,7 @@
 //! architecture's baseline as `target-cpu`, the features explicitly and the real name as `tune-cpu`, so that the list in the executable,
 //! which its CPU check reads, is complete.
 
+pub mod aarch64;
 pub mod x86_64;
 
 use crate::error::Error;
@@ -14,6 +15,8 @@ use std::collections::BTreeSet;
 pub enum Arch {
     /// x86-64 with at least AVX2 and FMA.
     X86_64,
+    /// 64-bit Arm with NEON.
+    Aarch64,
 }
 
 /// A resolved target.
@@ -31,7 +34,7 @@ pub struct Isa {
     pub tune_cpu: String,
     /// Features that generated code may use, LLVM's spelling, sorted.
     pub features: BTreeSet<String>,
-    /// f32 lanes of a vector register: 8 or 16.
+    /// f32 lanes of a vector register: 4, 8 or 16.
     pub lanes: u32,
     /// Vector registers.
     pub registers: u32,
@@ -52,10 +55,10 @@ impl Isa {
     /// Table row of `cpu` for `triple` with feature edits (`+avx512bf16`, `-avx512fp16`). `cpu` may be `native` when `triple` is the
     /// host's.
     pub fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
-        let arch = triple.split('-').next().unwrap_or("");
-        match arch {
-            "x86_64" => x86_64::lookup(triple, cpu, feature_edits),
-            _ => Err(Error::Target(format!("target '{triple}' is not supported; supported: x86_64-unknown-linux-gnu"))),
+        match arch_of(triple) {
+            Some(Arch::X86_64) => x86_64::lookup(triple, cpu, feature_edits),
+            Some(Arch::Aarch64) => aarch64::lookup(triple, cpu, feature_edits),
+            None => Err(Error::Target(format!("target '{triple}' is not supported; supported: {}", TRIPLES.map(|t| t.0).join(", ")))),
         }
     }
 
@@ -66,7 +69,11 @@ impl Isa {
 
     /// Names for `--cpu` of an architecture's triple.
     pub fn known_cpus(triple: &str) -> Vec<&'static str> {
-        if triple.starts_with("x86_64") { x86_64::names() } else { vec![] }
+        match arch_of(triple) {
+            Some(Arch::X86_64) => x86_64::names(),
+            Some(Arch::Aarch64) => aarch64::names(),
+            None => vec![],
+        }
     }
 
     /// Has it the feature (LLVM's spelling)?
@@ -79,14 +86,18 @@ impl Isa {
         let mut all: Vec<_> = self.features.iter().map(|f| format!("+{f}")).collect();
         all.extend(match self.arch {
             Arch::X86_64 if self.has("avx512f") => vec!["+evex512".to_string()],
-            Arch::X86_64 => vec![],
+            _ => vec![],
         });
         all.join(",")
     }
 
     /// Features to be checked before generated code runs, in the spelling of `std::is_x86_feature_detected!` and its like.
     pub fn runtime_features(&self) -> Vec<String> {
-        self.features.iter().map(|f| x86_64::rust_feature(f).to_string()).collect()
+        let name = match self.arch {
+            Arch::X86_64 => x86_64::rust_feature,
+            Arch::Aarch64 => aarch64::rust_feature,
+        };
+        self.features.iter().map(|f| name(f).to_string()).collect()
     }
 
     /// String attributes of generated functions.
@@ -103,16 +114,53 @@ impl Isa {
     pub fn bf16_round_intrinsic(&self, lanes: u32) -> Option<&'static str> {
         match self.arch {
             Arch::X86_64 => x86_64::bf16_round_intrinsic(self, lanes),
+            Arch::Aarch64 => None,
         }
+    }
+
+    /// Does LLVM's truncation of f32 to bf16 become one instruction (and not a library call)?
+    pub fn bf16_rounds_by_truncation(&self) -> bool {
+        self.arch == Arch::Aarch64 && self.has("bf16")
     }
 
     /// Intrinsic `(<n x float>, <2n x bfloat>, <2n x bfloat>) -> <n x float>`.
     pub fn bf16_dot_intrinsic(&self, lanes: u32) -> Option<&'static str> {
         match self.arch {
             Arch::X86_64 => x86_64::bf16_dot_intrinsic(self, lanes),
+            Arch::Aarch64 => None,
         }
     }
 }
 
+/// Triples that can be compiled for.
+const TRIPLES: [(&str, Arch); 2] = [("x86_64-unknown-linux-gnu", Arch::X86_64), ("aarch64-unknown-linux-gnu", Arch::Aarch64)];
+
 /// Triple of the machine that runs rcompile.
-pub const HOST_TRIPLE: &str = if cfg!(target_arch = "aarch64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" };
+pub const HOST_TRIPLE: &str = if cfg!(target_arch = "aarch64") { TRIPLES[1].0 } else { TRIPLES[0].0 };
+
+/// Architecture of a triple.
+pub(crate) fn arch_of(triple: &str) -> Option<Arch> {
+    TRIPLES.iter().find(|t| t.0 == triple).map(|t| t.1)
+}
+
+/// Applies `+name` and `-name`.
+fn edit(features: &mut BTreeSet<String>, edits: &[String], known: &[&[&str]]) -> Result<(), Error> {
+    for edit in edits {
+        let is_known = |f: &str| known.iter().any(|l| l.contains(&f));
+        match (edit.strip_prefix('+'), edit.strip_prefix('-')) {
+            (Some(f), _) if is_known(f) => {
+                features.insert(f.to_string());
+            }
+            (_, Some(f)) if is_known(f) => {
+                features.remove(f);
+            }
+            _ => {
+                return Err(Error::Target(format!(
+                    "feature edit '{edit}' is not known; write +NAME or -NAME with one of: {}",
+                    known.concat().join(", ")
+                )));
+            }
+        }
+    }
+    Ok(())
+}

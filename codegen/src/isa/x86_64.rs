@@ -55,12 +55,14 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
     let set =
         |lists: &[&[&str]]| -> BTreeSet<String> { V3.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };
     let (name, tune, mut features, fast) = if cpu == "native" {
-        if !cfg!(target_arch = "x86_64") {
-            return Err(Error::Target("'--cpu native' needs an x86-64 host for this target".into()));
-        }
-        let (host, list) = object::host();
-        let have: BTreeSet<&str> = list.split(',').filter_map(|f| f.strip_prefix('+')).collect();
-        let features: BTreeSet<String> = KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(*f)).map(|f| f.to_string()).collect();
+        let Some((host, have)) = object::host_of(Arch::X86_64) else {
+            return Err(Error::Target(format!(
+                "CPU 'native' is this machine's, which is none of {triple}; name one of: {}",
+                names().join(", ")
+            )));
+        };
+        let features: BTreeSet<String> =
+            KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(**f)).map(|f| f.to_string()).collect();
         let fast = host.starts_with("znver");
         (host.clone(), host, features, fast)
     } else {
@@ -70,23 +72,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
         (row.name.to_string(), row.name.to_string(), set(row.features), row.bf16_dot_fast)
     };
-    for edit in feature_edits {
-        let known = |f: &str| KNOWN.iter().any(|l| l.contains(&f));
-        match (edit.strip_prefix('+'), edit.strip_prefix('-')) {
-            (Some(f), _) if known(f) => {
-                features.insert(f.to_string());
-            }
-            (_, Some(f)) if known(f) => {
-                features.remove(f);
-            }
-            _ => {
-                return Err(Error::Target(format!(
-                    "feature edit '{edit}' is not known; write +NAME or -NAME with one of: {}",
-                    KNOWN.concat().join(", ")
-                )));
-            }
-        }
-    }
+    super::edit(&mut features, feature_edits, KNOWN)?;
     for needed in ["avx2", "fma", "f16c"] {
         if !features.contains(needed) {
             return Err(Error::Target(format!("CPU '{name}' lacks {needed}; x86-64-v3 is the lowest supported level")));

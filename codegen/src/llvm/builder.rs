@@ -622,6 +622,9 @@ impl<'m, 'c> Fb<'m, 'c> {
         match dtype {
             DType::F32 => a,
             DType::F16 => self.cast(InstructionOpcode::FPTrunc, a, Elem::F16),
+            DType::Bf16 if self.isa().bf16_rounds_by_truncation() => {
+                self.bitcast(self.cast(InstructionOpcode::FPTrunc, a, Elem::Bf16), a.ty.with(Elem::I16))
+            }
             DType::Bf16 => match self.isa().bf16_round_intrinsic(a.ty.lanes) {
                 Some(name) => {
                     let narrow = self.intrinsic(name, a.ty.with(Elem::Bf16), &[a]);

@@ -1,10 +1,11 @@
 //! Target machines, object bytes and assembly text.
 
 use crate::error::Error;
-use crate::isa::Isa;
+use crate::isa::{Arch, HOST_TRIPLE, Isa, arch_of};
 use inkwell::OptimizationLevel;
 use inkwell::module::Module;
 use inkwell::targets::{CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetTriple};
+use std::collections::BTreeSet;
 use std::sync::Once;
 
 /// Registers the back ends, once per process.
@@ -46,7 +47,12 @@ pub(super) fn assembly(module: &Module<'_>, machine: &TargetMachine) -> Result<S
     Ok(String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(text)).into_owned())
 }
 
-/// Host CPU name and feature string as LLVM sees them.
-pub(crate) fn host() -> (String, String) {
-    (TargetMachine::get_host_cpu_name().to_string(), TargetMachine::get_host_cpu_features().to_string())
+/// Host CPU name and features as LLVM sees them, if the host is of this architecture.
+pub(crate) fn host_of(arch: Arch) -> Option<(String, BTreeSet<String>)> {
+    if arch_of(HOST_TRIPLE) != Some(arch) {
+        return None;
+    }
+    let list = TargetMachine::get_host_cpu_features().to_string();
+    let have = list.split(',').filter_map(|f| f.strip_prefix('+')).map(str::to_string).collect();
+    Some((TargetMachine::get_host_cpu_name().to_string(), have))
 }

@@ -35,8 +35,6 @@ pub struct Step {
 /// What is linked.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
-    /// Target triple.
-    pub triple: &'a str,
     /// Rows of the table of steps.
     pub steps: &'a [Step],
     /// Names (for `--save-temps` and messages) and bytes of the objects.
@@ -90,7 +88,8 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     }
     work.write("objects", list.as_bytes())?;
     let args = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
-    tools.run(&args(&["-O2", "-fPIE", "-fcf-protection=full", "-c", "stub.c", "-o", "stub.o"]), work.path(), "compiling the entry stub")?;
+    let protection = if tools.triple.starts_with("aarch64") { "-mbranch-protection=standard" } else { "-fcf-protection=full" };
+    tools.run(&args(&["-O2", "-fPIE", protection, "-c", "stub.c", "-o", "stub.o"]), work.path(), "compiling the entry stub")?;
     // Everything is named relative to the work directory, so that its random name gets into no file.
     let mut link = args(&["-static-pie", "-o", "linked", "@objects", "runtime.a", "-pthread", "-lm", "-ldl"]);
     link.extend(tools.linker_args());
@@ -107,14 +106,14 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
         "-Wl,--build-id=none",
         "-Wl,--no-undefined",
     ]));
-    work.write("command", format!("{} {}\n", tools.driver.display(), link.join(" ")).as_bytes())?;
+    work.write("command", format!("{} {} {}\n", tools.driver.display(), tools.driver_args.join(" "), link.join(" ")).as_bytes())?;
     tools.run(&link, work.path(), "linking")?;
     // Tens of megabytes that the payload may need on a small disk.
     work.remove("runtime.a");
     let path = work.path().join("linked");
     let bytes = std::fs::read(&path).map_err(|e| Error::output(&path, "reading", &e))?;
-    let image = elf::check(&bytes, inputs.triple, &path)?;
-    Ok(Linked { path, triple: inputs.triple.into(), image, len: bytes.len() as u64 })
+    let image = elf::check(&bytes, &tools.triple, &path)?;
+    Ok(Linked { path, triple: tools.triple.clone(), image, len: bytes.len() as u64 })
 }
 
 /// Name of an object in the work directory.

@@ -1,12 +1,11 @@
 use super::payload::{Blobs, Content};
 use super::*;
 use crate::pack::Sink;
+use rcompile_codegen::isa::HOST_TRIPLE;
 use rcompile_runtime::abi::PayloadHeader;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
-
-const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 /// A runtime that prints header fields, a byte of the payload at a 64-bit offset, and what a step returns through `ctx`.
 const RUNTIME: &str = r#"
@@ -35,7 +34,7 @@ impl Built {
     fn new() -> Built {
         let dir = tempfile::tempdir().unwrap();
         let work = WorkDir::create(&dir.path().join("out")).unwrap();
-        Built { dir, work: Some(work), tools: tools::find().unwrap() }
+        Built { dir, work: Some(work), tools: tools::find(HOST_TRIPLE).unwrap() }
     }
     fn out(&self) -> PathBuf {
         self.dir.path().join("out")
@@ -64,7 +63,7 @@ impl Built {
             (format!("unit{n}"), self.object("unit", &format!("void rc_step_{n}(int *x, unsigned t, unsigned n) {{ *x = {n}; }}")))
         };
         let step = |n| Step { bucket: n, entry: 0, symbol: format!("rc_step_{n}") };
-        let inputs = Inputs { triple: TRIPLE, steps: &[step(1), step(8)], objects: &[unit(1), unit(8)], archive: &self.archive() };
+        let inputs = Inputs { steps: &[step(1), step(8)], objects: &[unit(1), unit(8)], archive: &self.archive() };
         link(self.work.as_ref().unwrap(), tools, inputs)
     }
     fn build(&self, tools: &Tools, weights: &[u8], embedded: bool) -> Result<(), Error> {
@@ -93,7 +92,7 @@ impl Built {
 }
 
 fn both_linkers() -> Vec<Tools> {
-    let found = tools::find().unwrap();
+    let found = tools::find(HOST_TRIPLE).unwrap();
     let plain = Tools { lld: None, ..found.clone() };
     if found.lld.is_some() { vec![found, plain] } else { vec![plain] }
 }
@@ -169,16 +168,11 @@ fn what_the_disk_changed_is_noticed() {
 #[test]
 fn failing_linkers() {
     let b = Built::new();
-    let missing = Tools { driver: "/nonexistent/cc".into(), lld: None };
+    let missing = Tools { driver: "/nonexistent/cc".into(), lld: None, ..b.tools.clone() };
     let e = b.link(&missing).unwrap_err();
     assert_eq!(e.exit_code(), 8);
     assert!(e.to_string().contains("/nonexistent/cc") && e.help().unwrap().contains("apt-get"), "{e}");
-    let inputs = Inputs {
-        triple: TRIPLE,
-        steps: &[Step { bucket: 1, entry: 0, symbol: "rc_step_missing".into() }],
-        objects: &[],
-        archive: &b.archive(),
-    };
+    let inputs = Inputs { steps: &[Step { bucket: 1, entry: 0, symbol: "rc_step_missing".into() }], objects: &[], archive: &b.archive() };
     let e = link(b.work.as_ref().unwrap(), &b.tools, inputs).unwrap_err();
     assert_eq!(e.exit_code(), 8);
     assert!(e.to_string().contains("linking failed"), "{e}");

@@ -2,6 +2,7 @@
 
 use super::guard::{self, Finished};
 use crate::error::Error;
+use rcompile_codegen::isa::HOST_TRIPLE;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -10,32 +11,67 @@ use std::time::Duration;
 const TIMEOUT: Duration = Duration::from_secs(120);
 
 /// What the user installs when something is missing.
-pub const INSTALL_CC: &str = "apt-get install gcc libc6-dev (Debian, Ubuntu), or set CC to a C compiler that links static-pie";
+pub fn install_cc(triple: &str) -> String {
+    match triple == HOST_TRIPLE {
+        true => "apt-get install gcc libc6-dev (Debian, Ubuntu), or set CC to a C compiler that links static-pie".into(),
+        false => format!(
+            "apt-get install {} (Debian, Ubuntu), or set {} to a C compiler that links static-pie for {triple}",
+            cross_packages(triple),
+            cross_variable(triple)
+        ),
+    }
+}
+
+/// Debian's and Ubuntu's packages with a C compiler and library for another architecture.
+pub fn cross_packages(triple: &str) -> &'static str {
+    if triple.starts_with("aarch64") { "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" } else { "gcc-x86-64-linux-gnu libc6-dev-amd64-cross" }
+}
+
+/// The variable that names a C compiler for another architecture, as cargo's build scripts know it.
+fn cross_variable(triple: &str) -> String {
+    format!("CC_{}", triple.replace('-', "_"))
+}
 
 /// Programs found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tools {
-    /// `cc`, `clang-19`, ...
+    /// Target triple.
+    pub triple: String,
+    /// `cc`, `clang-19`, `aarch64-linux-gnu-gcc`, ...
     pub driver: PathBuf,
+    /// Its first arguments: `--target` for a clang that compiles for another architecture.
+    pub driver_args: Vec<String>,
     /// Directory of a program named `ld.lld`.
     pub lld: Option<PathBuf>,
 }
 
-/// Looks for a C compiler (`$CC`, then cc, clang-19, clang, gcc) and for LLD in the search path.
-pub fn find() -> Result<Tools, Error> {
-    let wanted = std::env::var_os("CC").filter(|cc| !cc.is_empty());
-    let driver = match &wanted {
-        Some(cc) => in_path(cc.as_ref()),
-        None => ["cc", "clang-19", "clang", "gcc"].iter().find_map(|name| in_path(name.as_ref())),
+/// Looks for a C compiler for `triple` and for LLD in the search path: for this machine `$CC`, then cc, clang-19, clang, gcc; for another
+/// architecture `$CC_<triple>` (with `_` for `-`; a clang gets `--target`), then its gcc.
+pub fn find(triple: &str) -> Result<Tools, Error> {
+    let host = triple == HOST_TRIPLE;
+    let gnu = triple.replace("-unknown", "");
+    let variable = if host { "CC".to_string() } else { cross_variable(triple) };
+    let wanted = std::env::var_os(variable).filter(|cc| !cc.is_empty());
+    let cross_gcc = format!("{gnu}-gcc");
+    let names: Vec<&str> = match &wanted {
+        Some(_) => vec![],
+        None if host => vec!["cc", "clang-19", "clang", "gcc"],
+        None => vec![&cross_gcc],
     };
-    let Some(driver) = driver else {
+    let found = match &wanted {
+        Some(cc) => in_path(cc.as_ref()),
+        None => names.iter().find_map(|name| in_path(name.as_ref())),
+    };
+    let Some(driver) = found else {
         return Err(Error::Toolchain {
-            program: wanted.map_or("cc".into(), |cc| cc.to_string_lossy().into_owned()),
+            program: wanted.map_or(names.first().map_or("cc", |n| n).to_string(), |cc| cc.to_string_lossy().into_owned()),
             what: "not found, expected a C compiler to link with, found none in PATH".into(),
-            help: Some(INSTALL_CC.into()),
+            help: Some(install_cc(triple)),
         });
     };
-    Ok(Tools { driver, lld: find_lld() })
+    let clang = driver.file_name().is_some_and(|name| name.to_string_lossy().starts_with("clang"));
+    let driver_args = if clang && !host { vec![format!("--target={gnu}")] } else { vec![] };
+    Ok(Tools { triple: triple.into(), driver, driver_args, lld: find_lld() })
 }
 
 fn find_lld() -> Option<PathBuf> {
@@ -71,15 +107,15 @@ impl Tools {
         for name in ["LDFLAGS", "CFLAGS", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH"] {
             command.env_remove(name);
         }
-        command.args(args).env("SOURCE_DATE_EPOCH", "0").env("TMPDIR", dir);
+        command.args(&self.driver_args).args(args).env("SOURCE_DATE_EPOCH", "0").env("TMPDIR", dir);
         match guard::run(&mut command, dir, TIMEOUT) {
-            Err(e) => failed(format!("{doing} failed: {e}"), Some(INSTALL_CC.into())),
+            Err(e) => failed(format!("{doing} failed: {e}"), Some(install_cc(&self.triple))),
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
             Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
             Ok(Finished { status: Some(status), text }) => {
                 let last = text.lines().rev().find(|l| l.contains("rror") || l.contains("cannot find")).or(text.lines().last());
                 let help = if text.contains("cannot find") || text.contains("unable to find") || text.contains("No such file") {
-                    Some(INSTALL_CC.into())
+                    Some(install_cc(&self.triple))
                 } else {
                     None
                 };

@@ -1,0 +1,91 @@
+//! 64-bit Arm CPUs: armv8-a, Neoverse (Graviton 2 to 4 and relatives), Apple.
+//!
+//! All of them are NEON targets: vectors of 128 bits, 32 registers. On Neoverse V1 (SVE of 256 bits on two pipes, NEON on four) both
+//! have the same peak; on V2 SVE is 128 bits wide.
+
+use super::{Arch, Isa};
+use crate::error::Error;
+use crate::llvm::object;
+use std::collections::BTreeSet;
+
+/// armv8-a.
+const V8: &[&str] = &["fp-armv8", "neon"];
+/// Armv8.2 with what matrix kernels use: Neoverse N1, Cortex-A76, Apple M1.
+const V82: &[&str] = &["dotprod", "fullfp16"];
+/// The matrix instructions: BFMMLA, BFDOT, BFCVTN; SMMLA, USMMLA.
+const MATRIX: &[&str] = &["bf16", "i8mm"];
+/// Features that code may come to use; of a host's features only these count.
+const KNOWN: &[&[&str]] = &[V8, V82, MATRIX];
+
+/// A row: name, extra features on top of armv8-a.
+struct Row {
+    name: &'static str,
+    features: &'static [&'static [&'static str]],
+}
+
+const ROWS: &[Row] = &[
+    Row { name: "generic", features: &[] },
+    Row { name: "cortex-a72", features: &[] },
+    Row { name: "neoverse-n1", features: &[V82] },
+    Row { name: "neoverse-n2", features: &[V82, MATRIX] },
+    Row { name: "neoverse-v1", features: &[V82, MATRIX] },
+    Row { name: "neoverse-v2", features: &[V82, MATRIX] },
+    Row { name: "ampere1", features: &[V82, MATRIX] },
+    Row { name: "apple-m1", features: &[V82] },
+    Row { name: "apple-m2", features: &[V82, MATRIX] },
+];
+
+pub(super) fn names() -> Vec<&'static str> {
+    ROWS.iter().map(|r| r.name).collect()
+}
+
+/// Rust's spelling of a feature.
+pub(super) fn rust_feature(llvm: &str) -> &str {
+    match llvm {
+        "fp-armv8" => "neon",
+        "fullfp16" => "fp16",
+        other => other,
+    }
+}
+
+pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
+    let set =
+        |lists: &[&[&str]]| -> BTreeSet<String> { V8.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };
+    let (name, mut features) = if cpu == "native" {
+        let Some((host, have)) = object::host_of(Arch::Aarch64) else {
+            return Err(Error::Target(format!(
+                "CPU 'native' is this machine's, which is none of {triple}; name one of: {}",
+                names().join(", ")
+            )));
+        };
+        let known = KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(**f));
+        (host, known.map(|f| f.to_string()).collect())
+    } else {
+        let row = ROWS
+            .iter()
+            .find(|r| r.name == cpu)
+            .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
+        (row.name.to_string(), set(row.features))
+    };
+    super::edit(&mut features, feature_edits, KNOWN)?;
+    for needed in V8 {
+        if !features.contains(*needed) {
+            return Err(Error::Target(format!("CPU '{name}' lacks {needed}; armv8-a is the lowest supported level")));
+        }
+    }
+    Ok(Isa {
+        arch: Arch::Aarch64,
+        triple: triple.to_string(),
+        llvm_cpu: "generic".into(),
+        tune_cpu: name.clone(),
+        name,
+        lanes: 4,
+        registers: 32,
+        panel_nr: 8,
+        tile_rows: 8,
+        tile_vectors: 2,
+        bf16_dot: false,
+        bf16_dot_fast: false,
+        features,
+    })
+}

@@ -1,0 +1,63 @@
+//! Machines that executables are built for and run on: this one, and Arm CPUs under qemu's user emulation.
+
+use crate::exe::{self, Exe};
+use std::path::Path;
+
+/// The other target.
+const AARCH64: &str = "aarch64-unknown-linux-gnu";
+
+/// Where an executable runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// `--cpu` for the aarch64 target; `None`: this machine.
+    cpu: Option<String>,
+    /// qemu's `-cpu`.
+    emulated: String,
+}
+
+impl Machine {
+    /// This machine.
+    pub fn host() -> Machine {
+        Machine { cpu: None, emulated: String::new() }
+    }
+
+    /// Executables for `cpu` on qemu's `emulated`; `None` with a message where cross tools are missing, which on CI is a failure.
+    pub fn arm(cpu: &str, emulated: &str) -> Option<Machine> {
+        let target = rcompile::targets::list().into_iter().find(|t| t.triple == AARCH64).expect("the target is known");
+        let missing = target.missing.or_else(|| qemu().is_none().then(|| "apt-get install qemu-user".to_string()));
+        if let Some(missing) = missing {
+            assert!(std::env::var_os("CI").is_none(), "no executables for aarch64 here, and on CI nothing is skipped: {missing}");
+            eprintln!("skipped: no executables for aarch64 here: {missing}");
+            return None;
+        }
+        Some(Machine { cpu: Some(cpu.into()), emulated: emulated.into() })
+    }
+
+    /// The executable of a model directory with these options of `rcompile build`, see [`exe::build`].
+    pub fn build(&self, model: &Path, options: &str) -> Exe {
+        exe::build_on(self, model, options)
+    }
+
+    /// Options that choose the target.
+    pub(crate) fn build_options(&self) -> String {
+        self.cpu.as_ref().map_or(String::new(), |cpu| format!(" --target {AARCH64} --cpu {cpu}"))
+    }
+
+    /// Program and arguments before the executable.
+    pub(crate) fn emulator(&self) -> Vec<String> {
+        match (&self.cpu, qemu()) {
+            (Some(_), Some(qemu)) => vec![qemu, "-cpu".into(), self.emulated.clone()],
+            _ => vec![],
+        }
+    }
+
+    /// Of `count` similar checks the first one to do: all of them here, the last three under emulation, where each start takes time.
+    pub fn first_of(&self, count: usize) -> usize {
+        if self.cpu.is_some() { count.saturating_sub(3) } else { 0 }
+    }
+}
+
+fn qemu() -> Option<String> {
+    let names = ["qemu-aarch64", "qemu-aarch64-static"];
+    names.iter().find_map(|name| rcompile::link::tools::in_path(name.as_ref())).map(|path| path.display().to_string())
+}

@@ -1,0 +1,146 @@
+//! Executables for aarch64 under qemu's user emulation: the checks of the x86-64 build on the same models, bits, and wrong CPUs.
+//!
+//! `neoverse-v1` runs all of them; `neoverse-n1`, `neoverse-v2` and `generic` one model per family, and all with `RCOMPILE_TEST_ALL=1`
+//! (`./x test --all`). qemu has no model of V1 and V2: `max` has their features, with the length of SVE vectors as an option.
+
+use rcompile_tests::checks::{self, bits};
+use rcompile_tests::toy::Toy;
+use rcompile_tests::{Machine, assets, golden, model_dir};
+
+/// CPUs with what qemu calls a machine that has exactly their features (or, for `max`, at least those).
+const CPUS: [(&str, &str); 4] =
+    [("neoverse-v1", "max,sve256=on"), ("neoverse-n1", "neoverse-n1"), ("neoverse-v2", "max,sve128=on"), ("generic", "cortex-a53")];
+
+/// One of each family.
+const FAMILIES: [&str; 7] = ["gpt2-gelu", "granite", "llama-gqa-tied", "mistral-window", "phi3-partial", "qwen2", "qwen3"];
+
+fn machine(cpu: &str) -> Option<Machine> {
+    let (_, emulated) = CPUS.iter().find(|c| c.0 == cpu).expect("a CPU of the list");
+    Machine::arm(cpu, emulated)
+}
+
+fn everything(cpu: &str) -> bool {
+    cpu == "neoverse-v1" || std::env::var_os("RCOMPILE_TEST_ALL").is_some()
+}
+
+fn decoder(cpu: &str, name: &str) {
+    let Some(machine) = machine(cpu).filter(|_| everything(cpu) || FAMILIES.contains(&name)) else { return };
+    checks::decoder(&machine, name);
+    if everything(cpu) || name == "llama-gqa-tied" {
+        checks::decoder_bf16(&machine, name);
+    }
+}
+
+fn encoder(cpu: &str) {
+    let Some(machine) = machine(cpu) else { return };
+    checks::encoder(&machine);
+    if everything(cpu) {
+        checks::encoder_bf16(&machine);
+    }
+}
+
+fn trained(cpu: &str) {
+    let Some(machine) = machine(cpu).filter(|_| everything(cpu)) else { return };
+    for name in ["stories260k-llama", "slm4096-gpt2"] {
+        let Some(dir) = assets(&format!("models/{name}")) else { return };
+        checks::language_model(&dir, &machine.build(&dir, "--buckets 1,8,64"));
+    }
+    let Some(dir) = assets("models/all-MiniLM-L6-v2-fp16") else { return };
+    checks::sentence_embeddings(&dir, &machine.build(&dir, "--buckets 16,128 --compute f32"));
+}
+
+macro_rules! golden {
+    ($($cpu:ident: $cpu_name:literal,)*) => { $( mod $cpu {
+        golden! { @models $cpu_name
+            gpt2_gelu: "gpt2-gelu", gpt2_gelu_new: "gpt2-gelu-new", granite: "granite", llama_dynamic: "llama-dynamic",
+            llama_gqa_tied: "llama-gqa-tied", llama_linear: "llama-linear", llama_llama3_bias: "llama-llama3-bias",
+            llama_yarn: "llama-yarn", mistral_window: "mistral-window", phi3_partial: "phi3-partial", phi3_window: "phi3-window",
+            qwen2: "qwen2", qwen2_window: "qwen2-window", qwen3: "qwen3", qwen3_gqa: "qwen3-gqa",
+        }
+        #[test]
+        fn bert() { super::encoder($cpu_name) }
+        #[test]
+        fn trained_models() { super::trained($cpu_name) }
+    } )* };
+    (@models $cpu:literal $($name:ident: $dir:literal,)*) => {
+        $( #[test] fn $name() { super::decoder($cpu, $dir) } )*
+        #[test]
+        fn every_model_is_tested() {
+            let mut found: Vec<String> = std::fs::read_dir(rcompile_tests::golden("")).unwrap().flatten().filter(|f| f.path().is_dir())
+                .map(|f| f.file_name().into_string().unwrap()).collect();
+            found.sort();
+            let mut expected = vec![$($dir),*, "bert"];
+            expected.sort_unstable();
+            assert_eq!(found, expected);
+        }
+    };
+}
+
+golden! {
+    v1: "neoverse-v1",
+    n1: "neoverse-n1",
+    v2: "neoverse-v2",
+    generic: "generic",
+}
+
+/// Every number of rows of a tile, several threads, small and large buckets: the bits of a token alone.
+#[test]
+fn bits_do_not_depend_on_rows_buckets_and_threads() {
+    let model = model_dir("toy", |dir| Toy::SMALL.write(dir));
+    for cpu in ["neoverse-v1", "neoverse-n1"] {
+        let Some(machine) = machine(cpu) else { return };
+        for compute in ["f32", "bf16"] {
+            let build = |buckets: &str| machine.build(&model, &format!("--no-tokenizer --compute {compute} --buckets {buckets}"));
+            let (one, wide) = (build("1"), build("1,8,64"));
+            let tokens: Vec<u32> = (0..29).map(|i| 3 + i * 7 % 120).collect();
+            for len in [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 29] {
+                let alone = bits(&one.logits(&tokens[..len], &["-t", "1"]));
+                for threads in ["1", "3"] {
+                    let found = bits(&wide.logits(&tokens[..len], &["-t", threads]));
+                    assert!(found == alone, "{cpu}, {compute}, {len} rows, {threads} threads: not the bits of bucket 1");
+                }
+            }
+        }
+    }
+}
+
+/// `neoverse-v2` is scheduled otherwise than `neoverse-v1`, and computes the same.
+#[test]
+fn bits_are_those_of_the_instructions() {
+    let model = model_dir("toy", |dir| Toy::SMALL.write(dir));
+    let (Some(v1), Some(v2)) = (machine("neoverse-v1"), machine("neoverse-v2")) else { return };
+    let options = "--no-tokenizer --compute bf16 --buckets 1,8,64";
+    let tokens: Vec<u32> = (0..20).map(|i| 5 + i * 11 % 100).collect();
+    let [a, b] = [v1, v2].map(|machine| bits(&machine.build(&model, options).logits(&tokens, &[])));
+    assert_eq!(a, b);
+}
+
+#[test]
+fn wrong_cpus_are_refused_by_name() {
+    let dir = golden("llama-gqa-tied");
+    let Some(v1) = machine("neoverse-v1") else { return };
+    let exe = v1.build(&dir, "--no-tokenizer --compute bf16 --buckets 1,8");
+    for (emulated, missing) in [("cortex-a72", "missing bf16,dotprod,fullfp16,i8mm"), ("neoverse-n1", "missing bf16,i8mm")] {
+        let exe = exe.clone().on(&Machine::arm("neoverse-v1", emulated).unwrap());
+        for verb in [&["generate", "--tokens", "1,2"][..], &["logits", "--tokens", "1,2"], &["bench", "-p", "1"]] {
+            let ran = exe.run(verb);
+            assert_eq!(ran.code, Some(10), "{emulated}, {verb:?}: {}", ran.stderr);
+            assert!(ran.stderr.contains(missing), "{emulated}, {verb:?}: {}", ran.stderr);
+        }
+        assert_eq!(exe.json(["info"])["cpu"], "neoverse-v1");
+        assert_eq!(exe.run(["verify"]).code, Some(0));
+    }
+    // NEON only: the length of SVE vectors is nothing to it.
+    let expected = exe.logits(&[1, 2, 3], &[]);
+    for emulated in ["max,sve=off", "max,sve128=on", "max,sve512=on"] {
+        let exe = exe.clone().on(&Machine::arm("neoverse-v1", emulated).unwrap());
+        assert_eq!(bits(&exe.logits(&[1, 2, 3], &[])), bits(&expected), "{emulated}");
+    }
+    // armv8-a code runs on all of them.
+    let generic = machine("generic").unwrap().build(&dir, "--no-tokenizer --compute f32 --buckets 1,8");
+    let expected = generic.logits(&[1, 2, 3], &[]);
+    for emulated in ["cortex-a72", "neoverse-n1", "max"] {
+        let exe = generic.clone().on(&Machine::arm("generic", emulated).unwrap());
+        assert_eq!(bits(&exe.logits(&[1, 2, 3], &[])), bits(&expected), "{emulated}");
+    }
+}
