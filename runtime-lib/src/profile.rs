@@ -26,7 +26,7 @@ const EVENT: usize = 3;
 /// Called by generated code after each region, when `ctx.profile` is not null.
 ///
 /// # Safety
-/// `ctx` is the context of the running step, and `ctx.profile` is null or of [`Profile::begin_step`] for its bucket and threads.
+/// `ctx` is the context of the running step, and `ctx.profile` is null or of `Profile::begin_step` for its bucket and threads.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rc_profile(ctx: *const StepCtx, thread: u32, region: u32) {
     // SAFETY: by contract of this function.
