@@ -62,7 +62,12 @@ impl Plan<'_> {
             }
             end = user;
         }
-        let out = self.buffer(frame, end, "attention", self.row_width(frame, id), Cols::Plain)?;
+        let mut out = self.buffer(frame, end, "attention", self.row_width(frame, id), Cols::Plain)?;
+        // The kernel rounds by storing: a bf16 output is bf16 in memory also where the CPU has no bf16 dot instruction.
+        if let (rcompile_graph::DType::BF16, Home::Buffer { id, dtype, .. }) = (frame.func.ty(end).dtype, &mut out) {
+            *dtype = DType::Bf16;
+            self.program.buffers[id.index()].dtype = DType::Bf16;
+        }
         let Home::Buffer { id: out_buffer, dtype: out_dtype, stride: out_stride, .. } = out else {
             return Err(PlanError::Unsupported("attention as an output".into()));
         };
