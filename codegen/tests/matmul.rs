@@ -1,8 +1,10 @@
 //! Matmul kernels against plain Rust, and the promise that bits do not depend on rows, threads, blocks or walks.
 
+mod asm_check;
 mod kernel_harness;
 
-use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, inner_loops, isas, to_bf16, to_f16};
+use asm_check::hot_loops;
+use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
@@ -408,19 +410,22 @@ fn private_prologue() {
     }
 }
 
-/// The largest tile's loop holds exactly its multiply-adds and nothing goes to the stack.
+/// Every register tile, from one row to the largest: nothing goes to the stack, every accumulator is updated once per k of a step, and
+/// the largest tile has all the registers that it is meant to have.
 #[test]
 fn hot_loop_asm() {
     let mut failures: Vec<String> = vec![];
-    for (cpu, dtype, compute, rows, instruction, count) in [
-        ("x86-64-v3", DType::F32, Compute::F32, 6u32, "vfmadd", 12),
-        ("x86-64-v3", DType::Bf16, Compute::F32, 6, "vfmadd", 24),
-        ("x86-64-v4", DType::F32, Compute::F32, 12, "vfmadd", 24),
-        ("x86-64-v4", DType::F16, Compute::F32, 12, "vfmadd", 24),
-        ("x86-64-v4", DType::Bf16, Compute::F32, 12, "vfmadd", 48),
-        ("sapphirerapids", DType::Bf16, Compute::F32, 12, "vfmadd", 48),
-        ("znver4", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps", 24),
-        ("znver5", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps", 24),
+    for (cpu, dtype, compute, rows, instruction) in [
+        ("x86-64-v3", DType::F32, Compute::F32, 6u32, "vfmadd"),
+        ("x86-64-v3", DType::F16, Compute::F32, 6, "vfmadd"),
+        ("x86-64-v3", DType::Bf16, Compute::F32, 6, "vfmadd"),
+        ("x86-64-v4", DType::F32, Compute::F32, 12, "vfmadd"),
+        ("x86-64-v4", DType::F16, Compute::F32, 12, "vfmadd"),
+        ("x86-64-v4", DType::Bf16, Compute::F32, 12, "vfmadd"),
+        ("sapphirerapids", DType::Bf16, Compute::F32, 12, "vfmadd"),
+        ("sapphirerapids", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
+        ("znver4", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
+        ("znver5", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
     ] {
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
         for ways in [1, 2] {
@@ -430,27 +435,27 @@ fn hot_loop_asm() {
             let (program, kernel) = case.program();
             let asm = assembly(&isa, &program, &kernel);
             let widens = compute == Compute::F32 && dtype != DType::F32;
-            let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
+            let blocks = (isa.tile_rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
             let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| widens || *name == "block"));
             for (m, name) in functions {
-                // A widened weight is one f32, a stored pair of bf16 two multiply-adds.
-                let count = if widens && name == "block" && dtype == DType::Bf16 { count / 2 } else { count };
-                let loops = inner_loops(&asm, &format!("kernel.{name}{m}"));
-                // A jump back around a call is no inner loop, whatever the order of blocks.
-                let calls = |l: &[&str]| l.iter().any(|i| i.starts_with("call"));
-                let hot: Vec<_> = loops.iter().filter(|l| l.iter().any(|i| i.contains(instruction)) && !calls(l)).collect();
-                assert!(!hot.is_empty(), "{cpu} {dtype}: no hot loop for {name} of {m} rows\n{asm}");
-                for body in &hot {
-                    // Reading an address from the stack is free; vectors there are spilled.
-                    let spills = |i: &&&str| i.contains("(%rsp)") && (i.starts_with('v') || i.starts_with("mov") && i.ends_with("(%rsp)"));
-                    let stack = body.iter().filter(spills).count();
-                    if stack > 0 {
-                        failures.push(format!("{cpu} {dtype} {ways} ways, {name} of {m} rows: stack in the hot loop\n{}", body.join("\n")));
+                let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.{name}{m}"));
+                let mut fail =
+                    |what: String, text: String| failures.push(format!("{cpu} {dtype} {ways} ways, {name} of {m} rows: {what}\n{text}"));
+                // k per step of the loop: both halves of a bf16 word, where they are not one instruction or widened before.
+                let pack = if dtype == DType::Bf16 && widens && name != "block" { 2 } else { 1 };
+                if hot.is_empty() {
+                    fail("no hot loop".into(), String::new());
+                }
+                for l in &hot {
+                    l.problems(m).into_iter().for_each(|p| fail(p, l.text()));
+                    let per_step = pack * l.accumulators();
+                    if l.count(instruction) != l.multiply_adds() || !l.multiply_adds().is_multiple_of(per_step) {
+                        fail(format!("{} {instruction} for {per_step} a step", l.count(instruction)), l.text());
                     }
                 }
-                if m == rows {
-                    let found = hot[0].iter().filter(|i| i.starts_with(instruction)).count();
-                    assert_eq!(found % count, 0, "{cpu} {dtype} {ways} ways: {found}\n{}", hot[0].join("\n"));
+                let most = hot.iter().map(|l| l.accumulators()).max().unwrap_or(0);
+                if m == rows && most != (isa.tile_rows * isa.tile_vectors) as usize {
+                    fail(format!("{most} accumulators"), String::new());
                 }
             }
         }

@@ -147,7 +147,7 @@ impl<'a> Microkernel<'a> {
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
     fn held_weights(&self, m: u32, vectors: u32) -> u32 {
-        let widens = self.k_pack == 2 && self.kernel.compute == Compute::F32;
+        let widens = self.dtype != DType::F32 && self.kernel.compute == Compute::F32;
         if widens || m > 1 { vectors } else { 1 }
     }
     /// The same when a step holds its rows, and a weight.

@@ -236,20 +236,3 @@ pub fn isas() -> Vec<Isa> {
     list.push(native);
     list
 }
-
-/// Innermost loops of the assembly's function `name`: bodies from a label to the jump back to it that hold no other such loop.
-pub fn inner_loops<'a>(asm: &'a str, name: &str) -> Vec<Vec<&'a str>> {
-    let lines: Vec<&str> = asm.lines().map(str::trim).collect();
-    let begin = lines.iter().position(|l| l.starts_with(&format!("{name}:")) || l.starts_with(&format!("\"{name}\":"))).expect(name);
-    let end = begin + lines[begin..].iter().position(|l| l.starts_with(".Lfunc_end")).unwrap();
-    let body = &lines[begin..end];
-    let mut loops: Vec<(usize, usize)> = vec![];
-    for (at, line) in body.iter().enumerate() {
-        let Some(target) = line.strip_prefix('j').and_then(|l| l.split_whitespace().nth(1)) else { continue };
-        if let Some(label) = body[..at].iter().rposition(|l| l.starts_with(&format!("{target}:"))) {
-            loops.push((label, at));
-        }
-    }
-    let inner = |a: &(usize, usize)| !loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
-    loops.iter().filter(|l| inner(l)).map(|l| body[l.0..l.1].to_vec()).collect()
-}
