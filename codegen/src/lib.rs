@@ -2,6 +2,7 @@
 
 pub mod error;
 pub mod expr;
+pub mod fingerprint;
 pub mod isa;
 pub mod kernels;
 pub mod llvm;

@@ -283,6 +283,18 @@ pub enum Extent {
     Runs,
 }
 
+impl Program {
+    /// Largest value of an extent.
+    pub fn capacity(&self, extent: Extent) -> u32 {
+        match extent {
+            Extent::Const(n) => n,
+            Extent::Rows => self.bucket,
+            Extent::LogitRows => self.max_logit_rows,
+            Extent::Runs => self.max_runs,
+        }
+    }
+}
+
 /// Expressions of one kernel, hash-consed, operands before users.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Exprs {

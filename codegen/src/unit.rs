@@ -33,7 +33,7 @@ impl Default for Options {
 pub struct Unit<'a> {
     /// Symbol that it defines; unique in an executable for one target.
     pub symbol: String,
-    /// Text of everything that its code depends on; equal keys have equal symbols and code.
+    /// Text of everything that its code depends on, but not of the texts to be made beside it; equal keys have equal symbols and code.
     pub key: String,
     program: &'a Program,
     isa: &'a Isa,
@@ -47,6 +47,13 @@ enum What<'a> {
     /// Symbols of the regions.
     Step(Vec<String>),
     Probe(Probe),
+}
+
+impl Unit<'_> {
+    /// Are texts to be made beside the object?
+    pub fn has_texts(&self) -> bool {
+        self.options.emit.llvm_ir || self.options.emit.asm
+    }
 }
 
 /// The step function's symbol.
@@ -68,7 +75,7 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
         }
     }
     let symbol = step_symbol(program);
-    let key = format!("{symbol} {options:?} {isa:?} {symbols:?} {:?}", program.body);
+    let key = format!("{symbol} O{} {isa:?} {symbols:?} {:?}", options.opt_level, program.body);
     units.push(Unit { symbol, key, program, isa, options, what: What::Step(symbols) });
     units
 }
@@ -122,7 +129,7 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
 
 /// A kernel's data and those of the buffers and weights that it refers to.
 fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -> String {
-    let mut key = format!("{} {options:?} {isa:?} {:?}", region.name, region.kernel);
+    let mut key = format!("{} O{} {isa:?} {:?}", region.name, options.opt_level, region.kernel);
     let (mut weights, mut buffers) = (BTreeSet::new(), BTreeSet::new());
     for operand in operands(&region.kernel) {
         match operand.place {
@@ -133,6 +140,7 @@ fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -
     }
     if let Kernel::Matmul(m) = &region.kernel {
         weights.insert(m.weight);
+        let _ = write!(key, " mr {}", m.tile.mr.min(program.capacity(m.rows)));
     }
     for id in weights {
         let w = &program.weights[id.index()];

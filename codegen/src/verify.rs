@@ -149,12 +149,7 @@ impl<'a> Verifier<'a> {
     }
 
     fn extent(&self, extent: Extent) -> i64 {
-        i64::from(match extent {
-            Extent::Const(n) => n,
-            Extent::Rows => self.program.bucket,
-            Extent::LogitRows => self.program.max_logit_rows,
-            Extent::Runs => self.program.max_runs,
-        })
+        self.program.capacity(extent).into()
     }
 
     /// `outer`: bounds of the outer variables where a matmul sets them.

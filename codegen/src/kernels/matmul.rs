@@ -30,7 +30,7 @@ use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
-use crate::program::{Compute, DType, Extent, Matmul, Place, Program};
+use crate::program::{Compute, DType, Matmul, Place, Program};
 use rcompile_runtime::abi::field;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
@@ -39,7 +39,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let blocks = Blocks::new(program, kernel);
     let generator = Generator { mb, program, kernel, name, dtype: weight_type(program, kernel) };
     let epilogue = generator.epilogue();
-    let rows = capacity(program, kernel);
+    let rows = program.capacity(kernel.rows);
     let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
     let blocked = blocks.map(|blocks| {
         // Balanced blocks of more than mr rows have at least half of mr.
@@ -61,16 +61,6 @@ pub fn private_bytes(program: &Program, kernel: &Matmul) -> u64 {
 
 fn weight_type(program: &Program, kernel: &Matmul) -> DType {
     program.weights[kernel.weight.index()].dtype
-}
-
-/// Most rows of a step.
-fn capacity(program: &Program, kernel: &Matmul) -> u32 {
-    match kernel.rows {
-        Extent::Const(n) => n,
-        Extent::Rows => program.bucket,
-        Extent::LogitRows => program.max_logit_rows,
-        Extent::Runs => program.max_runs,
-    }
 }
 
 /// Combinations that the planner must not ask for.
@@ -124,7 +114,7 @@ struct Blocks {
 
 impl Blocks {
     fn new(program: &Program, kernel: &Matmul) -> Option<Blocks> {
-        let rows = capacity(program, kernel);
+        let rows = program.capacity(kernel.rows);
         if rows <= kernel.tile.mr {
             return None;
         }

@@ -56,3 +56,9 @@ pub(crate) fn host_of(arch: Arch) -> Option<(String, BTreeSet<String>)> {
     let have = list.split(',').filter_map(|f| f.strip_prefix('+')).map(str::to_string).collect();
     Some((TargetMachine::get_host_cpu_name().to_string(), have))
 }
+
+/// Version of the LLVM that is linked or loaded: `19.1.7`.
+pub(crate) fn version() -> String {
+    let (major, minor, patch) = inkwell::support::get_llvm_version();
+    format!("{major}.{minor}.{patch}")
+}
