@@ -1,5 +1,7 @@
 //! The driver and middle end of rcompile. Start reading in [`pipeline`].
 
+pub mod autotune;
+pub mod cache;
 pub mod doctor;
 pub mod error;
 pub mod inspect;
@@ -12,5 +14,6 @@ pub mod plan;
 pub mod report;
 pub mod scaling;
 pub mod targets;
+pub mod tuning;
 
 pub use error::Error;

@@ -39,13 +39,8 @@ pub enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         rest: Vec<String>,
     },
-    /// Show or clean the cache
-    #[command(hide = true)]
-    Cache {
-        /// Not supported yet
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        rest: Vec<String>,
-    },
+    /// Show or clean the compile cache
+    Cache(CacheVerb),
     /// List triples and CPUs, and which runtimes and linkers are present
     Targets(Listing),
     /// Check that everything needed is installed
@@ -81,6 +76,43 @@ pub struct Inspect {
     /// --scaling of a directory: triple [default: the host's]
     #[arg(long, value_name = "TRIPLE", requires = "scaling")]
     pub target: Option<String>,
+}
+
+/// `rcompile cache`.
+#[derive(Debug, Args)]
+pub struct CacheVerb {
+    /// What to do with it
+    #[arg(value_enum, default_value_t = CacheAction::List)]
+    pub action: CacheAction,
+    /// Directory of the cache [default: $XDG_CACHE_HOME/rcompile or ~/.cache/rcompile]
+    #[arg(long, value_name = "DIR")]
+    pub cache_dir: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// `rcompile cache ACTION`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CacheAction {
+    /// Print what is kept, most recently used first
+    List,
+    /// Remove everything
+    Clean,
+}
+
+/// The cache of a build.
+#[derive(Clone, Debug, Default, Args)]
+pub struct CacheOptions {
+    /// Keep generated objects in this directory [default: $XDG_CACHE_HOME/rcompile or ~/.cache/rcompile]
+    #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
+    pub cache_dir: Option<PathBuf>,
+    /// Compile everything, keep nothing
+    #[arg(long)]
+    pub no_cache: bool,
+    /// Keep the packed weights too, which are as large as the executable
+    #[arg(long, conflicts_with = "no_cache")]
+    pub cache_weights: bool,
 }
 
 /// `rcompile build`.
@@ -139,6 +171,13 @@ pub struct Build {
     #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
     pub passes: Vec<Edit>,
 
+    /// Measure a few tiles on this machine and keep the best
+    #[arg(long, value_enum, default_value_t = Autotune::Off)]
+    pub autotune: Autotune,
+    /// Tiles measured earlier; with --autotune fast this file is written
+    #[arg(long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
+
     /// What to write: exe, graph, program, llvm-ir, asm, obj; `=PATH` for a file or directory of its own
     #[arg(long, value_name = "KIND[=PATH]", value_delimiter = ',', default_value = "exe", value_parser = parse_emit)]
     pub emit: Vec<Emit>,
@@ -170,6 +209,9 @@ pub struct Build {
     /// Threads of this build [default: all CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
+    /// Where objects of earlier builds are.
+    #[command(flatten)]
+    pub cache: CacheOptions,
     /// Check and plan everything, write nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -205,17 +247,6 @@ pub struct Later {
     keep: Vec<String>,
     #[arg(long, hide = true)]
     calibrate: Option<PathBuf>,
-    #[arg(long, hide = true)]
-    autotune: Option<String>,
-    #[arg(long, hide = true)]
-    tuning: Option<PathBuf>,
-    #[arg(long, hide = true)]
-    cache_dir: Option<PathBuf>,
-    #[arg(long, hide = true)]
-    cache_weights: bool,
-    /// There is no cache yet, so this changes nothing.
-    #[arg(long, hide = true)]
-    no_cache: bool,
 }
 
 /// Rows per step, ascending.
@@ -284,6 +315,14 @@ pub enum WeightsPlace {
     Split,
 }
 
+/// `--autotune`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Autotune {
+    Off,
+    Fast,
+}
+
 /// `--link`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
@@ -326,15 +365,14 @@ impl Build {
             ("--calibrate", later.calibrate.is_some(), "leave it out: nothing is quantised"),
             ("--compute int8", self.compute == ComputeType::Int8, "use --compute auto, f32 or bf16"),
             ("--kv-dtype int8", self.kv_dtype == ComputeType::Int8, "use --kv-dtype auto, f32 or bf16"),
-            ("--autotune", not_none(&later.autotune), "leave it out: tiles come from the table of the CPU"),
-            ("--tuning", later.tuning.is_some(), "leave it out: tiles come from the table of the CPU"),
-            ("--cache-dir", later.cache_dir.is_some(), "leave it out: every build is complete"),
-            ("--cache-weights", later.cache_weights, "leave it out: every build is complete"),
             ("--task", !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
             ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
         ];
         if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
             return Err(not_yet(flag, help));
+        }
+        if self.autotune == Autotune::Fast && !self.writes_exe() {
+            return Err(Error::usage("--autotune fast measures executables, expected -o OUT without --dry-run and --stop-after"));
         }
         let exe = self.emit.iter().find(|e| e.kind == EmitKind::Exe);
         if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
@@ -378,7 +416,7 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Resul
         Err(e) => match e.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Err(e.to_string())),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Error::Usage {
-                what: "no verb, expected build, inspect, targets or doctor".into(),
+                what: "no verb, expected build, inspect, cache, targets or doctor".into(),
                 help: Some("rcompile --help".into()),
             }),
             _ => {
@@ -488,14 +526,33 @@ mod tests {
     fn refusals() {
         let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
         for later in
-            ["--quantize int8", "--kv-dtype int8", "--compute int8", "--autotune fast", "--cache-dir d", "--link dynamic", "--keep a=f32"]
+            ["--quantize int8", "--kv-dtype int8", "--compute int8", "--link dynamic", "--keep a=f32"]
         {
             assert_eq!(code(later), 6, "{later}");
         }
-        for wrong in ["--buckets 0", "--nope", "-O4", "--emit foo", "--passes a", "--emit exe=x", "--ctx-size 0", "--dtype f64"] {
+        for wrong in [
+            "--buckets 0",
+            "--nope",
+            "-O4",
+            "--emit foo",
+            "--passes a",
+            "--emit exe=x",
+            "--ctx-size 0",
+            "--dtype f64",
+            "--no-cache --cache-dir d",
+            "--autotune fast --dry-run",
+        ] {
             assert_eq!(code(wrong), 2, "{wrong}");
         }
-        for fine in ["--target aarch64-unknown-linux-gnu", "--quantize none", "--autotune off", "--no-cache", "--weights split"] {
+        for fine in [
+            "--target aarch64-unknown-linux-gnu",
+            "--quantize none",
+            "--autotune off",
+            "--autotune fast --tuning f",
+            "--no-cache",
+            "--cache-dir d --cache-weights",
+            "--weights split",
+        ] {
             assert_eq!(code(fine), 0, "{fine}");
         }
         assert_eq!(build("--model m").unwrap_err().exit_code(), 2);

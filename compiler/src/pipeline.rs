@@ -4,6 +4,7 @@
 //! open     model directory -> checked Model                       (models)
 //! trace    per bucket: forward code -> graph                      (models)
 //! passes   per bucket: graph -> fused graph, layers outlined      (PASSES below)
+//! autotune with `--autotune fast`: tiles measured on this machine  (autotune)
 //! plan     per bucket: graph -> program; one weight table for all (plan)
 //! codegen  all buckets' distinct units -> objects, in parallel    (codegen); meanwhile the input files are hashed
 //! link     objects + runtime archive -> executable without weights (link)
@@ -12,18 +13,21 @@
 //! ```
 //! `--stop-after` takes the names of stages up to codegen and of passes.
 
+use crate::autotune;
+use crate::cache::{self, Cache};
 use crate::error::Error;
 use crate::link::guard::WorkDir;
-use crate::link::payload::{self, Blobs, Content};
+use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
-use crate::options::{Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace, not_yet};
+use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace, not_yet};
 use crate::passes::*;
 use crate::plan::{self, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
+use crate::tuning::Tuning;
 use crate::{doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, compile, compile_units, probe_units, step_symbol, verify};
+use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
@@ -34,6 +38,7 @@ use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PRO
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 /// Stages that `--stop-after` knows beside the passes.
@@ -86,7 +91,7 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
         Command::Targets(options) => targets::run(options.json),
         Command::Doctor(options) => doctor::run(options.json),
         Command::Compare { .. } => Err(not_yet("compare", "`OUT perplexity -f FILE` measures one executable")),
-        Command::Cache { .. } => Err(not_yet("cache", "every build is complete")),
+        Command::Cache(verb) => cache::verb::run(&verb),
     }
 }
 
@@ -111,13 +116,18 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
 
     // open: everything that can be wrong with the directory is found here, before any work.
     let isa = isa(o)?;
+    let (mut tuning, mut tuning_input) = (None, None);
+    match (&o.tuning, o.autotune) {
+        (_, Autotune::Fast) => autotune::check(&isa)?,
+        (Some(path), Autotune::Off) => (tuning, tuning_input) = Tuning::read(path, &isa).map(|(t, input)| (Some(t), Some(input)))?,
+        (None, Autotune::Off) => {}
+    }
     let stage = progress.stage("open", 0, false);
-    let model = open(o)?;
+    let model = Arc::new(open(o)?);
     let facts = model.facts();
     stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.weights.parameters()));
     for warning in &model.warnings {
-        progress.line(&warning.to_string());
-        report.warnings.push(warning.to_string());
+        warn(Some(warning.to_string()), &progress, &mut report);
     }
     let settings = Settings::new(o, &model, &isa)?;
     if settings.ctx_size as usize > facts.max_positions {
@@ -125,8 +135,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
             "warning[W-context]: --ctx-size: {} positions are beyond what the model was trained for, {}; later positions may be nonsense",
             settings.ctx_size, facts.max_positions
         );
-        progress.line(&text);
-        report.warnings.push(text);
+        warn(Some(text), &progress, &mut report);
     }
     report.model = model.name.clone();
     report.architecture = model.arch.class_names[0].into();
@@ -188,18 +197,47 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Ok(finished(report, &progress));
     }
 
-    // plan: kernels, buffers, packed weights, barriers. All buckets share the weights, so they share the table.
-    let stage = progress.stage("plan", modules.len() as u64, false);
-    let mut weights = WeightTable::default();
-    let mut plans: Vec<Planned> = Vec::new();
-    for module in &modules {
-        stage.message(bucket_name(module));
-        let cx = PlanCx { isa: &isa, slots: settings.slots, ctx_size: settings.ctx_size };
-        let planned = plan::plan(module, &cx, &mut weights)?;
-        verify::verify(&planned.program)?;
+    let needs_code = o.emit.iter().any(|e| !matches!(e.kind, EmitKind::Graph | EmitKind::Program));
+    let only_plan = stop("plan") || o.dry_run || !needs_code;
+    let (mut cache, warning) = if only_plan { (Cache::none(), None) } else { Cache::open(&o.cache)? };
+    warn(warning, &progress, &mut report);
+    let plan_all = |tuning: Option<&Tuning>| {
+        // All buckets share the weights, so they share the table.
+        let mut weights = WeightTable::default();
+        let cx = PlanCx { isa: &isa, slots: settings.slots, ctx_size: settings.ctx_size, tuning };
+        let plan_one = |module: &Module| {
+            let planned = plan::plan(module, &cx, &mut weights)?;
+            verify::verify(&planned.program)?;
+            Ok::<_, Error>(planned)
+        };
+        let plans = modules.iter().map(plan_one).collect::<Result<Vec<Planned>, Error>>()?;
+        Ok((plans, weights))
+    };
+
+    // autotune: plans with other tiles, run on this machine.
+    if let (Autotune::Fast, Some((_, work, tools, archive))) = (o.autotune, &place) {
+        let link_trial = |work: &WorkDir, plans: &[Planned], weights: &WeightTable| {
+            let options = CodegenOptions { opt_level: o.opt_level, emit: Emit::default() };
+            let compile_one = |unit: &Unit<'_>| Ok((unit.symbol.clone(), cache.compile(unit)?.object));
+            let (units, steps) = code(plans, &isa, options);
+            let objects = units.par_iter().map(compile_one).collect::<Result<Vec<_>, Error>>()?;
+            let linked = link::link(work, tools, Inputs { steps: &steps, objects: &objects, archive })?;
+            let mut blobs = Blobs::default();
+            let manifest = manifest(o, &model, &isa, &settings, plans, weights, (Vec::new(), None), &mut blobs)?;
+            payload::append(work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: false })
+        };
+        let cx = autotune::Cx { isa: &isa, ctx_size: settings.ctx_size, plan: &plan_all, link: &link_trial, work };
+        let (best, measured) = autotune::run(&cx, &mut progress)?;
+        tuning_input = Some(best.write(o.tuning.as_deref(), &isa)?);
+        tuning = Some(best);
+        report.autotune = Some(measured);
+    }
+
+    // plan: kernels, buffers, packed weights, barriers.
+    let stage = progress.stage("plan", 0, false);
+    let (plans, weights) = plan_all(tuning.as_ref())?;
+    for (planned, module) in plans.iter().zip(&modules) {
         dump.write(module, "99-plan.program", &planned.program.to_string())?;
-        plans.push(planned);
-        stage.advance(1);
     }
     drop(modules);
     stage.finish(&format!(
@@ -212,8 +250,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     if let Some(emit) = o.emits(EmitKind::Program) {
         emit_text(o, emit.path.as_deref(), "program", &programs(), &mut report)?;
     }
-    let needs_code = o.emit.iter().any(|e| !matches!(e.kind, EmitKind::Graph | EmitKind::Program));
-    if stop("plan") || o.dry_run || !needs_code {
+    if only_plan {
         if stop("plan") {
             report.text += &programs();
         }
@@ -224,46 +261,43 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         payload::check_space(work.path(), weights.len + archive.len() as u64 + LINKED_BYTES)?;
     }
 
-    // codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit.
+    // codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit. Units of earlier builds are cached.
     let codegen_options = CodegenOptions {
         opt_level: o.opt_level,
         emit: Emit { llvm_ir: o.emits(EmitKind::LlvmIr).is_some(), asm: o.emits(EmitKind::Asm).is_some() },
     };
-    let mut keys = BTreeSet::new();
-    let mut units: Vec<_> = plans.iter().flat_map(|p| compile_units(&p.program, &isa, codegen_options)).collect();
-    units.retain(|u| keys.insert(u.key.clone()));
-    // `OUT profile` measures this CPU's limits with the instructions of the kernels.
-    let probes = plans.first().map(|p| probe_units(&p.program, &isa, codegen_options)).unwrap_or_default();
-    let probe_steps: Vec<Step> =
-        probes.iter().map(|(probe, unit)| Step { bucket: *probe as u32, entry: PROBE_ENTRY, symbol: unit.symbol.clone() }).collect();
-    units.extend(probes.into_iter().map(|(_, unit)| unit));
+    let (units, steps) = code(&plans, &isa, codegen_options);
     let stage = progress.stage("codegen", units.len() as u64, false);
-    let (objects, inputs) = std::thread::scope(|scope| {
-        // Meanwhile the input files are hashed and the tokenizer is made compact, on a thread of its own.
-        let inputs = scope.spawn(|| if o.writes_exe() { inputs(o, &model).map(Some) } else { Ok(None) });
-        let compile_one = |unit: &_| {
-            let compiled = compile(unit);
-            stage.advance(1);
-            compiled
-        };
-        let objects: Vec<Result<Compiled, _>> = units.par_iter().map(compile_one).collect();
-        (objects, inputs.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    // Meanwhile, on threads of their own, the input files are hashed and the tokenizer is made compact.
+    let background = o.writes_exe().then(|| {
+        let (hashed, read, no_tokenizer) = (model.clone(), model.clone(), o.no_tokenizer);
+        let hashing = std::thread::spawn(move || hashed.hash_inputs());
+        (hashing, std::thread::spawn(move || if no_tokenizer { Ok(None) } else { compact_tokenizer(&read) }))
     });
-    let objects = objects.into_iter().collect::<Result<Vec<Compiled>, _>>()?;
-    let inputs = inputs?;
+    let compile_one = |unit: &_| {
+        let compiled = cache.compile(unit);
+        stage.advance(1);
+        compiled
+    };
+    let objects = units.par_iter().map(compile_one).collect::<Vec<_>>().into_iter().collect::<Result<Vec<Compiled>, _>>()?;
     report.units = units.len();
     report.code_bytes = objects.iter().map(|c| code_bytes(&c.object)).sum();
-    stage.finish(&format!("{} units, code {}", units.len(), report::size(report.code_bytes)));
+    report.cache = cache.report();
+    let cached = match report.cache.hits {
+        0 => String::new(),
+        n => format!(", {n} from the cache"),
+    };
+    stage.finish(&format!("{} units{cached}, code {}", units.len(), report::size(report.code_bytes)));
     let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
     emit_code(o, &symbols, &objects, &mut report)?;
-    let (Some((output, work, tools, archive)), Some(inputs)) = (place, inputs) else {
+    let (Some((output, work, tools, archive)), Some((hashing, compact))) = (place, background) else {
+        warn(cache.warning(), &progress, &mut report);
+        warn(cache.commit(), &progress, &mut report);
         return Ok(finished(report, &progress));
     };
 
     // link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
     let stage = progress.stage("link", 0, false);
-    let steps = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) });
-    let steps: Vec<Step> = steps.chain(probe_steps).collect();
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
     let linked = link::link(&work, &tools, Inputs { steps: &steps, objects: &objects, archive });
     if o.save_temps {
@@ -271,30 +305,63 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     }
     let linked = linked?;
     drop(objects);
+    let tokenizer = joined(compact)?;
+    let manifest = |mut inputs: Vec<InputFile>, blobs: &mut Blobs| {
+        inputs.extend(tuning_input.clone());
+        manifest(o, &model, &isa, &settings, &plans, &weights, (inputs, tokenizer.clone()), blobs)
+    };
     let mut blobs = Blobs::default();
-    let manifest = manifest(o, &model, &isa, &settings, &plans, &weights, inputs, &mut blobs);
-    let manifest = serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))?;
-    let content = Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: o.weights == WeightsPlace::Embed };
+    // Hashes of the weight files may take longer than all that is to do: they are filled in at the end.
+    let first = manifest(model.list_inputs(), &mut blobs)?;
+    let content = Content { manifest: &first, blobs: &blobs, weights_len: weights.len, embedded: o.weights == WeightsPlace::Embed };
     let linked_bytes = linked.len_bytes();
-    let exe = payload::append(&work, linked, content)?;
+    let mut exe = payload::append(&work, linked, content)?;
     stage.finish(&format!("{} without weights", report::size(linked_bytes)));
 
-    // pack: the weights go straight to their final place in the file.
+    // pack: the weights go straight to their final place in the file, where an earlier build has packed them as a copy.
     let stage = progress.stage("pack", weights.len, true);
-    let packed = pack::pack(&weights, &model.weights, exe.sink(), o.allow_nonfinite, &|bytes| stage.advance(bytes))?;
+    let advance = |bytes| stage.advance(bytes);
+    let pack_all =
+        |exe: &Unsealed, advance: &(dyn Fn(u64) + Sync)| pack::pack(&weights, &model.weights, exe.sink(), o.allow_nonfinite, advance);
+    let weights_key = cache.has_weights().then(|| cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite));
+    let mut loaded = weights_key.and_then(|key| cache.load_weights(&key, weights.len, exe.sink(), &advance));
+    let mut packed = match &loaded {
+        Some(loaded) => loaded.packed.clone(),
+        None => pack_all(&exe, &advance)?,
+    };
     model.weights.check_unchanged()?;
-    stage.finish(&report::size(weights.len));
-    if let Some((tensor, index)) = &packed.nonfinite {
-        let text = format!("warning[W-safetensors]: {}[{index}]: is not finite, compiled as it is", rcompile_models::error::escape(tensor));
-        progress.line(&text);
-        report.warnings.push(text);
-    }
+    stage.finish(&format!("{}{}", report::size(weights.len), if loaded.is_some() { " from the cache" } else { "" }));
 
     // finish: only a complete and checked file gets the name.
     let stage = progress.stage("finish", 0, false);
     report.file_bytes = exe.file_len();
-    exe.publish(&work, packed.hash, output)?;
+    let inputs = joined(hashing)?;
+    exe.set_manifest(&manifest(inputs.clone(), &mut Blobs::default())?)?;
+    let source_holds = loaded.as_ref().is_none_or(|loaded| cache.weights_hold(loaded, &inputs));
+    let mut sealed = source_holds && exe.seal(packed.hash)?;
+    if let (false, Some(_), Some(key)) = (sealed, &loaded, &weights_key) {
+        cache.discard_weights(key, source_holds);
+        loaded = None;
+        exe.clear_weights()?;
+        packed = pack_all(&exe, &|_| {})?;
+        sealed = exe.seal(packed.hash)?;
+    }
+    if !sealed {
+        return Err(exe.differs("weights"));
+    }
+    if let (None, Some(key)) = (&loaded, weights_key) {
+        cache.keep_weights(key, weights.len, &packed, exe.sink(), &inputs, &model.name);
+    }
+    exe.publish(&work, output)?;
     stage.finish("written, re-read and checked");
+    report.cache = cache.report();
+    warn(cache.warning(), &progress, &mut report);
+    warn(cache.commit(), &progress, &mut report);
+    if let Some((tensor, index)) = &packed.nonfinite {
+        let text = format!("warning[W-safetensors]: {}[{index}]: is not finite, compiled as it is", rcompile_models::error::escape(tensor));
+        warn(Some(text), &progress, &mut report);
+    }
+
     report.output = Some(output.display().to_string());
     Ok(finished(report, &progress))
 }
@@ -609,6 +676,14 @@ fn weights_type(weights: &WeightTable) -> String {
     bytes.into_iter().max_by_key(|(_, b)| *b).map_or("f32", |(d, _)| d.name()).into()
 }
 
+/// A warning for the user and the report.
+fn warn(text: Option<String>, progress: &Progress, report: &mut Report) {
+    if let Some(text) = text {
+        progress.line(&text);
+        report.warnings.push(text);
+    }
+}
+
 fn finished(mut report: Report, progress: &Progress) -> Report {
     (report.stages, report.total_ms) = progress.timings();
     for note in &report.notes {
@@ -617,11 +692,9 @@ fn finished(mut report: Report, progress: &Progress) -> Report {
     report
 }
 
-/// What takes a while and does not depend on code: hashes of all input files, the compact tokenizer.
-fn inputs(o: &Build, model: &Model) -> Result<(Vec<InputFile>, Option<Vec<u8>>), Error> {
-    let hashes = model.hash_inputs()?;
-    let tokenizer = model.tokenizer.as_ref().filter(|_| !o.no_tokenizer);
-    let compact = tokenizer.map(|t| {
+/// The compact tokenizer, where the model has one.
+fn compact_tokenizer(model: &Model) -> Result<Option<Vec<u8>>, Error> {
+    let compact = model.tokenizer.as_ref().map(|t| {
         rcompile_runtime::text::compact(&t.json).map_err(|e| {
             let kind = match e.exit_code() {
                 5 => Kind::Disagree,
@@ -631,10 +704,29 @@ fn inputs(o: &Build, model: &Model) -> Result<(Vec<InputFile>, Option<Vec<u8>>),
             rcompile_models::Error::new(kind, "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e)
         })
     });
-    Ok((hashes, compact.transpose()?))
+    Ok(compact.transpose()?)
 }
 
-/// What the executable will know about itself.
+/// What a thread came to; its panic is ours.
+fn joined<T>(thread: std::thread::JoinHandle<T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+}
+
+/// Units of all buckets, those that several buckets share once, and the table of entries among them.
+fn code<'a>(plans: &'a [Planned], isa: &'a Isa, options: CodegenOptions) -> (Vec<Unit<'a>>, Vec<Step>) {
+    let mut keys = BTreeSet::new();
+    let mut units: Vec<_> = plans.iter().flat_map(|p| compile_units(&p.program, isa, options)).collect();
+    units.retain(|u| keys.insert(u.key.clone()));
+    let mut steps: Vec<Step> = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
+    // `OUT profile` measures this CPU's limits with the instructions of the kernels.
+    for (probe, unit) in plans.first().map(|p| probe_units(&p.program, isa, options)).unwrap_or_default() {
+        steps.push(Step { bucket: probe as u32, entry: PROBE_ENTRY, symbol: unit.symbol.clone() });
+        units.push(unit);
+    }
+    (units, steps)
+}
+
+/// What the executable will know about itself, as JSON.
 #[expect(clippy::too_many_arguments, reason = "everything that a build has decided comes together here")]
 fn manifest(
     o: &Build,
@@ -645,7 +737,7 @@ fn manifest(
     weights: &WeightTable,
     (inputs, tokenizer): (Vec<InputFile>, Option<Vec<u8>>),
     blobs: &mut Blobs,
-) -> Manifest {
+) -> Result<Vec<u8>, Error> {
     let facts = model.facts();
     let generation = &model.generation;
     let embed = model.arch.task == Task::Embed;
@@ -666,7 +758,7 @@ fn manifest(
         regions: p.regions.clone(),
         barriers_per_layer: p.barriers_per_layer,
     };
-    Manifest {
+    let manifest = Manifest {
         rcompile_version: env!("CARGO_PKG_VERSION").into(),
         name: model.name.clone(),
         architecture: model.arch.class_names[0].into(),
@@ -719,5 +811,6 @@ fn manifest(
             normalize: p.normalize,
         }),
         notes: Vec::new(),
-    }
+    };
+    serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
 }

@@ -44,6 +44,47 @@ pub struct BucketReport {
     pub private_bytes: u64,
 }
 
+/// What the cache did.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct CacheReport {
+    /// Its directory; none with `--no-cache` or where there is no place for it.
+    pub dir: Option<String>,
+    /// Entries used.
+    pub hits: u64,
+    /// Entries looked for and not found.
+    pub misses: u64,
+    /// Units that LLVM compiled.
+    pub llvm_compilations: u64,
+    /// Packed weights: `hit`, `miss`, or `off` without `--cache-weights`.
+    pub weights: String,
+}
+
+/// What `--autotune` measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct AutotuneReport {
+    /// Time of all trials.
+    pub seconds: f64,
+    /// Trial executables.
+    pub variants: usize,
+    /// Rounds in which each ran.
+    pub rounds: usize,
+    /// The best variant of each bucket.
+    pub buckets: Vec<TunedBucket>,
+    /// All choices, as `--tuning FILE` takes them.
+    pub tuning: serde_json::Value,
+}
+
+/// One tuned bucket.
+#[derive(Clone, Debug, Serialize)]
+pub struct TunedBucket {
+    /// Capacity in rows.
+    pub rows: u32,
+    /// Number of the variant, 0: the heuristic's.
+    pub variant: usize,
+    /// Its speed over the heuristic's, median of the rounds.
+    pub gain: f64,
+}
+
 /// The closing report.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Report {
@@ -67,8 +108,13 @@ pub struct Report {
     pub ctx_size: u32,
     /// Buckets.
     pub buckets: Vec<BucketReport>,
-    /// Distinct units compiled.
+    /// Distinct units of code.
     pub units: usize,
+    /// Cache.
+    pub cache: CacheReport,
+    /// Tiles that were measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autotune: Option<AutotuneReport>,
     /// Bytes of generated machine code.
     pub code_bytes: u64,
     /// Bytes of packed weights.
@@ -108,6 +154,13 @@ impl Report {
         }
         let _ = writeln!(out, "  {:<width$} {:>9}", "total", seconds(self.total_ms));
         if self.show_passes {
+            let c = &self.cache;
+            let dir = c.dir.as_deref().map_or("none".into(), rcompile_models::error::escape);
+            let _ = writeln!(
+                out,
+                "cache {dir}: {} hits, {} misses, weights {}; LLVM compiled {} units",
+                c.hits, c.misses, c.weights, c.llvm_compilations
+            );
             out += "passes:\n";
             let width = self.passes.iter().map(|t| t.name.len()).max().unwrap_or(0);
             self.passes.iter().for_each(|t| _ = writeln!(out, "  {:<width$} {:>7.2} ms", t.name, t.ms));

@@ -6,13 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
+/// The cache of these tests, not the user's.
+const CACHE: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/../rcompile-tests");
+
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name)
 }
 
 fn rcompile(args: &[&str]) -> Command {
     let mut command = Command::new(cargo_bin("rcompile"));
-    command.args(args);
+    command.args(args).env("XDG_CACHE_HOME", CACHE);
     command
 }
 
@@ -45,7 +48,7 @@ fn error(output: &Output) -> String {
 #[test]
 fn build_report_inspect_and_identical_bytes() {
     let dir = tempfile::tempdir().unwrap();
-    let out = build(dir.path(), &["--json", "--verify-each"]).output().unwrap();
+    let out = build(dir.path(), &["--json", "--verify-each", "--no-cache"]).output().unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
     let report: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     let len = std::fs::metadata(dir.path().join("out")).unwrap().len();
@@ -64,7 +67,7 @@ fn build_report_inspect_and_identical_bytes() {
     assert!(manifest["inputs"].as_array().unwrap().iter().any(|i| i["name"] == "config.json"));
 
     let other = tempfile::tempdir().unwrap();
-    assert_eq!(code(&build(other.path(), &["--jobs", "1", "--quiet"]).output().unwrap()), 0);
+    assert_eq!(code(&build(other.path(), &["--jobs", "1", "--quiet", "--no-cache"]).output().unwrap()), 0);
     assert!(std::fs::read(dir.path().join("out")).unwrap() == std::fs::read(other.path().join("out")).unwrap());
 }
 

@@ -281,6 +281,11 @@ impl File {
         self.identity.size
     }
 
+    /// Time of the last change when it was opened: seconds and nanoseconds since 1970.
+    pub fn modified(&self) -> (i64, u64) {
+        self.identity.modified
+    }
+
     /// Fills `buffer` from `offset`; usable from several threads at once. A short file means that it changed.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<(), Error> {
         self.file.read_exact_at(buffer, offset).map_err(|e| match e.kind() {

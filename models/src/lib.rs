@@ -81,6 +81,15 @@ impl Model {
         self.net.facts()
     }
 
+    /// Every file that was read, by name, as [`Model::hash_inputs`] lists them; weight files with zeros for a hash.
+    pub fn list_inputs(&self) -> Vec<InputFile> {
+        let zeros = |file: &dir::File| InputFile { name: file.name().to_string(), bytes: file.size(), sha256: "0".repeat(64) };
+        let mut inputs = self.dir.inputs();
+        inputs.extend(self.weights.files().iter().map(zeros));
+        inputs.sort();
+        inputs
+    }
+
     /// Every file that was read, with its hash, by name. Reads the weights once more, in a stream; other threads may
     /// read tensors meanwhile.
     pub fn hash_inputs(&self) -> Result<Vec<InputFile>, Error> {

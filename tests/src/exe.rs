@@ -2,7 +2,8 @@
 //!
 //! [`build`] keeps what it built in `<target>/rcompile-tests/<test binary>-<its hash>/`, under a key of model directory and
 //! arguments, so that tests of one binary share executables and a second run of the same binary builds nothing. The compiler
-//! is part of the test binary: another compiler is another hash. Directories of older binaries are removed.
+//! is part of the test binary: another compiler is another hash. Directories of older binaries are removed. Objects go through
+//! the compile cache in `<target>/rcompile-tests/rcompile`, which all test binaries share: its keys hold the sources of the code generator.
 
 use crate::Machine;
 use rcompile::options::{Command as Verb, parse};
@@ -24,10 +25,13 @@ const RUN_MAX: Duration = Duration::from_secs(300);
 /// Longest time for which a fresh executable may be busy.
 const BUSY_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// `rcompile build --quiet ARGS`, in this process.
+/// `rcompile build --quiet ARGS`, in this process, with the tests' compile cache where ARGS do not speak of one.
 pub fn rcompile(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Report, Error> {
     let mut all: Vec<OsString> = ["rcompile", "build", "--quiet"].map(Into::into).to_vec();
     all.extend(args.into_iter().map(|a| a.as_ref().to_os_string()));
+    if !all.iter().any(|a| a == "--no-cache" || a == "--cache-dir") {
+        all.extend(["--cache-dir".into(), cache().with_file_name("rcompile").into_os_string()]);
+    }
     match parse(all)? {
         Ok(Verb::Build(options)) => pipeline::run(&options),
         other => panic!("not a build: {other:?}"),

@@ -11,7 +11,6 @@ use super::guard::WorkDir;
 use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
-use rayon::prelude::*;
 use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -178,8 +177,26 @@ impl Unsealed {
         self.header.file_len
     }
 
-    /// Writes the header, syncs, re-reads and checks everything, and moves the result to `output`.
-    pub fn publish(mut self, work: &WorkDir, weights_hash: [u8; 32], output: &Path) -> Result<(), Error> {
+    /// Replaces the manifest by another of the same length.
+    pub fn set_manifest(&mut self, manifest: &[u8]) -> Result<(), Error> {
+        if manifest.len() as u64 != self.header.manifest.len {
+            return Err(Error::bug("manifest", format_args!("{} bytes, planned {}", manifest.len(), self.header.manifest.len)));
+        }
+        let at = self.header.payload_offset + self.header.manifest.offset;
+        self.file.write_all_at(manifest, at).map_err(|e| Error::output(&self.path, "writing", &e))?;
+        self.header.manifest_hash = *blake3::hash(manifest).as_bytes();
+        Ok(())
+    }
+
+    /// Makes all weights zero again.
+    pub fn clear_weights(&self) -> Result<(), Error> {
+        let Sink { file, path, base } = self.sink();
+        let cleared = file.set_len(base).and_then(|()| file.set_len(base + self.header.weights.len));
+        cleared.map_err(|e| Error::output(path, "clearing", &e))
+    }
+
+    /// Writes the header, syncs, re-reads and checks everything. False: the weights are not those of this hash, all else holds.
+    pub fn seal(&mut self, weights_hash: [u8; 32]) -> Result<bool, Error> {
         self.header.weights_hash = weights_hash;
         let failed = |path: &Path, doing: &'static str| {
             let path = path.to_path_buf();
@@ -193,7 +210,11 @@ impl Unsealed {
         self.file.write_all_at(&header, self.header.payload_offset).map_err(failed(&self.path, "writing the header"))?;
         self.file.set_permissions(std::fs::Permissions::from_mode(0o755)).map_err(failed(&self.path, "making it executable"))?;
         self.file.sync_all().map_err(failed(&self.path, "syncing"))?;
-        self.check(&header)?;
+        self.check(&header)
+    }
+
+    /// Gives a sealed executable its name.
+    pub fn publish(self, work: &WorkDir, output: &Path) -> Result<(), Error> {
         let beside = weights_path(output);
         match &self.split {
             Some((weights, _)) => work.publish(&[(weights, &beside), (&self.path, output)]),
@@ -201,14 +222,32 @@ impl Unsealed {
         }
     }
 
-    /// Re-reads the file through a new descriptor and compares it with what was meant.
-    fn check(&self, header: &[u8]) -> Result<(), Error> {
-        let h = &self.header;
-        let differs = |part: &str| Error::Output {
+    /// Gives an executable that is only run by its own build its name, without syncing and checking; its weights file too, where it has one
+    /// to keep.
+    pub fn publish_trial(self, output: &Path, weights: Option<&Path>) -> Result<(), Error> {
+        let failed = |e: std::io::Error| Error::output(output, "writing", &e);
+        self.file.write_all_at(&self.header.encode(), self.header.payload_offset).map_err(failed)?;
+        self.file.set_permissions(std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
+        std::fs::rename(&self.path, output).map_err(failed)?;
+        match (&self.split, weights) {
+            (Some((from, _)), Some(to)) => std::fs::rename(from, to).map_err(failed),
+            _ => Ok(()),
+        }
+    }
+
+    /// The error for a part that is not what was written.
+    pub fn differs(&self, part: &str) -> Error {
+        Error::Output {
             path: self.path.display().to_string(),
             what: format!("{part} re-read from disk differ from what was written"),
             help: Some("the disk or its file system may be faulty: try another place with -o".into()),
-        };
+        }
+    }
+
+    /// Re-reads the file through a new descriptor and compares it with what was meant; see [`Unsealed::seal`].
+    fn check(&self, header: &[u8]) -> Result<bool, Error> {
+        let h = &self.header;
+        let differs = |part: &str| self.differs(part);
         let read = |e: std::io::Error| Error::output(&self.path, "re-reading", &e);
         let file = File::open(&self.path).map_err(read)?;
         if file.metadata().map_err(read)?.len() != h.file_len {
@@ -236,10 +275,7 @@ impl Unsealed {
         }
         let sink = self.sink();
         let file = File::open(sink.path).map_err(read)?;
-        if hash_range(&file, sink.base, h.weights.len).map_err(read)? != h.weights_hash {
-            return Err(differs("weights"));
-        }
-        Ok(())
+        Ok(hash_range(&file, sink.base, h.weights.len).map_err(read)? == h.weights_hash)
     }
 }
 
@@ -250,22 +286,29 @@ pub fn weights_path(output: &Path) -> PathBuf {
     path.into()
 }
 
-/// BLAKE3 of a part of a file, read in pieces by all threads.
-fn hash_range(file: &File, base: u64, len: u64) -> std::io::Result<[u8; 32]> {
-    const PIECE: u64 = 4 << 20;
-    let mut hasher = blake3::Hasher::new();
-    let starts: Vec<u64> = (0..len).step_by(PIECE as usize).collect();
-    let read = |starts: &[u64]| {
-        let piece = |&start: &u64| {
-            let mut bytes = vec![0; PIECE.min(len - start) as usize];
-            file.read_exact_at(&mut bytes, base + start).map(|()| bytes)
-        };
-        starts.par_iter().map(piece).collect::<std::io::Result<Vec<_>>>()
+/// BLAKE3 of a part of a file: its tree is cut into pieces that are read and hashed by all threads, each while it is in a near cache.
+pub(crate) fn hash_range(file: &File, base: u64, len: u64) -> std::io::Result<[u8; 32]> {
+    use blake3::hazmat::{ChainingValue, HasherExt, Mode, left_subtree_len, merge_subtrees_non_root, merge_subtrees_root};
+    const PIECE: u64 = 512 << 10;
+    let read = |at: u64, len: u64| {
+        let mut bytes = vec![0; len as usize];
+        file.read_exact_at(&mut bytes, base + at).map(|()| bytes)
     };
-    for some in starts.chunks(2 * rayon::current_num_threads()) {
-        read(some)?.iter().for_each(|bytes| _ = hasher.update_rayon(bytes));
+    fn subtree(read: &(impl Fn(u64, u64) -> std::io::Result<Vec<u8>> + Sync), at: u64, len: u64) -> std::io::Result<ChainingValue> {
+        if len <= PIECE {
+            let bytes = read(at, len)?;
+            return Ok(blake3::Hasher::new().set_input_offset(at).update(&bytes).finalize_non_root());
+        }
+        let left = left_subtree_len(len);
+        let (a, b) = rayon::join(|| subtree(read, at, left), || subtree(read, at + left, len - left));
+        Ok(merge_subtrees_non_root(&a?, &b?, Mode::Hash))
     }
-    Ok(*hasher.finalize().as_bytes())
+    if len <= PIECE {
+        return Ok(*blake3::hash(&read(0, len)?).as_bytes());
+    }
+    let left = left_subtree_len(len);
+    let (a, b) = rayon::join(|| subtree(&read, 0, left), || subtree(&read, left, len - left));
+    Ok(*merge_subtrees_root(&a?, &b?, Mode::Hash).as_bytes())
 }
 
 /// Header, manifest and blobs of an executable, for `rcompile inspect`. None when the file is no executable of ours.

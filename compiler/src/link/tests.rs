@@ -73,10 +73,11 @@ impl Built {
         blobs.add(b"a");
         assert_eq!(blobs.add(b"blob").offset, 64);
         let content = Content { manifest: b"{\"name\":\"test\"}", blobs: &blobs, weights_len: weights.len() as u64, embedded };
-        let exe = payload::append(work, linked, content)?;
+        let mut exe = payload::append(work, linked, content)?;
         let Sink { file, base, .. } = exe.sink();
         file.write_all_at(weights, base).unwrap();
-        exe.publish(work, *blake3::hash(weights).as_bytes(), &self.out())
+        assert!(exe.seal(*blake3::hash(weights).as_bytes())?);
+        exe.publish(work, &self.out())
     }
     fn run(&self, exe: &Path, args: &[&str]) -> String {
         let out = Command::new(exe).args(args).output().unwrap();
@@ -157,12 +158,31 @@ fn what_the_disk_changed_is_noticed() {
     let linked = b.link(&b.tools).unwrap();
     let work = b.work.as_ref().unwrap();
     let content = Content { manifest: b"{}", blobs: &Blobs::default(), weights_len: 3, embedded: true };
-    let exe = payload::append(work, linked, content).unwrap();
+    let mut exe = payload::append(work, linked, content).unwrap();
     // Nothing was packed, so the area is zero and its hash another one.
-    let e = exe.publish(work, *blake3::hash(b"abc").as_bytes(), &b.out()).unwrap_err();
+    assert!(!exe.seal(*blake3::hash(b"abc").as_bytes()).unwrap());
+    let e = exe.differs("weights");
     assert_eq!(e.exit_code(), 8);
     assert!(e.to_string().contains("weights re-read"), "{e}");
+    exe.set_manifest(b"[]").unwrap();
+    assert!(exe.set_manifest(b"[ ]").is_err());
+    exe.sink().file.write_all_at(b"abc", exe.sink().base).unwrap();
+    assert!(exe.seal(*blake3::hash(b"abc").as_bytes()).unwrap());
+    exe.clear_weights().unwrap();
+    assert!(exe.seal(*blake3::hash(&[0; 3]).as_bytes()).unwrap());
     assert!(!b.out().exists());
+}
+
+#[test]
+fn a_part_of_a_file_has_the_hash_of_its_bytes() {
+    let mut file = tempfile::tempfile().unwrap();
+    let bytes: Vec<u8> = (0..3_000_000u32).map(|i| (i.wrapping_mul(i) >> 7) as u8).collect();
+    std::io::Write::write_all(&mut file, &bytes).unwrap();
+    let piece = 512 << 10;
+    for (base, len) in [(0, 0), (3, 1), (0, piece), (5, piece + 1), (64, 2 * piece), (1, 2 * piece + 1025), (7, 2_999_993)] {
+        let expected = *blake3::hash(&bytes[base..base + len]).as_bytes();
+        assert_eq!(payload::hash_range(&file, base as u64, len as u64).unwrap(), expected, "{base} {len}");
+    }
 }
 
 #[test]

@@ -96,7 +96,7 @@ impl Plan<'_> {
             weight: weight_id,
             panels,
             compute,
-            tile: super::tiling::matmul_tile(self.cx.isa, row_bound, &panels, dtype, compute),
+            tile: super::tiling::matmul_tile(&self.cx, row_bound, &panels, dtype, compute),
             row: epilogue.row,
             col: epilogue.col,
             operands: epilogue.operands,

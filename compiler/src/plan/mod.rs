@@ -23,6 +23,7 @@ mod memory;
 mod regions;
 mod tiling;
 
+use crate::tuning::Tuning;
 use lower::{Frame, Home, WeightSource};
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{DType, Item, Kernel, Layout, Panels, Program, Table, Weight, WeightId};
@@ -88,6 +89,8 @@ pub struct PlanCx<'a> {
     pub slots: u32,
     /// Positions per sequence.
     pub ctx_size: u32,
+    /// Tiles that were measured.
+    pub tuning: Option<&'a Tuning>,
 }
 
 /// Why there is no plan.

@@ -1,5 +1,7 @@
 //! Tile choices: heuristics as data, one function per kernel kind.
 
+use super::PlanCx;
+use crate::tuning::MatmulKey;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Compute, DType, MatmulTile, Panels};
 
@@ -12,8 +14,13 @@ const STREAMS: u32 = 6;
 /// And prefetch distances in bytes: to L2, to L1.
 const PREFETCH_BYTES: (u32, u32) = (8192, 1024);
 
-/// Tile of a matmul with at most `rows` rows.
-pub fn matmul_tile(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
+/// Tile of a matmul with at most `rows` rows: as `--tuning` says, else by the heuristic.
+pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
+    let key = MatmulKey::new(rows, panels, dtype, compute);
+    cx.tuning.and_then(|t| t.matmul(&key)).unwrap_or_else(|| heuristic(cx.isa, rows, panels, dtype, compute))
+}
+
+fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let widen = compute == Compute::F32 && dtype != DType::F32;
     let read_size = if widen { DType::F32.size() } else { dtype.size() };
     let k_blocks = panels.k.div_ceil(K_BLOCK);

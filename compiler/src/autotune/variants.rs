@@ -1,0 +1,34 @@
+//! Which tiles are tried: a few steps away from the heuristic, the most promising first.
+
+use crate::tuning::MatmulKey;
+use rcompile_codegen::isa::Isa;
+use rcompile_codegen::program::MatmulTile;
+
+/// The heuristic's tile, then others; none twice.
+pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
+    let t = heuristic;
+    let others = if key.rows <= u64::from(isa.tile_rows) {
+        // Weights are read once and stream from memory: how far ahead, and how many streams.
+        vec![
+            MatmulTile { prefetch: t.prefetch * 2, ..t },
+            MatmulTile { streams: (t.streams / 2).max(1), ..t },
+            MatmulTile { prefetch_l1: t.prefetch_l1 * 2, ..t },
+            MatmulTile { prefetch: t.prefetch / 2, ..t },
+        ]
+    } else {
+        // Weights of a block are read again by every block of rows: how large the block is, and how many rows share a read.
+        vec![
+            MatmulTile { n_block: (t.n_block / 2).max(1), ..t },
+            MatmulTile { n_block: t.n_block * 2, ..t },
+            MatmulTile { k_block: (t.k_block / 2).next_multiple_of(2).min(t.k_block), ..t },
+            MatmulTile { mr: (isa.tile_rows * 2 / 3).min(t.mr), ..t },
+        ]
+    };
+    let mut list = vec![heuristic];
+    for tile in others {
+        if !list.contains(&tile) {
+            list.push(tile);
+        }
+    }
+    list
+}

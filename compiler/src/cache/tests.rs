@@ -1,0 +1,104 @@
+use super::*;
+use std::time::{Duration, SystemTime};
+
+fn put(store: &Store, n: u8, bytes: usize, age_s: u64) -> Key {
+    let key = Key([n; 32]);
+    store.put(Kind::Object, &key, describe("unit"), &vec![n; bytes]).unwrap();
+    let listed = store.list(false).unwrap().into_iter().find(|l| l.path.ends_with(key.name())).unwrap();
+    File::open(listed.path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age_s)).unwrap();
+    key
+}
+
+fn has(store: &Store, key: &Key) -> bool {
+    matches!(store.get(Kind::Object, key), Found::Hit(_))
+}
+
+#[test]
+fn sizes() {
+    let cases = [("0", 0), ("123", 123), ("2K", 2048), ("500M", 500 << 20), ("10G", 10 << 30), (" 1 GB ", 1 << 30), ("1t", 1 << 40)];
+    for (text, bytes) in cases {
+        assert_eq!(parse_size(text), Some(bytes), "{text}");
+    }
+    for bad in ["", "G", "-1", "1.5G", "10 apples", "99999999999T"] {
+        assert_eq!(parse_size(bad), None, "{bad}");
+    }
+}
+
+#[test]
+fn keys_depend_on_every_part() {
+    let base = key("f", &[b"ab", b"c"]);
+    for other in [key("g", &[b"ab", b"c"]), key("f", &[b"a", b"bc"]), key("f", &[b"abc"]), key("f", &[b"ab", b"c", b""])] {
+        assert_ne!(base, other);
+    }
+    assert_eq!(base, key("f", &[b"ab", b"c"]));
+}
+
+#[test]
+fn least_recently_used_go_first() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("cache")).unwrap();
+    let [a, b, c] = [put(&store, 1, 1000, 300), put(&store, 2, 1000, 200), put(&store, 3, 1000, 100)];
+    let each = entry::PAYLOAD_AT + 1000;
+    assert_eq!(store.evict(3 * each).unwrap(), 0);
+    // Using the oldest makes the next one the oldest.
+    assert!(has(&store, &a));
+    assert_eq!(store.evict(3 * each - 1).unwrap(), each);
+    assert!(has(&store, &a) && !has(&store, &b) && has(&store, &c));
+    assert_eq!(store.evict(0).unwrap(), 2 * each);
+    assert!(store.list(true).unwrap().is_empty());
+}
+
+#[test]
+fn what_killed_builds_left_is_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let left = |name: &str, age: u64| {
+        let path = dir.path().join("objects").join(name);
+        std::fs::write(&path, b"half").unwrap();
+        File::open(&path).unwrap().set_modified(SystemTime::now() - Duration::from_secs(age)).unwrap();
+        path
+    };
+    let (old, young) = (left(".new-old", 7200), left(".new-young", 10));
+    assert!(store.list(false).unwrap().is_empty());
+    assert_eq!(store.evict(u64::MAX).unwrap(), 4);
+    assert!(!old.exists() && young.exists());
+}
+
+#[test]
+fn clean_removes_only_what_is_ours() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    put(&store, 1, 10, 0);
+    for mine in ["notes", "objects/notes", "objects/ab"] {
+        std::fs::write(dir.path().join(mine), b"keep").unwrap();
+    }
+    assert_eq!(store.clean().unwrap(), (1, entry::PAYLOAD_AT + 10));
+    for mine in ["notes", "objects/notes", "objects/ab"] {
+        assert!(dir.path().join(mine).is_file(), "{mine}");
+    }
+    assert_eq!(Store::at(&dir.path().join("nowhere")).clean().unwrap(), (0, 0));
+}
+
+#[test]
+fn damaged_entries_are_removed() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(dir.path()).unwrap();
+    let path_of = |key: &Key| store.list(false).unwrap().into_iter().find(|l| l.path.ends_with(key.name())).map(|l| l.path);
+    type Change = fn(&mut Vec<u8>);
+    let damage: [Change; 5] =
+        [|b| b[20] ^= 1, |b| *b.last_mut().unwrap() ^= 1, |b| b.truncate(b.len() - 1), |b| b.truncate(100), |b| b.push(0)];
+    for (n, change) in damage.iter().enumerate() {
+        let key = put(&store, n as u8, 1000, 0);
+        let path = path_of(&key).unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        change(&mut bytes);
+        std::fs::write(&path, bytes).unwrap();
+        assert!(matches!(store.get(Kind::Object, &key), Found::Damaged), "case {n}");
+        assert!(matches!(store.get(Kind::Object, &key), Found::Miss), "case {n}");
+    }
+    // An entry under another's name.
+    let (a, b) = (put(&store, 10, 1000, 0), put(&store, 11, 1000, 0));
+    std::fs::copy(path_of(&a).unwrap(), path_of(&b).unwrap()).unwrap();
+    assert!(has(&store, &a));
+    assert!(matches!(store.get(Kind::Object, &b), Found::Damaged));
+}

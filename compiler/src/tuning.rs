@@ -1,0 +1,318 @@
+//! `--tuning FILE`: tiles of matmuls that were measured, in place of the planner's heuristic.
+//!
+//! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
+//!
+//! ```text
+//! { "rcompile_tuning": 1, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
+//!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
+//!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
+//! ```
+//! `rows` is the most rows that the matmul gets in its bucket, `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the
+//! same executable. A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have
+//! are refused; a matmul without an entry has the heuristic's tile. No choice changes a bit of any result: each output element is one chain
+//! over k in every tile.
+
+use crate::error::Error;
+use rcompile_codegen::isa::Isa;
+use rcompile_codegen::program::{Compute, DType, MatmulTile, Panels};
+use rcompile_models::dir::{InputFile, sha256_hex};
+use rcompile_models::{Error as ModelError, Kind};
+use serde::{Deserialize, Serialize};
+use std::path::Path;
+
+/// Version of the format.
+const VERSION: u32 = 1;
+/// Larger files are refused before they are parsed.
+const BYTES_MAX: u64 = 4 << 20;
+/// Name of the file among the inputs that `info` lists.
+const INPUT_NAME: &str = "--tuning";
+
+/// What the tile of a matmul is chosen by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulKey {
+    /// Most rows.
+    pub rows: u64,
+    /// Type of the weights.
+    pub weights: DType,
+    /// Arithmetic.
+    pub compute: Compute,
+    /// Inner dimension.
+    pub k: u32,
+    /// Columns of one way.
+    pub n: u32,
+    /// Interleaved matrices.
+    pub ways: u32,
+}
+
+impl MatmulKey {
+    /// The key of a planned matmul.
+    pub fn new(rows: u64, panels: &Panels, weights: DType, compute: Compute) -> MatmulKey {
+        MatmulKey { rows, weights, compute, k: panels.k, n: panels.groups * panels.group_cols, ways: panels.ways }
+    }
+}
+
+/// A choice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    rows: u64,
+    #[serde(with = "dtype")]
+    weights: DType,
+    #[serde(with = "compute")]
+    compute: Compute,
+    k: u32,
+    n: u32,
+    ways: u32,
+    #[serde(with = "Tile")]
+    tile: MatmulTile,
+}
+
+impl Entry {
+    fn new(key: MatmulKey, tile: MatmulTile) -> Entry {
+        let MatmulKey { rows, weights, compute, k, n, ways } = key;
+        Entry { rows, weights, compute, k, n, ways, tile }
+    }
+    fn key(&self) -> MatmulKey {
+        let Entry { rows, weights, compute, k, n, ways, .. } = *self;
+        MatmulKey { rows, weights, compute, k, n, ways }
+    }
+}
+
+/// [`MatmulTile`] in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "MatmulTile", deny_unknown_fields)]
+struct Tile {
+    mr: u32,
+    streams: u32,
+    k_block: u32,
+    n_block: u32,
+    widen: bool,
+    prefetch: u32,
+    prefetch_l1: u32,
+}
+
+/// Choices for one CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tuning {
+    entries: Vec<Entry>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    rcompile_tuning: u32,
+    target: String,
+    cpu: String,
+    matmuls: Vec<Entry>,
+}
+
+impl Tuning {
+    /// The tile of a matmul, if it was tuned.
+    pub fn matmul(&self, key: &MatmulKey) -> Option<MatmulTile> {
+        self.entries.iter().find(|e| e.key() == *key).map(|e| e.tile)
+    }
+
+    /// Adds a choice, or replaces the one for the same matmul.
+    pub fn set(&mut self, key: MatmulKey, tile: MatmulTile) {
+        self.entries.retain(|e| e.key() != key);
+        self.entries.push(Entry::new(key, tile));
+    }
+
+    /// Writes a file where a path is given. Out: what the executable says about it.
+    pub fn write(&self, path: Option<&Path>, isa: &Isa) -> Result<InputFile, Error> {
+        let text = self.text(isa)?;
+        if let Some(path) = path {
+            // Whole or not at all.
+            let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+            let written = tempfile::Builder::new().prefix(".rcompile-tuning").tempfile_in(parent).and_then(|mut file| {
+                std::io::Write::write_all(&mut file, text.as_bytes())?;
+                file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
+                file.persist(path).map_err(|e| e.error)
+            });
+            written.map_err(|e| Error::output(path, "writing", &e))?;
+        }
+        Ok(input(text.as_bytes()))
+    }
+
+    /// Reads a file for `isa`, and what the executable says about it. Errors: unreadable (3), malformed (4), another CPU or a tile that cannot
+    /// be (5), another version (6), too large (7).
+    pub fn read(path: &Path, isa: &Isa) -> Result<(Tuning, InputFile), Error> {
+        let name = path.display().to_string();
+        let refuse = |kind, field: &str, what: &str, expected: &str, found: &str| {
+            Err(Error::from(ModelError::new(kind, name.as_str(), field, what, expected, found)))
+        };
+        let bytes = match std::fs::metadata(path) {
+            Ok(m) if !m.is_file() => return refuse(Kind::Missing, "file", "is not a regular file", "a tuning file", "something else"),
+            Ok(m) if m.len() > BYTES_MAX => {
+                return refuse(Kind::Limit, "file", "is too large", &format!("at most {BYTES_MAX} bytes"), &m.len().to_string());
+            }
+            Ok(_) => std::fs::read(path),
+            Err(e) => Err(e),
+        };
+        let bytes = match bytes {
+            Ok(bytes) => bytes,
+            Err(e) => return refuse(Kind::Missing, "file", "cannot be read", "a tuning file", &e.to_string()),
+        };
+        let version = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v.get("rcompile_tuning")?.as_u64());
+        if let Some(version) = version.filter(|v| *v != u64::from(VERSION)) {
+            return refuse(Kind::Unsupported, "rcompile_tuning", "is another version", &VERSION.to_string(), &version.to_string());
+        }
+        let file: File = match serde_json::from_slice(&bytes) {
+            Ok(file) => file,
+            Err(e) => return refuse(Kind::Malformed, "file", "is no tuning file", "the format in README.md", &e.to_string()),
+        };
+        for (field, expected, found) in [("target", &isa.triple, &file.target), ("cpu", &isa.name, &file.cpu)] {
+            if expected != found {
+                return refuse(Kind::Disagree, field, "is not what is compiled for", expected, found);
+            }
+        }
+        for (i, entry) in file.matmuls.iter().enumerate() {
+            let field = |name: &str| format!("matmuls[{i}].{name}");
+            if file.matmuls[..i].iter().any(|e| e.key() == entry.key()) {
+                return refuse(Kind::Disagree, &field("k"), "names a matmul twice", "one entry for each", "two");
+            }
+            for (name, value, least, most, step) in limits(isa, entry) {
+                if !(least..=most).contains(&value) || !value.is_multiple_of(step) {
+                    let multiple = if step > 1 { format!(", a multiple of {step}") } else { String::new() };
+                    let expected = format!("{least} to {most}{multiple}");
+                    return refuse(Kind::Disagree, &field(&format!("tile.{name}")), "is no possible value", &expected, &value.to_string());
+                }
+            }
+        }
+        Ok((Tuning { entries: file.matmuls }, input(&bytes)))
+    }
+
+    /// The file's text.
+    pub fn text(&self, isa: &Isa) -> Result<String, Error> {
+        let file = File { rcompile_tuning: VERSION, target: isa.triple.clone(), cpu: isa.name.clone(), matmuls: self.entries.clone() };
+        serde_json::to_string_pretty(&file).map(|text| text + "\n").map_err(|e| Error::bug("tuning", e))
+    }
+
+    /// Choices in the order in which they were made.
+    pub fn iter(&self) -> impl Iterator<Item = (MatmulKey, MatmulTile)> {
+        self.entries.iter().map(|e| (e.key(), e.tile))
+    }
+}
+
+fn input(bytes: &[u8]) -> InputFile {
+    InputFile { name: INPUT_NAME.into(), bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
+}
+
+/// Fields of a tile with their least and largest value, and what they are a multiple of.
+fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 6] {
+    let tile = &entry.tile;
+    [
+        ("mr", tile.mr, 1, isa.tile_rows, 1),
+        ("streams", tile.streams, 1, 64, 1),
+        ("k_block", tile.k_block, 0, entry.k.next_multiple_of(2), 2),
+        ("n_block", tile.n_block, 1, 1 << 16, 1),
+        ("prefetch", tile.prefetch, 0, 1 << 20, 64),
+        ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
+    ]
+}
+
+/// `f32`, `bf16`, ...
+mod dtype {
+    use super::{DType, Deserialize};
+    use serde::{Deserializer, Serializer, de::Error};
+
+    const ALL: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+
+    pub(super) fn serialize<S: Serializer>(dtype: &DType, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(dtype.name())
+    }
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<DType, D::Error> {
+        let name = String::deserialize(d)?;
+        ALL.into_iter()
+            .find(|t| t.name() == name)
+            .ok_or_else(|| D::Error::custom(format!("weights: expected f32, f16 or bf16, found {name}")))
+    }
+}
+
+/// `f32`, `dot`.
+mod compute {
+    use super::{Compute, Deserialize};
+    use serde::{Deserializer, Serializer, de::Error};
+
+    pub(super) fn serialize<S: Serializer>(compute: &Compute, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(match compute {
+            Compute::F32 => "f32",
+            Compute::Bf16Dot => "dot",
+        })
+    }
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Compute, D::Error> {
+        match String::deserialize(d)?.as_str() {
+            "f32" => Ok(Compute::F32),
+            "dot" => Ok(Compute::Bf16Dot),
+            other => Err(D::Error::custom(format!("compute: expected f32 or dot, found {other}"))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcompile_codegen::isa::HOST_TRIPLE;
+
+    fn isa() -> Isa {
+        Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap()
+    }
+
+    fn sample() -> (MatmulKey, MatmulTile) {
+        let key = MatmulKey { rows: 8, weights: DType::Bf16, compute: Compute::F32, k: 64, n: 96, ways: 2 };
+        (key, MatmulTile { mr: 8, streams: 6, k_block: 0, n_block: 4, widen: true, prefetch: 4096, prefetch_l1: 1024 })
+    }
+
+    fn read(text: &str) -> Result<Tuning, Error> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tuning.json");
+        std::fs::write(&path, text).unwrap();
+        Tuning::read(&path, &isa()).map(|t| t.0)
+    }
+
+    #[test]
+    fn written_and_read() {
+        let (key, tile) = sample();
+        let mut tuning = Tuning::default();
+        tuning.set(key, MatmulTile { mr: 1, ..tile });
+        tuning.set(key, tile);
+        let other = MatmulKey { rows: 1, ..key };
+        tuning.set(other, MatmulTile { prefetch: 0, ..tile });
+        let text = tuning.text(&isa()).unwrap();
+        let back = read(&text).unwrap();
+        assert_eq!(back, tuning);
+        assert_eq!((back.matmul(&key), back.matmul(&MatmulKey { ways: 1, ..key })), (Some(tile), None));
+        assert_eq!(back.iter().count(), 2);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let (key, tile) = sample();
+        let mut tuning = Tuning::default();
+        tuning.set(key, tile);
+        let good = tuning.text(&isa()).unwrap();
+        for (from, to, code, word) in [
+            ("\"rcompile_tuning\": 1", "\"rcompile_tuning\": 2", 6, "rcompile_tuning"),
+            ("x86-64-v4", "znver5", 5, "cpu"),
+            ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", 5, "target"),
+            ("\"mr\": 8", "\"mr\": 13", 5, "matmuls[0].tile.mr"),
+            ("\"mr\": 8", "\"mr\": 0", 5, "matmuls[0].tile.mr"),
+            ("\"mr\": 8", "\"mr\": -1", 4, "-1"),
+            ("\"mr\": 8", "\"rows\": 8", 4, "rows"),
+            ("\"k_block\": 0", "\"k_block\": 33", 5, "k_block"),
+            ("\"prefetch\": 4096", "\"prefetch\": 100", 5, "prefetch"),
+            ("bf16", "int4", 4, "int4"),
+            ("\"ways\": 2", "\"ways\": 2, \"depth\": 1", 4, "depth"),
+            ("\"ways\": 2,", "", 4, "ways"),
+            ("{", "", 4, "no tuning file"),
+        ] {
+            let text = good.replacen(from, to, 1);
+            assert_ne!(text, good, "{from}");
+            let e = read(&text).unwrap_err();
+            assert_eq!(e.exit_code(), code, "{to}: {e}");
+            assert!(e.to_string().contains(word) && e.lines()[0].starts_with("error["), "{to}: {e}");
+        }
+        assert_eq!(Tuning::read(Path::new("/nowhere"), &isa()).unwrap_err().exit_code(), 3);
+        assert_eq!(Tuning::read(Path::new("/"), &isa()).unwrap_err().exit_code(), 3);
+    }
+}

@@ -1,0 +1,96 @@
+//! `--autotune fast` and `--tuning FILE`: tiles are speed and nothing else, and a file says everything that a build needs to know.
+
+use rcompile_tests::{Exe, golden, rcompile, read_json};
+use serde_json::Value;
+use std::path::Path;
+
+/// Rows 1 to 20 go through all three buckets.
+const TOKENS: [u32; 20] = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26, 43, 38, 32, 79, 50, 28, 84, 19];
+
+fn build(out: &Path, more: &[&str]) -> Result<rcompile::report::Report, rcompile::Error> {
+    let model = golden("llama-gqa-tied");
+    let options = ["--no-tokenizer", "--buckets", "1,8,64", "--cpu", "x86-64-v3", "--model"];
+    let mut args: Vec<String> = options.iter().chain(more).map(|s| s.to_string()).collect();
+    let at = options.len();
+    args.insert(at, model.display().to_string());
+    args.extend(["-o".into(), out.display().to_string()]);
+    rcompile(args)
+}
+
+fn logits(exe: &Path) -> Vec<Vec<u32>> {
+    let exe = Exe::at(exe.to_path_buf());
+    let bits = |n: usize| exe.logits(&TOKENS[..n], &[]).iter().map(|x| x.to_bits()).collect();
+    [1, 7, 20].into_iter().map(bits).collect()
+}
+
+/// The regions' tiles, as `--stop-after plan` prints them.
+fn planned(more: &[&str]) -> Vec<String> {
+    let report = build(Path::new("never"), &[more, &["--stop-after", "plan"]].concat()).unwrap();
+    report.text.lines().filter(|l| l.contains("tile {")).map(|l| l.trim().to_string()).collect()
+}
+
+#[test]
+fn measured_tiles_and_any_others_give_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let file = path("tuning.json");
+    let tuning = ["--tuning", file.to_str().unwrap()];
+
+    build(&path("plain"), &[]).unwrap();
+    let expected = logits(&path("plain"));
+    let report = build(&path("tuned"), &[&["--autotune", "fast"], &tuning[..]].concat()).unwrap();
+    let measured = report.autotune.expect("a report");
+    assert!(measured.rounds >= 3 && measured.variants >= 3, "{measured:?}");
+    assert_eq!(measured.buckets.iter().map(|b| b.rows).collect::<Vec<_>>(), [1, 8, 64]);
+    assert_eq!(measured.tuning, read_json(&file));
+    assert_eq!(logits(&path("tuned")), expected);
+    // The file stands for the measurement.
+    build(&path("again"), &tuning).unwrap();
+    assert!(std::fs::read(path("again")).unwrap() == std::fs::read(path("tuned")).unwrap());
+    let info = Exe::at(path("again")).json(["info"]);
+    assert!(info["inputs"].as_array().unwrap().iter().any(|i| i["name"] == "--tuning"), "{info}");
+    // Nothing of the trials is left.
+    let mut names: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["again", "plain", "tuned", "tuning.json"]);
+
+    // Values of each field far from the heuristic's.
+    let heuristic = planned(&[]);
+    let fields: Vec<String> = measured.tuning["matmuls"][0]["tile"].as_object().unwrap().keys().cloned().collect();
+    for field in fields {
+        let mut changed = read_json(&file);
+        for matmul in changed["matmuls"].as_array_mut().unwrap() {
+            let rows = matmul["rows"].as_u64().unwrap();
+            let old = matmul["tile"][&field].clone();
+            matmul["tile"][&field] = match (&old, &*field) {
+                (Value::Bool(b), _) => (!b).into(),
+                (_, "mr") => rows.min(5).into(),
+                (_, "prefetch" | "prefetch_l1") => (if old == 0 { 256 } else { 0 }).into(),
+                (_, "k_block") => (if old == 0 { 32 } else { 0 }).into(),
+                _ => (if old == 1 { 2 } else { 1 }).into(),
+            };
+        }
+        std::fs::write(&file, changed.to_string()).unwrap();
+        assert_ne!(planned(&tuning), heuristic, "{field}: the file is not obeyed");
+        build(&path("other"), &tuning).unwrap();
+        assert_eq!(logits(&path("other")), expected, "{field}");
+        std::fs::write(&file, measured.tuning.to_string()).unwrap();
+    }
+}
+
+#[test]
+fn a_wrong_file_is_refused_before_any_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let (file, out) = (dir.path().join("tuning.json"), dir.path().join("out"));
+    let refused = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        let e = build(&out, &["--tuning", file.to_str().unwrap()]).unwrap_err();
+        assert!(!out.exists() && e.lines()[0].contains("tuning.json"), "{e}");
+        e.exit_code()
+    };
+    let with = |cpu: &str| format!(r#"{{"rcompile_tuning":1,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","matmuls":[]}}"#);
+    assert_eq!(refused("tiles"), 4);
+    assert_eq!(refused(&with("znver5")), 5);
+    std::fs::write(&file, with("x86-64-v3")).unwrap();
+    build(&out, &["--tuning", file.to_str().unwrap()]).unwrap();
+}
