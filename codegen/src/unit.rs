@@ -84,7 +84,7 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
 pub fn probe_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -> Vec<(Probe, Unit<'a>)> {
     let unit = |probe| {
         let symbol = probe::symbol(probe);
-        let key = format!("{symbol} {options:?} {isa:?}");
+        let key = format!("{symbol} O{} {isa:?}", options.opt_level);
         (probe, Unit { symbol, key, program, isa, options, what: What::Probe(probe) })
     };
     probe::probes(isa).map(unit).collect()
