@@ -525,9 +525,7 @@ mod tests {
     #[test]
     fn refusals() {
         let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
-        for later in
-            ["--quantize int8", "--kv-dtype int8", "--compute int8", "--link dynamic", "--keep a=f32"]
-        {
+        for later in ["--quantize int8", "--kv-dtype int8", "--compute int8", "--link dynamic", "--keep a=f32"] {
             assert_eq!(code(later), 6, "{later}");
         }
         for wrong in [
