@@ -133,6 +133,8 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
             need(1)?;
             let ty = declared_type()?;
             let ok = ty.shape == inputs[0].shape && ty.dtype != DType::State && inputs[0].dtype != DType::State;
+            // Groups run along rows of known width.
+            let ok = ok && (!ty.dtype.is_quantised() || inputs[0].dtype.is_float() && ty.rank() == 2 && ty.shape[1].constant().is_some());
             if ok { Ok(ty) } else { error(name, format!("from {} to {}", text(inputs[0]), text(&ty))) }
         }
         Op::Reshape => {
@@ -189,12 +191,14 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
             if inputs[0].rank() < 1 || inputs[1].dtype != DType::I32 || inputs[1].rank() != 1 {
                 return error(name, format!("table {} and ids {}", text(inputs[0]), text(inputs[1])));
             }
-            Ok(Type::new(inputs[0].dtype, std::iter::once(inputs[1].shape[0]).chain(inputs[0].shape[1..].iter().copied())))
+            let dtype = if inputs[0].dtype.is_quantised() { DType::F32 } else { inputs[0].dtype };
+            Ok(Type::new(dtype, std::iter::once(inputs[1].shape[0]).chain(inputs[0].shape[1..].iter().copied())))
         }
         Op::Mm { rhs_t } => {
             need(2)?;
-            float(inputs[0])?;
-            float(inputs[1])?;
+            for operand in inputs.iter().filter(|t| !t.dtype.is_quantised()) {
+                float(operand)?;
+            }
             let (a, b) = (&inputs[0].shape, &inputs[1].shape);
             if a.len() != 2 || b.len() != 2 {
                 return error(name, format!("operands {} and {} must be matrices", text(inputs[0]), text(inputs[1])));

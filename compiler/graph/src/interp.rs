@@ -10,6 +10,7 @@
 
 use crate::build::op_name;
 use crate::ops::{AttnExpr, AttnVar, Binary, Compare, Op, Pool, Reduce, Unary};
+use crate::quant;
 pub use crate::tensor::Tensor;
 use crate::tensor::{convert, round, round_all, wrap};
 use crate::types::{DType, Dim, FuncId, Function, Module, Node, ParamId, State, StateId, Type, ValueId};
@@ -355,6 +356,7 @@ fn evaluate(op: &Op, dtype: DType, operands: &[&Tensor], shape: &[usize]) -> Res
             walk(shape, strides, |[c, i, j]| out.push(if x().data[c] != 0.0 { a.data[i] } else { b.data[j] }));
             out
         }
+        Op::Convert if dtype.is_quantised() => quant::quantise(dtype, x()),
         Op::Convert => x().data.iter().map(|v| convert(x().dtype, dtype, *v)).collect(),
         Op::Reshape => x().data.clone(),
         Op::Permute { perm } => {

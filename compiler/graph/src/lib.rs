@@ -5,6 +5,7 @@ pub mod interp;
 pub mod ops;
 pub mod parse;
 pub mod print;
+pub mod quant;
 #[cfg(any(test, feature = "random"))]
 pub mod random;
 pub mod recipe;
@@ -17,6 +18,7 @@ pub use interp::{Interp, InterpError};
 pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, Pool, Reduce, Unary};
 pub use parse::{ParseError, parse};
 pub use print::print;
+pub use quant::Group;
 pub use tensor::Tensor;
 pub use types::{DType, Dim, FuncId, Function, Module, Node, Param, ParamId, Recipe, State, StateId, Symbol, SymbolId, Type, ValueId};
 pub use verify::{VerifyErrors, verify};

@@ -126,7 +126,7 @@ pub enum Op {
     Compare(Compare),
     /// `where(cond: bool, a, b)` with broadcasting.
     Where,
-    /// Conversion to the node's element type (floats round to nearest even).
+    /// Conversion to the node's element type (floats round to nearest even; to quantised types by rows, see [`crate::quant`]).
     Convert,
     /// Same elements in row-major order, new shape (at most one symbolic dimension, kept).
     Reshape,
@@ -151,9 +151,9 @@ pub enum Op {
     },
     /// Broadcast to the node's shape (numpy rules).
     Expand,
-    /// `embedding(table: f[n, d...], ids: i32[r]) -> [r, d...]`, rows of the table. ids must be `< n`.
+    /// `embedding(table: f[n, d...], ids: i32[r]) -> [r, d...]`, rows of the table, as f32 if it is quantised. ids must be `< n`.
     Embedding,
-    /// `mm(a: [m, k], b) -> f32[m, n]`, b is `[n, k]` with `rhs_t` (weights), else `[k, n]`. Operand types may differ (f32, f16, bf16); the sum is
+    /// `mm(a: [m, k], b) -> f32[m, n]`, b is `[n, k]` with `rhs_t` (weights), else `[k, n]`. Operand types may differ (floats and quantised); the sum is
     /// f32 or better over the exact products of the operands' values.
     Mm {
         /// Right operand is transposed.

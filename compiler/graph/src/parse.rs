@@ -860,7 +860,7 @@ impl Parser<'_> {
 }
 
 fn dtype(at: At, word: &str) -> Parsed<DType> {
-    DType::ALL.into_iter().find(|d| d.name() == word).ok_or_else(|| (at, format!("no element type {word}")))
+    DType::ALL.into_iter().chain(DType::QUANTISED).find(|d| d.name() == word).ok_or_else(|| (at, format!("no element type {word}")))
 }
 
 fn is_digits(name: &str) -> bool {

@@ -1,5 +1,6 @@
 //! Recipes of parameters: the slow reference of what the pack stage does, and what can be said of a recipe's type without the checkpoint.
 
+use crate::quant::quantise;
 use crate::tensor::{Tensor, convert};
 use crate::types::{DType, Recipe, Type};
 
@@ -50,6 +51,9 @@ pub fn evaluate(recipe: &Recipe, source: &dyn Fn(&str) -> Result<Tensor, String>
         }
         Recipe::Convert { of, dtype } => {
             let mut x = evaluate(of, source)?;
+            if dtype.is_quantised() {
+                return Ok(Tensor { dtype: *dtype, data: quantise(*dtype, &x), shape: x.shape });
+            }
             for value in &mut x.data {
                 let converted = convert(x.dtype, *dtype, *value);
                 let lost = if dtype.is_float() { converted.is_infinite() && value.is_finite() } else { converted != *value };

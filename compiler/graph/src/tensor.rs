@@ -83,7 +83,8 @@ pub fn round(dtype: DType, x: f64) -> f64 {
         DType::I8 => f64::from(x as i8),
         DType::U8 => f64::from(x as u8),
         DType::Bool => f64::from(u8::from(x != 0.0)),
-        DType::State => x,
+        // A matter of whole groups: see `quant`.
+        DType::State | DType::Q8(_) | DType::Q4(_) => x,
     }
 }
 
@@ -105,7 +106,7 @@ pub fn wrap(dtype: DType, x: i64) -> f64 {
     }
 }
 
-/// `convert` of one value: integer to integer wraps, everything else as [`round`].
+/// `convert` of one value: integer to integer wraps, everything else as [`round`]. For quantised types see [`crate::quant`].
 pub fn convert(from: DType, to: DType, x: f64) -> f64 {
     if to.is_int() && !from.is_float() { wrap(to, x as i64) } else { round(to, x) }
 }

@@ -4,6 +4,7 @@
 //! node produces exactly one value, so a [`ValueId`] names both. Dimensions are constants or symbols with a bound.
 
 use crate::ops::Op;
+use crate::quant::Group;
 use std::fmt;
 
 /// Element types. `State` is the type of a state token: it orders reads of a KV cache after writes.
@@ -19,10 +20,24 @@ pub enum DType {
     U8,
     Bool,
     State,
+    /// Eight-bit codes with f32 scales; see [`crate::quant`]. Like `Q4` only read by `mm` and (tables) `embedding`.
+    Q8(Group),
+    /// Four-bit codes with f16 scales.
+    Q4(Group),
 }
 
 impl DType {
-    /// All element types, for tests and parsers.
+    /// The quantised ones.
+    pub const QUANTISED: [DType; 7] = [
+        DType::Q8(Group::Row),
+        DType::Q8(Group::G32),
+        DType::Q8(Group::G64),
+        DType::Q8(Group::G128),
+        DType::Q4(Group::G32),
+        DType::Q4(Group::G64),
+        DType::Q4(Group::G128),
+    ];
+    /// All others, for tests and parsers.
     pub const ALL: [DType; 9] =
         [DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::I8, DType::U8, DType::Bool, DType::State];
     /// Name in the text form.
@@ -37,6 +52,14 @@ impl DType {
             DType::U8 => "u8",
             DType::Bool => "bool",
             DType::State => "state",
+            DType::Q8(Group::Row) => "q8",
+            DType::Q8(Group::G32) => "q8g32",
+            DType::Q8(Group::G64) => "q8g64",
+            DType::Q8(Group::G128) => "q8g128",
+            DType::Q4(Group::Row) => "q4",
+            DType::Q4(Group::G32) => "q4g32",
+            DType::Q4(Group::G64) => "q4g64",
+            DType::Q4(Group::G128) => "q4g128",
         }
     }
     /// f32, f16 or bf16.
@@ -47,13 +70,17 @@ impl DType {
     pub fn is_int(self) -> bool {
         matches!(self, DType::I64 | DType::I32 | DType::I8 | DType::U8)
     }
-    /// Bytes of one element (0 for `State`).
+    /// Codes with scales.
+    pub fn is_quantised(self) -> bool {
+        matches!(self, DType::Q8(_) | DType::Q4(_))
+    }
+    /// Bytes of one element (0 for `State`; one unpacked code of the quantised, whose size in a file is a matter of layout).
     pub fn size(self) -> u64 {
         match self {
             DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::I8 | DType::U8 | DType::Bool => 1,
+            DType::I8 | DType::U8 | DType::Bool | DType::Q8(_) | DType::Q4(_) => 1,
             DType::State => 0,
         }
     }
@@ -166,7 +193,7 @@ pub enum Recipe {
     Convert {
         /// What is converted.
         of: Box<Recipe>,
-        /// Target type.
+        /// Target type; a quantised one takes groups along the last axis.
         dtype: DType,
     },
     /// Table of rotary embeddings, `f32[positions, inv_freq.len()]`: `f(position as f32 * inv_freq[i]) * scale`, the product in f32, `f`

@@ -275,6 +275,14 @@ impl<'m> Verifier<'m> {
             if ty.dtype == DType::State && !allowed {
                 self.error(place, "a state token is no operand here");
             }
+            let allowed = match node.op {
+                Op::Mm { .. } | Op::Call { .. } => true,
+                Op::Embedding => i == 0,
+                _ => false,
+            };
+            if ty.dtype.is_quantised() && !allowed {
+                self.error(place, "a quantised value is read by mm and embedding only");
+            }
         }
         match &node.op {
             Op::Input { index: i } => {
