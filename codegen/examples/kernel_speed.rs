@@ -173,7 +173,7 @@ impl Matmuls {
     }
     fn build(&self) -> (Loaded, Step) {
         let k_pack = if self.dtype == DType::Bf16 { 2 } else { 1 };
-        let panels = Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1 };
+        let panels = Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: Coding::Elements };
         let a_dtype = if self.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 };
         let a_stride = self.k.next_multiple_of(32) + env("PAD", 0);
         let columns = panels.padded_cols();
@@ -194,6 +194,7 @@ impl Matmuls {
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
             a_stride,
             prologue: None,
+            quantise: None,
             weight: WeightId(0),
             panels,
             compute: self.compute,

@@ -96,6 +96,11 @@ impl Display for Panels {
         if self.ways != 1 {
             write!(f, ", ways {}", self.ways)?;
         }
+        match self.coding {
+            Coding::Elements => {}
+            Coding::Int8 { group } => write!(f, ", int8 by {group}")?,
+            Coding::Int4 { group } => write!(f, ", int4 by {group}")?,
+        }
         f.write_str("}")
     }
 }
@@ -151,7 +156,17 @@ fn kernel(out: &mut String, kernel: &Kernel) -> fmt::Result {
         }
         Kernel::Matmul(m) => matmul(out, m),
         Kernel::Attention(a) => attention(out, a),
+        Kernel::Quantise(q) => quantise(out, q),
     }
+}
+
+fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
+    let (group, stride) = (q.group, q.out_stride);
+    writeln!(
+        out,
+        "quantise {} x {} of {} to {}, groups of {group}, {stride} bytes per row, code offset {}",
+        q.rows, q.k, q.x, q.out, q.code_offset
+    )
 }
 
 fn loops(out: &mut String, nest: &LoopNest) -> fmt::Result {
@@ -195,6 +210,7 @@ fn tables(out: &mut String, operands: &[Operand], layer_ints: &[Vec<i64>]) -> fm
 fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let compute = match m.compute {
         Compute::F32 => "f32",
+        Compute::Int8Dot => "int8 dot",
         Compute::Bf16Dot => "bf16_dot",
     };
     writeln!(out, "matmul {compute} (v{} < {}, v{}) {{", m.row.0, m.rows, m.col.0)?;
@@ -206,6 +222,10 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
         "  tile {{mr {}, streams {}, k_block {}, n_block {}, widen {}, prefetch {} {}}}",
         t.mr, t.streams, t.k_block, t.n_block, t.widen, t.prefetch, t.prefetch_l1
     )?;
+    if let Some(q) = &m.quantise {
+        write!(out, "  ")?;
+        quantise(out, q)?;
+    }
     if let Some(nest) = &m.prologue {
         let mut text = String::from("prologue ");
         loops(&mut text, nest)?;

@@ -154,7 +154,52 @@ pub enum Layout {
     Panels(Panels),
 }
 
-/// Panels of `nr` output columns: `P[panel][k / k_pack][nr][k_pack]`, K padded with zeros to a multiple of `k_pack`.
+/// How the elements of panels are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Coding {
+    /// In the weight's type.
+    Elements,
+    /// `P[panel]{ [k / 4][nr][4] codes + 128, [nr] f32 scales }`, K padded to whole groups. The weight's type is `u8`.
+    Int8 {
+        /// k per scale of the quantised left operand: 32, 64 or 128.
+        group: u32,
+    },
+    /// `P[panel][k / group]{ [group / 8][nr][4 bytes] codes + 8, [nr] f16 scales }`: byte i of a column holds k = i in its low and k = 4 + i in
+    /// its high half. The weight's type is `u8`.
+    Int4 {
+        /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
+        group: u32,
+    },
+}
+
+impl Coding {
+    /// k per group, if coded.
+    pub fn group(self) -> Option<u32> {
+        match self {
+            Coding::Elements => None,
+            Coding::Int8 { group } | Coding::Int4 { group } => Some(group),
+        }
+    }
+    /// What is added to a code to make it unsigned.
+    pub fn offset(self) -> i32 {
+        match self {
+            Coding::Elements => 0,
+            Coding::Int8 { .. } => 128,
+            Coding::Int4 { .. } => 8,
+        }
+    }
+    /// Consecutive k of one column that lie together: four bytes of codes.
+    pub fn k_pack(self) -> Option<u32> {
+        match self {
+            Coding::Elements => None,
+            Coding::Int8 { .. } => Some(4),
+            Coding::Int4 { .. } => Some(8),
+        }
+    }
+}
+
+/// Panels of `nr` output columns: `P[panel][k / k_pack][nr][k_pack]`, K padded with zeros to a multiple of `k_pack`; or codes and scales,
+/// see [`Coding`].
 ///
 /// Columns come in `groups` of `group_cols`; each group is padded with zero columns to a multiple of `nr`, so that a head
 /// never straddles panels (ungrouped: one group of all columns). With `ways == 2` two matrices of the same shape alternate panel
@@ -163,7 +208,7 @@ pub enum Layout {
 pub struct Panels {
     /// Columns per panel.
     pub nr: u32,
-    /// Consecutive k of one column that lie together (bf16: 2, else 1).
+    /// Consecutive k of one column that lie together (bf16: 2, int8: 4, int4: 8, else 1).
     pub k_pack: u32,
     /// Inner dimension.
     pub k: u32,
@@ -173,6 +218,8 @@ pub struct Panels {
     pub group_cols: u32,
     /// 1 or 2 interleaved matrices.
     pub ways: u32,
+    /// Elements, or codes and scales.
+    pub coding: Coding,
 }
 
 impl Panels {
@@ -194,19 +241,33 @@ impl Panels {
     }
     /// K with padding.
     pub fn padded_k(&self) -> u32 {
-        self.k.div_ceil(self.k_pack) * self.k_pack
+        self.k.next_multiple_of(self.coding.group().unwrap_or(self.k_pack))
     }
-    /// Elements of one panel.
-    pub fn panel_len(&self) -> u64 {
-        u64::from(self.padded_k()) * u64::from(self.nr)
+    /// Bytes of a panel before `k`, which is a multiple of the group (of `k_pack` for elements); `dtype` is the weight's.
+    pub fn bytes_before(&self, k: u32, dtype: DType) -> u64 {
+        match self.coding {
+            Coding::Elements => u64::from(k) * u64::from(self.nr) * dtype.size(),
+            Coding::Int8 { .. } => u64::from(k) * u64::from(self.nr),
+            Coding::Int4 { group } => u64::from(k / group) * self.group_bytes(),
+        }
     }
-    /// Elements in all.
-    pub fn len(&self) -> u64 {
-        self.panel_len() * u64::from(self.panels()) * u64::from(self.ways)
+    /// Bytes of a group of `Int4` with its scales.
+    pub fn group_bytes(&self) -> u64 {
+        let group = u64::from(self.coding.group().unwrap_or(0));
+        u64::from(self.nr) * (group / 2 + DType::F16.size())
+    }
+    /// Bytes of one panel of one way.
+    pub fn panel_bytes(&self, dtype: DType) -> u64 {
+        let scales = if matches!(self.coding, Coding::Int8 { .. }) { u64::from(self.nr) * DType::F32.size() } else { 0 };
+        self.bytes_before(self.padded_k(), dtype) + scales
+    }
+    /// Bytes in all.
+    pub fn bytes(&self, dtype: DType) -> u64 {
+        self.panel_bytes(dtype) * u64::from(self.panels()) * u64::from(self.ways)
     }
     /// True when there is nothing.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        u64::from(self.padded_k()) * u64::from(self.nr) * u64::from(self.panels()) * u64::from(self.ways) == 0
     }
 }
 
@@ -228,6 +289,8 @@ pub enum Kernel {
     Matmul(Matmul),
     /// See [`Attention`].
     Attention(Attention),
+    /// See [`Quantise`].
+    Quantise(Quantise),
 }
 
 /// A memory operand of a kernel.
@@ -525,6 +588,44 @@ pub enum Compute {
     F32,
     /// bf16 pairs: one chain of VDPBF16PS over k / 2 per output element.
     Bf16Dot,
+    /// int8 codes of both operands: exact i32 sums over groups of k, scaled and added in f32, one chain over groups per output element. The
+    /// left operand is the records of [`Quantise`].
+    Int8Dot,
+}
+
+/// Rows of floats to int8 codes with a scale per group of k: `q8g32`, `q8g64` or `q8g128` of the graph.
+///
+/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `bias` (i32) = minus `code_offset` times the sum of the
+/// codes: what makes up for the offset of unsigned weight codes. The last group is padded with zero codes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantise {
+    /// `Rows` or `LogitRows`.
+    pub rows: Extent,
+    /// Rows of floats: element `row * x_stride + k`.
+    pub x: Operand,
+    /// Elements per row of `x`.
+    pub x_stride: u32,
+    /// Records, of type `u8`.
+    pub out: Operand,
+    /// Bytes per row of `out`, a multiple of 4.
+    pub out_stride: u32,
+    /// Elements of a row.
+    pub k: u32,
+    /// Elements per group.
+    pub group: u32,
+    /// Of the weights that the records are multiplied with, see [`Coding::offset`].
+    pub code_offset: i32,
+}
+
+impl Quantise {
+    /// Bytes of a record.
+    pub fn record(group: u32) -> u32 {
+        group + 8
+    }
+    /// Bytes of a row's records.
+    pub fn row_bytes(k: u32, group: u32) -> u32 {
+        k.div_ceil(group) * Self::record(group)
+    }
 }
 
 /// Tile of a matmul.
@@ -554,12 +655,14 @@ pub struct MatmulTile {
 pub struct Matmul {
     /// `Rows` or `LogitRows`.
     pub rows: Extent,
-    /// Rows of `a`: element `row * a_stride + k`.
+    /// Rows of `a`: element `row * a_stride + k`, or records (`Int8Dot`).
     pub a: Operand,
     /// Elements per row of `a`.
     pub a_stride: u32,
     /// Computed by every thread for itself before its share, for all rows (private norm); its outer variables are `[row]`.
     pub prologue: Option<LoopNest>,
+    /// Likewise, after the prologue: `a` is what it writes.
+    pub quantise: Option<Quantise>,
     /// Panels of the weight.
     pub weight: WeightId,
     /// Copy of its layout.

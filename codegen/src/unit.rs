@@ -6,9 +6,9 @@
 
 use crate::error::Error;
 use crate::isa::Isa;
-use crate::kernels::{attention, loops, matmul, probe, step};
+use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
-use crate::program::{Compute, DType, Kernel, LoopNest, Matmul, Operand, Place, Program, Region};
+use crate::program::{Coding, Compute, DType, Kernel, LoopNest, Matmul, Operand, Place, Program, Region};
 use rcompile_runtime::abi::Probe;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -103,6 +103,9 @@ pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
             What::Kernel(Kernel::Attention(kernel)) => {
                 attention::define(mb, unit.program, &unit.symbol, kernel)?;
             }
+            What::Kernel(Kernel::Quantise(kernel)) => {
+                quantise::define(mb, unit.program, &unit.symbol, kernel);
+            }
             What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
             What::Probe(kind) => probe::define(mb, unit.program, *kind),
         }
@@ -117,11 +120,17 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
         Kernel::Matmul(m) => {
             let compute = match m.compute {
                 Compute::F32 => "f32",
-                Compute::Bf16Dot => "dot",
+                Compute::Bf16Dot | Compute::Int8Dot => "dot",
             };
-            let weight = if m.panels.k_pack == 2 { DType::Bf16.name() } else { m.a.dtype.name() };
+            let weight = match (m.panels.coding, m.panels.k_pack) {
+                (Coding::Int8 { .. }, _) => "int8",
+                (Coding::Int4 { .. }, _) => "int4",
+                (Coding::Elements, 2) => DType::Bf16.name(),
+                (Coding::Elements, _) => m.a.dtype.name(),
+            };
             ("matmul", format!("{}{weight}{compute}", m.a.dtype), format!("_{}x{}", m.tile.mr, m.panels.nr))
         }
+        Kernel::Quantise(q) => ("quantise", q.x.dtype.to_string(), format!("_{}", q.group)),
         Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv_dtype), format!("_{}x{}", a.tile_rows, a.head_dim)),
     };
     format!("rc_{kind}_{dtypes}_{}{tile}_{:016x}__{}", word(&region.name), fnv1a(key.as_bytes()), word(&isa.name))
@@ -161,9 +170,11 @@ pub fn operands(kernel: &Kernel) -> Vec<&Operand> {
             let mut list = vec![&m.a];
             list.extend(&m.operands);
             list.extend(nests(m).flat_map(|n| &n.operands));
+            list.extend(m.quantise.iter().flat_map(|q| [&q.x, &q.out]));
             list
         }
         Kernel::Attention(a) => vec![&a.q, &a.out],
+        Kernel::Quantise(q) => vec![&q.x, &q.out],
     }
 }
 

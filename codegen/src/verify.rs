@@ -109,6 +109,7 @@ impl<'a> Verifier<'a> {
             Kernel::Loops(nest) => self.nest(nest, None, layers),
             Kernel::Matmul(m) => self.matmul(m, layers),
             Kernel::Attention(a) => self.attention(a, layers),
+            Kernel::Quantise(q) => self.quantise(q, None, layers),
         }
     }
 
@@ -124,7 +125,11 @@ impl<'a> Verifier<'a> {
         match &o.place {
             Place::Weight(id) => match p.weights.get(id.index()) {
                 Some(w) => {
-                    expect(self, w.dtype);
+                    // Lookups read codes and scales of coded panels.
+                    let coded = matches!(w.layout, Layout::Panels(p) if p.coding != Coding::Elements);
+                    if !coded {
+                        expect(self, w.dtype);
+                    }
                     self.table(&format!("{name} (w{})", id.0), w.offsets.len(), layers);
                 }
                 None => self.fail(format!("{name}: weight w{} does not exist", id.0)),
@@ -340,7 +345,10 @@ impl<'a> Verifier<'a> {
         let len = match &o.place {
             Place::Buffer(id) => p.buffers.get(id.index()).map(|b| i64::from(b.rows) * i64::from(b.stride)),
             Place::Weight(id) => match p.weights.get(id.index()).map(|w| w.layout) {
-                Some(Layout::Panels(panels)) => Some(panels.len() as i64),
+                Some(Layout::Panels(panels)) => {
+                    let stored = p.weights.iter().find(|w| w.layout == Layout::Panels(panels)).map_or(o.dtype, |w| w.dtype);
+                    Some((panels.bytes(stored) / o.dtype.size()) as i64)
+                }
                 _ => None,
             },
             Place::Private(offset) => Some((p.private_bytes.saturating_sub(*offset) / o.dtype.size()) as i64),
@@ -359,6 +367,10 @@ impl<'a> Verifier<'a> {
             Some(w) => {
                 self.check(w.layout == Layout::Panels(m.panels), || format!("panels differ from those of w{}", m.weight.0));
                 self.table(&format!("w{}", m.weight.0), w.offsets.len(), layers);
+                if m.compute == Compute::Int8Dot {
+                    let coded = m.panels.coding != Coding::Elements;
+                    self.check(coded && m.a.dtype == DType::U8, || "the int8 dot wants records and codes".into());
+                }
                 if m.compute == Compute::Bf16Dot {
                     let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == 2;
                     self.check(good, || "the bf16 dot wants bf16 inputs and weights in pairs of k".into());
@@ -366,12 +378,21 @@ impl<'a> Verifier<'a> {
             }
         }
         self.check(matches!(m.rows, Extent::Rows | Extent::LogitRows), || format!("rows are {}", m.rows));
-        self.check(m.a_stride >= m.panels.padded_k(), || format!("rows of a have {} of {} k", m.a_stride, m.panels.padded_k()));
+        // Elements of a row that are read: floats by k, or records.
+        let width = match m.panels.coding.group() {
+            Some(group) if m.compute == Compute::Int8Dot => Quantise::row_bytes(m.panels.k, group),
+            Some(_) => m.panels.k,
+            None => m.panels.padded_k(),
+        };
+        self.check(m.a_stride >= width, || format!("rows of a have {} of {width} elements", m.a_stride));
         self.check(m.tile.mr > 0 && m.tile.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
         self.check(m.tile.k_block.is_multiple_of(2), || format!("k_block {} is odd", m.tile.k_block));
         let rows = self.extent(m.rows);
-        if m.panels.padded_k() <= m.a_stride {
-            self.inside(&m.a, (0, (rows - 1) * i64::from(m.a_stride) + i64::from(m.panels.padded_k()) - 1), "a");
+        if width <= m.a_stride {
+            self.inside(&m.a, (0, (rows - 1) * i64::from(m.a_stride) + i64::from(width) - 1), "a");
+        }
+        if let Some(q) = &m.quantise {
+            self.quantise(q, Some(m), layers);
         }
         if let Some(nest) = &m.prologue {
             self.nest(nest, Some(&[rows]), layers);
@@ -387,6 +408,27 @@ impl<'a> Verifier<'a> {
         place.vars.insert(m.col, (0, i64::from(m.panels.padded_cols()) - 1));
         if let Some(types) = self.types(&m.exprs, &place) {
             m.stores.iter().for_each(|s| self.store(&m.exprs, &types, &place, s));
+        }
+    }
+
+    /// `of`: the matmul that it belongs to.
+    fn quantise(&mut self, q: &'a Quantise, of: Option<&Matmul>, layers: usize) {
+        self.operand("x", &q.x, layers);
+        self.operand("out", &q.out, layers);
+        let width = Quantise::row_bytes(q.k, q.group);
+        self.check(matches!(q.group, 32 | 64 | 128), || format!("groups of {}", q.group));
+        self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
+        self.check(q.out.dtype == DType::U8, || format!("records of type {}", q.out.dtype));
+        self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));
+        let good = q.out_stride >= width && q.out_stride.is_multiple_of(4);
+        self.check(good, || format!("rows of out have {} bytes for {width}", q.out_stride));
+        let rows = self.extent(q.rows);
+        self.inside(&q.x, (0, (rows - 1) * i64::from(q.x_stride) + i64::from(q.k) - 1), "x");
+        self.inside(&q.out, (0, (rows - 1) * i64::from(q.out_stride) + i64::from(width) - 1), "out");
+        if let Some(m) = of {
+            let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
+            let coding = Some(q.group) == m.panels.coding.group() && q.code_offset == m.panels.coding.offset();
+            self.check(same && coding, || "the records are not those that the matmul reads".into());
         }
     }
 
@@ -501,8 +543,10 @@ impl<'a> Verifier<'a> {
             Kernel::Matmul(m) => {
                 self.touch(&mut shared, &m.a, false);
                 m.prologue.iter().for_each(|n| self.nest_access(&mut shared, n));
+                m.quantise.iter().for_each(|q| self.touch(&mut shared, &q.x, false));
             }
             Kernel::Attention(a) => self.touch(&mut shared, &a.q, false),
+            Kernel::Quantise(q) => self.touch(&mut shared, &q.x, false),
         }
         for (name, memory) in &shared.reads {
             if let Some((other, _)) = writes.iter().find(|(_, w)| overlap(memory, w)) {
@@ -522,6 +566,13 @@ impl<'a> Verifier<'a> {
                 for nest in crate::unit::nests(m) {
                     self.nest_access(&mut all, nest);
                 }
+                if let Some(q) = &m.quantise {
+                    self.touch(&mut all, &q.x, false);
+                }
+            }
+            Kernel::Quantise(q) => {
+                self.touch(&mut all, &q.x, false);
+                self.touch(&mut all, &q.out, true);
             }
             Kernel::Attention(a) => {
                 self.touch(&mut all, &a.q, false);

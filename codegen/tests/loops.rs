@@ -269,7 +269,7 @@ fn rope_and_append() {
 #[test]
 fn embedding_from_plain_and_panels() {
     let (vocab, dim, stride) = (70usize, 37u32, 64i64);
-    let panels = Panels { nr: 32, k_pack: 2, k: dim, groups: 1, group_cols: vocab as u32, ways: 1 };
+    let panels = Panels { nr: 32, k_pack: 2, k: dim, groups: 1, group_cols: vocab as u32, ways: 1, coding: Coding::Elements };
     let gather = |panelled: bool| {
         let mut e = E::default();
         let (row, k) = (e.var(0), e.var(1));

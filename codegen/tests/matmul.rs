@@ -23,7 +23,9 @@ enum Epilogue {
 /// A matmul with everything around it.
 #[derive(Clone, Debug)]
 struct Case {
+    /// Of the weights; `u8` where they are coded.
     dtype: DType,
+    coding: Coding,
     compute: Compute,
     k: u32,
     groups: u32,
@@ -44,6 +46,7 @@ impl Case {
     fn new(isa: &Isa, dtype: DType) -> Case {
         Case {
             dtype,
+            coding: Coding::Elements,
             compute: Compute::F32,
             k: 64,
             groups: 1,
@@ -59,8 +62,17 @@ impl Case {
         if self.epilogue == Epilogue::SiluGate { 2 } else { 1 }
     }
     fn panels(&self) -> Panels {
-        let k_pack = if self.dtype == DType::Bf16 { 2 } else { 1 };
-        Panels { nr: 32, k_pack, k: self.k, groups: self.groups, group_cols: self.group_cols, ways: self.ways() }
+        let k_pack = self.coding.k_pack().unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
+        Panels { nr: 32, k_pack, k: self.k, groups: self.groups, group_cols: self.group_cols, ways: self.ways(), coding: self.coding }
+    }
+    /// k per record of the left operand.
+    fn record_group(&self) -> Option<u32> {
+        self.coding.group().filter(|_| self.compute == Compute::Int8Dot)
+    }
+    /// Records of the matmul's rows, in scratch behind the floats of a prologue.
+    fn records(&self) -> (Operand, u32) {
+        let bytes = self.record_group().map_or(0, |group| Quantise::row_bytes(self.k, group));
+        (Operand { place: Place::Private(64 + u64::from(CAPACITY * (self.k + 32)) * 4), dtype: DType::U8 }, bytes)
     }
     fn a_dtype(&self) -> DType {
         if self.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 }
@@ -80,7 +92,7 @@ impl Case {
         let buffers =
             vec![buffer("a", self.a_dtype(), a_stride), buffer("residual", DType::F32, columns), buffer("out", self.out, columns)];
         let arena_bytes = offset;
-        let panel_bytes = (panels.len() * self.dtype.size()).next_multiple_of(64);
+        let panel_bytes = panels.bytes(self.dtype).next_multiple_of(64);
         let bias_bytes = u64::from(columns) * 4;
         let weight = |name: &str, dtype: DType, layout: Layout, first: u64, bytes: u64| Weight {
             name: name.into(),
@@ -117,11 +129,25 @@ impl Case {
         };
         let operand = |place: Place, dtype: DType| Operand { place, dtype };
         let a = if self.prologue { Place::Private(64) } else { Place::Buffer(BufferId(0)) };
+        let x = operand(a, self.a_dtype());
+        let (records, record_stride) = self.records();
+        let quantise = self.record_group().map(|group| Quantise {
+            rows: Extent::Rows,
+            x: x.clone(),
+            x_stride: a_stride,
+            out: records.clone(),
+            out_stride: record_stride,
+            k: self.k,
+            group,
+            code_offset: self.coding.offset(),
+        });
+        let (a, a_stride_read) = if quantise.is_some() { (records, record_stride) } else { (x, a_stride) };
         let matmul = Matmul {
             rows: Extent::Rows,
-            a: operand(a, self.a_dtype()),
-            a_stride,
+            a,
+            a_stride: a_stride_read,
             prologue: self.prologue.then(|| self.prologue_nest(a_stride)),
+            quantise,
             weight: WeightId(0),
             panels,
             compute: self.compute,
@@ -156,7 +182,7 @@ impl Case {
     }
     /// Of the prologue; kernels have their own scratch behind it.
     fn private_bytes(&self) -> u64 {
-        (64 + u64::from(CAPACITY * (self.k + 32)) * 4).next_multiple_of(128)
+        (64 + u64::from(CAPACITY * (self.k + 32)) * 4 + u64::from(CAPACITY * self.records().1)).next_multiple_of(128)
     }
     /// `private[row, i] = 2 * a[row, i]`.
     fn prologue_nest(&self, a_stride: u32) -> LoopNest {
@@ -249,10 +275,14 @@ impl Case {
             for (column, ks) in matrix.iter_mut().enumerate() {
                 let (group, inside) = (column / p.group_cols as usize, column % p.group_cols as usize);
                 let panel = (group * ppg + inside / 32) * p.ways as usize + way;
+                let panel = program.weights[0].offsets[layer] as usize + panel * p.panel_bytes(self.dtype) as usize;
+                if p.coding != Coding::Elements {
+                    put_codes(&p, &mut step, &mut rng, panel, inside % 32, ks);
+                    continue;
+                }
                 for (k, value) in ks.iter_mut().enumerate() {
                     let pack = p.k_pack as usize;
-                    let element = panel * p.panel_len() as usize + k / pack * 32 * pack + inside % 32 * pack + k % pack;
-                    let at = program.weights[0].offsets[layer] as usize + element * size;
+                    let at = panel + (k / pack * 32 * pack + inside % 32 * pack + k % pack) * size;
                     let x = rng.signed();
                     *value = match self.dtype {
                         DType::F32 => {
@@ -281,7 +311,7 @@ impl Case {
         let mut a = vec![vec![0f32; p.k as usize]; rows as usize];
         let mut residual = vec![vec![0f32; real]; rows as usize];
         for row in 0..rows as usize {
-            let stride = kernel.a_stride as usize;
+            let stride = kernel.quantise.as_ref().map_or(kernel.a_stride, |q| q.x_stride) as usize;
             for k in 0..stride {
                 // Nothing beyond k may be read.
                 let x = if k < p.k as usize { rng.signed() } else { f32::NAN };
@@ -297,6 +327,9 @@ impl Case {
                 if let Some(value) = a[row].get_mut(k) {
                     *value = if self.prologue { 2.0 * seen } else { seen };
                 }
+            }
+            if let Some(group) = self.record_group() {
+                a[row].chunks_mut(group as usize).for_each(to_codes);
             }
             for (column, value) in residual[row].iter_mut().enumerate() {
                 let x = rng.signed();
@@ -329,6 +362,88 @@ impl Case {
             }
         }
         bits
+    }
+}
+
+/// Random codes and scales of column `c` of the panel at `panel`, in the file as `Coding` says, and their values.
+fn put_codes(p: &Panels, step: &mut Step, rng: &mut Rng, panel: usize, c: usize, values: &mut [f32]) {
+    let group = p.coding.group().unwrap() as usize;
+    let mut scale = 0.0;
+    let mut bytes = vec![0u8; group / 2];
+    for (k, value) in values.iter_mut().enumerate() {
+        let code = |levels: f32, rng: &mut Rng| (rng.signed() * levels).floor() as i32;
+        match p.coding {
+            Coding::Int8 { .. } => {
+                if k == 0 {
+                    scale = 0.001 + rng.signed().abs() * 0.01;
+                    step.weights.put(panel + p.padded_k() as usize * 32 + c * 4, &scale.to_le_bytes());
+                }
+                let code = code(127.0, rng);
+                step.weights.put(panel + (k / 4 * 32 + c) * 4 + k % 4, &[(code + 128) as u8]);
+                *value = code as f32 * scale;
+            }
+            _ => {
+                let at = panel + k / group * p.group_bytes() as usize;
+                if k % group == 0 {
+                    scale = from_f16(to_f16(rng.signed() * 0.125));
+                    step.weights.put(at + group / 2 * 32 + c * 2, &to_f16(scale).to_le_bytes());
+                    bytes.fill(0x88);
+                }
+                let (code, inside) = (code(8.0, rng), k % group);
+                let byte = inside / 8 * 4 + inside % 4;
+                let shift = inside % 8 / 4 * 4;
+                bytes[byte] = bytes[byte] & !(0xf << shift) | ((code + 8) as u8) << shift;
+                for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
+                    step.weights.put(at + (i * 32 + c) * 4, word);
+                }
+                *value = code as f32 * scale;
+            }
+        }
+    }
+}
+
+/// What the codes of a group stand for.
+fn to_codes(group: &mut [f32]) {
+    let largest = group.iter().fold(0f32, |m, v| m.max(v.abs()));
+    group.iter_mut().for_each(|v| *v = (*v * (127.0 / largest)).round_ties_even() * (largest / 127.0));
+}
+
+/// Codes with each arithmetic that the CPU has.
+fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
+    let mut list = vec![];
+    for &coding in codings {
+        let case = Case { coding, ..Case::new(isa, DType::U8) };
+        if isa.int8_dot_intrinsic(isa.lanes).is_some() {
+            let tile = MatmulTile { mr: isa.tile_rows / 2, ..case.tile };
+            list.push(Case { compute: Compute::Int8Dot, tile, ..case.clone() });
+        }
+        list.push(case);
+    }
+    list
+}
+
+#[test]
+fn codes_and_scales() {
+    for isa in isas() {
+        let codings = [Coding::Int8 { group: 128 }, Coding::Int8 { group: 32 }, Coding::Int4 { group: 64 }, Coding::Int4 { group: 32 }];
+        for (i, case) in coded(&isa, &codings).into_iter().enumerate() {
+            Case { k: [67, 1, 256][i % 3], group_cols: 100, ..case }.check(&isa);
+        }
+    }
+}
+
+#[test]
+fn codes_in_blocks_with_epilogues() {
+    for isa in isas() {
+        for case in coded(&isa, &[Coding::Int8 { group: 64 }, Coding::Int4 { group: 32 }]) {
+            let group = case.coding.group().unwrap();
+            let blocked = |k: u32, blocks: u32, widen: bool| {
+                let tile = MatmulTile { k_block: k / blocks, widen, ..case.tile };
+                Case { tile, k, ..case.clone() }
+            };
+            Case { groups: 2, group_cols: 40, epilogue: Epilogue::SiluGate, prologue: true, ..blocked(4 * group, 2, true) }.check(&isa);
+            Case { groups: 3, group_cols: 40, group_nest: true, ..blocked(3 * group, 3, false) }.check(&isa);
+        }
     }
 }
 

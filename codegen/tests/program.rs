@@ -14,8 +14,8 @@ fn sample() -> Program {
     let mut list =
         buffers(&[("x", DType::F32, 8, 64), ("h", DType::Bf16, 8, 64), ("qkv", DType::F32, 8, 192), ("att", DType::Bf16, 8, 64)]);
     list[1].name = "normed".into();
-    let qkv_panels = Panels { nr: 32, k_pack: 2, k: 64, groups: 6, group_cols: 32, ways: 1 };
-    let o_panels = Panels { nr: 32, k_pack: 2, k: 64, groups: 1, group_cols: 64, ways: 1 };
+    let qkv_panels = Panels { nr: 32, k_pack: 2, k: 64, groups: 6, group_cols: 32, ways: 1, coding: Coding::Elements };
+    let o_panels = Panels { nr: 32, k_pack: 2, k: 64, groups: 1, group_cols: 64, ways: 1, coding: Coding::Elements };
     let weight = |name: &str, dtype, layout, at: &[u64]| Weight { name: name.into(), dtype, layout, offsets: at.to_vec() };
     let weights = vec![
         weight("layers.*.norm.weight", DType::F32, Layout::Plain, &[0, 256]),
@@ -102,6 +102,7 @@ fn sample() -> Program {
             a,
             a_stride: 64,
             prologue,
+            quantise: None,
             weight: WeightId(weight),
             panels,
             compute: Compute::Bf16Dot,

@@ -123,6 +123,14 @@ impl Isa {
         self.arch == Arch::Aarch64 && self.has("bf16")
     }
 
+    /// Intrinsic `(<n x i32>, <n x i32>, <n x i32>) -> <n x i32>`: four products of unsigned and signed bytes per lane, not saturated.
+    pub fn int8_dot_intrinsic(&self, lanes: u32) -> Option<&'static str> {
+        match self.arch {
+            Arch::X86_64 => x86_64::int8_dot_intrinsic(self, lanes),
+            Arch::Aarch64 => None,
+        }
+    }
+
     /// Intrinsic `(<n x float>, <2n x bfloat>, <2n x bfloat>) -> <n x float>`.
     pub fn bf16_dot_intrinsic(&self, lanes: u32) -> Option<&'static str> {
         match self.arch {

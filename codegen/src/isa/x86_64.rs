@@ -115,3 +115,11 @@ pub(super) fn bf16_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> 
         _ => None,
     }
 }
+
+pub(super) fn int8_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> {
+    match lanes {
+        16 if isa.has("avx512vnni") => Some("llvm.x86.avx512.vpdpbusd.512"),
+        8 if isa.has("avx512vnni") || isa.has("avxvnni") => Some("llvm.x86.avx512.vpdpbusd.256"),
+        _ => None,
+    }
+}

@@ -24,13 +24,13 @@
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
 
-use super::microkernel::{AHEAD_SHIFT, Feed, Keep, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, loops};
+use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
+use super::{Call, KERNEL_PARAMS, define_kernel, loops, quantise};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
-use crate::program::{Compute, DType, Matmul, Place, Program};
+use crate::program::{Coding, Compute, DType, Matmul, Place, Program, Quantise};
 use rcompile_runtime::abi::field;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
@@ -68,11 +68,13 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     let dtype = program.weights[kernel.weight.index()].dtype;
     let panels = &kernel.panels;
     let mut problems = vec![];
-    let wanted_pack = match dtype {
-        DType::F32 | DType::F16 => 1,
-        DType::Bf16 => 2,
-        _ => {
-            problems.push(format!("{name}: weights of type {dtype}"));
+    let wanted_pack = match (dtype, panels.coding) {
+        (DType::F32 | DType::F16, Coding::Elements) => 1,
+        (DType::Bf16, Coding::Elements) => 2,
+        (DType::U8, Coding::Int8 { group: 32 | 64 | 128 }) => 4,
+        (DType::U8, Coding::Int4 { group: 32 | 64 | 128 }) => 8,
+        (dtype, coding) => {
+            problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));
             panels.k_pack
         }
     };
@@ -84,6 +86,10 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     }
     if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
+    }
+    let has_dot = isa.int8_dot_intrinsic(isa.lanes).is_some();
+    if kernel.compute == Compute::Int8Dot && (!has_dot || panels.coding == Coding::Elements || kernel.a.dtype != DType::U8) {
+        problems.push(format!("{name}: int8 dot of {} and {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
     if program.private_bytes < private_bytes(program, kernel) {
         problems.push(format!("{name}: needs {} bytes of private scratch, has {}", private_bytes(program, kernel), program.private_bytes));
@@ -123,9 +129,11 @@ impl Blocks {
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let widen = kernel.tile.widen && kernel.compute == Compute::F32 && weight_type(program, kernel) != DType::F32;
         // The last k of an odd K in pairs has an instruction of its own after the loop: then there is one block.
-        let whole = kernel.tile.k_block == 0 || !panels.k.is_multiple_of(panels.k_pack);
-        let count = if whole { 1 } else { panels.k.div_ceil(kernel.tile.k_block) };
-        let k = panels.k.div_ceil(count).next_multiple_of(2);
+        let depth = depth(kernel);
+        let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(panels.k_pack);
+        let count = if whole { 1 } else { depth.div_ceil(kernel.tile.k_block) };
+        let k = depth.div_ceil(count).next_multiple_of(panels.coding.group().unwrap_or(2));
+        let count = depth.div_ceil(k);
         let block_panels = block_units * unit_panels;
         let widened_panel = u64::from(k * panels.nr) * 4;
         let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
@@ -133,6 +141,11 @@ impl Blocks {
         let bytes = (tiles + tile_row * u64::from(rows)).next_multiple_of(128);
         Some(Blocks { units: block_units, k, count, widen, widened_panel, tiles, tile_row, bytes })
     }
+}
+
+/// k that the loops go through: records are padded to whole groups.
+fn depth(kernel: &Matmul) -> u32 {
+    if kernel.compute == Compute::Int8Dot { kernel.panels.padded_k() } else { kernel.panels.k }
 }
 
 /// Units that are shared among threads, and panels per unit: groups, or panels where there is one group and nothing to do with it.
@@ -210,6 +223,9 @@ impl<'c> Generator<'_, 'c> {
                 let scope = loops::bind(call, nest);
                 fb.for_(fb.int(0), row_count, 1, |row| loops::body(fb, nest, &mut scope.clone(), &[row]));
             }
+            if let Some(quantise) = &kernel.quantise {
+                quantise::all_rows(call, quantise);
+            }
             let narrow = |v| fb.trunc(v, Elem::I32);
             let (begin, end) = call.share(fb.int(units(kernel).0.into()));
             let share = Share {
@@ -274,7 +290,6 @@ impl<'c> Generator<'_, 'c> {
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
-        let k_bytes = i64::from(kernel.panels.nr) * self.dtype.size() as i64;
         // Balanced row blocks: no small one is left over.
         let mr = i64::from(kernel.tile.mr);
         let row_blocks = fb.div(fb.add_int(share.rows, mr - 1), fb.int(mr));
@@ -290,16 +305,19 @@ impl<'c> Generator<'_, 'c> {
             let block_bytes = fb.mul_int(panels, self.panel_bytes());
             fb.for_(fb.int(0), fb.int(blocks.count.into()), 1, |kb| {
                 let k0 = fb.mul_int(kb, blocks.k.into());
-                let k = fb.min(fb.int(blocks.k.into()), fb.sub(fb.int(kernel.panels.k.into()), k0));
-                let w = fb.offset(block_w, fb.mul_int(k0, k_bytes));
+                let k = fb.min(fb.int(blocks.k.into()), fb.sub(fb.int(depth(kernel).into()), k0));
+                let before = self.bytes_before(fb, k0);
+                let w = fb.offset(block_w, before);
                 let is_last = fb.cmp(Cmp::Eq, kb, fb.int(i64::from(blocks.count) - 1));
                 // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
-                let ahead = fb.select(is_last, fb.sub(block_bytes, fb.mul_int(k0, k_bytes)), fb.int(i64::from(blocks.k) * k_bytes));
-                let ahead_part = fb.div(fb.mul_int(k, k_bytes), row_blocks);
+                let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
+                let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
+                let ahead_part = fb.div(self.bytes_before(fb, k), row_blocks);
                 fb.for_(fb.int(0), row_blocks, 1, |j| {
                     let row = fb.add(fb.mul(j, each), fb.min(j, more));
                     let rows = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, j, more), Elem::I64));
-                    let a = fb.index(share.a, fb.add(fb.mul_int(row, kernel.a_stride.into()), k0), kernel.a.dtype.size());
+                    let a =
+                        fb.index(share.a, fb.add(fb.mul_int(row, kernel.a_stride.into()), self.a_before(fb, k0)), kernel.a.dtype.size());
                     let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
                     let ahead = fb.offset(w, fb.add(ahead, fb.mul(j, ahead_part)));
                     let call = |function: &Function<'c>| {
@@ -323,7 +341,24 @@ impl<'c> Generator<'_, 'c> {
 
     /// Bytes of a panel with all its ways.
     fn panel_bytes(&self) -> i64 {
-        (self.kernel.panels.panel_len() * u64::from(self.kernel.panels.ways) * self.dtype.size()) as i64
+        (self.kernel.panels.panel_bytes(self.dtype) * u64::from(self.kernel.panels.ways)) as i64
+    }
+
+    /// Bytes of a panel before `k`; about that many where `k` is no beginning of a group.
+    fn bytes_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
+        let panels = &self.kernel.panels;
+        match panels.coding {
+            Coding::Int4 { group } => fb.mul_int(fb.lshr(k, group.trailing_zeros()), panels.group_bytes() as i64),
+            _ => fb.mul_int(k, panels.bytes_before(1, self.dtype) as i64),
+        }
+    }
+
+    /// Elements (bytes of records) of a row before `k`.
+    fn a_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
+        match (self.kernel.compute, self.kernel.panels.coding.group()) {
+            (Compute::Int8Dot, Some(group)) => fb.mul_int(fb.lshr(k, group.trailing_zeros()), Quantise::record(group).into()),
+            _ => k,
+        }
     }
 
     /// `stream.m(.., a, w, first_panel, last_panel)`: the `m` rows at `a` times these panels, with epilogue.
@@ -344,10 +379,8 @@ impl<'c> Generator<'_, 'c> {
                 let end = if walk.panels == 1 { last } else { fb.sub(last, fb.rem(count, fb.int(walk.panels.into()))) };
                 fb.for_(first, end, walk.panels.into(), |panel| {
                     let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
-                    let steps = fb.int(i64::from(panels.k / panels.k_pack));
-                    self.pieces(&micro, walk, fb, w, tile, |w, tile, _| {
-                        micro.emit(fb, walk, a, w, steps, Start::Zero, Feed::Stream, None, tile);
-                    });
+                    let steps = fb.int(i64::from(depth(self.kernel) / micro.k_step()));
+                    self.pieces(&micro, walk, fb, (a, w, tile), |at, _| micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream, None));
                     let column = fb.mul_int(panel, panels.nr.into());
                     let columns = fb.int((walk.panels * panels.nr).into());
                     fb.call(epilogue, &[call, &[tile, fb.int(0), fb.int(m.into()), column, columns]].concat());
@@ -377,7 +410,7 @@ impl<'c> Generator<'_, 'c> {
             let walk = Walk::choose(fb.isa(), &micro, m, 1);
             let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
-            let steps = if micro.k_pack == 1 { k } else { fb.lshr(k, micro.k_pack.trailing_zeros()) };
+            let steps = fb.lshr(k, micro.k_step().trailing_zeros());
             let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), walk.pieces.into()));
             let keep = fb.select(fb.cmp(Cmp::Eq, kb, fb.int(0)), fb.i32(0), fb.i32(-1));
             fb.for_(fb.int(0), fb.sub(last, first), 1, |panel| {
@@ -385,15 +418,15 @@ impl<'c> Generator<'_, 'c> {
                 let w = fb.offset(w, fb.mul_int(panel, (micro.panel_bytes * u64::from(panels.ways)) as i64));
                 let ahead = fb.offset(ahead, fb.mul_int(panel, self.panel_bytes()));
                 let widened = fb.offset(widened, fb.mul_int(panel, (blocks.widened_panel * u64::from(panels.ways)) as i64));
-                self.pieces(&micro, walk, fb, w, tile, |w, tile, piece| {
+                self.pieces(&micro, walk, fb, (a, w, tile), |at, piece| {
                     let start = if one_tile.is_some() { Start::Zero } else { Start::Tile { keep } };
                     let part = fb.div(fb.mul(piece, ahead_part), fb.int(walk.pieces.into()));
-                    let feed = Feed::Ahead { at: fb.offset(ahead, part), step, stream: self.kernel.panels.panel_len() * self.dtype.size() };
+                    let feed = Feed::Ahead { at: fb.offset(ahead, part), step, stream: panels.panel_bytes(self.dtype) };
                     let widened = (weights == Weights::Widen).then(|| Keep {
                         to: fb.offset(widened, fb.mul_int(piece, i64::from(walk.vectors * fb.lanes()) * 4)),
                         stream: blocks.widened_panel,
                     });
-                    micro.emit(fb, walk, a, w, steps, start, feed, widened, tile);
+                    micro.emit(fb, walk, at, steps, start, feed, widened);
                 });
                 let finish = || {
                     let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
@@ -407,20 +440,23 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// All pieces of a walk: `body(w, tile, piece)` with the piece's addresses.
+    /// All pieces of a walk of `(a, w, tile)`: `body(at, piece)` with the piece's addresses.
     fn pieces(
         &self,
         micro: &Microkernel<'_>,
         walk: Walk,
         fb: &Fb<'_, 'c>,
-        w: Value<'c>,
-        tile: Value<'c>,
-        body: impl FnOnce(Value<'c>, Value<'c>, Value<'c>),
+        (a, panel, tile): (Value<'c>, Value<'c>, Value<'c>),
+        body: impl FnOnce(At<'c>, Value<'c>),
     ) {
+        let panels = &self.kernel.panels;
+        let codes = panels.coding.group().map_or(0, |group| u64::from(group * panels.nr) / 2);
         fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
             let vector = fb.mul_int(piece, walk.vectors.into());
-            let w = fb.offset(w, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
-            body(w, fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4)), piece);
+            let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
+            let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * 2));
+            let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
+            body(At { a, panel, w, scales, tile }, piece);
         });
     }
 
@@ -432,8 +468,22 @@ impl<'c> Generator<'_, 'c> {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
             let [tile, row, rows, column, columns] = *rest else { unreachable!() };
             let kernel = self.kernel;
-            let scope = Call::new(fb, self.program, call).scope(&kernel.operands, &kernel.exprs, &[]);
+            let call = Call::new(fb, self.program, call);
+            let scope = call.scope(&kernel.operands, &kernel.exprs, &[]);
             let lanes = fb.lanes();
+            // Scales of whole columns lie behind the codes of each panel.
+            let panels = &kernel.panels;
+            let codes = panels.bytes_before(panels.padded_k(), self.dtype);
+            let scales =
+                matches!(panels.coding, Coding::Int8 { .. }).then(|| fb.offset_const(call.base(&Place::Weight(kernel.weight)), codes));
+            let scale = |c: Value<'c>, way: u32| {
+                let scales = scales?;
+                let nr = fb.int(panels.nr.into());
+                let column = fb.add(column, c);
+                let panel = fb.add_int(fb.mul_int(fb.div(column, nr), panels.ways.into()), way.into());
+                let at = fb.offset(scales, fb.mul_int(panel, panels.panel_bytes(self.dtype) as i64));
+                Some(fb.load(Ty::vec(Elem::F32, lanes), fb.index(at, fb.rem(column, nr), 4), (lanes * 4).min(64)))
+            };
             let roots: Vec<_> = kernel.stores.iter().flat_map(|s| [s.index, s.value]).collect();
             fb.for_(fb.int(0), rows, 1, |r| {
                 let mut scope = scope.clone();
@@ -455,7 +505,8 @@ impl<'c> Generator<'_, 'c> {
                         .map(|way| {
                             let r = fb.add(r, fb.mul_int(rows, way.into()));
                             let at = fb.index(tile, fb.add(fb.mul(r, columns), c), 4);
-                            fb.load(Ty::vec(Elem::F32, lanes), at, lanes * 4)
+                            let acc = fb.load(Ty::vec(Elem::F32, lanes), at, lanes * 4);
+                            scale(c, way).map_or(acc, |scale| fb.mul(acc, scale))
                         })
                         .collect();
                     let eval = outside.at(at(c, acc));

@@ -12,7 +12,7 @@
 
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Compute, DType, Matmul};
+use crate::program::{Coding, Compute, DType, Matmul};
 
 /// Do `m` rows times `vectors` of accumulators, `held` weights, a broadcast and a mask fit the register file? Beyond this bound LLVM
 /// spills inside the loop.
@@ -59,7 +59,8 @@ impl Walk {
     pub fn choose(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
         let per_panel = micro.kernel.panels.nr / isa.lanes;
         let ways = micro.kernel.panels.ways;
-        let fits = |vectors: u32| tile_fits(isa, m, vectors, micro.held_weights(m, vectors).min(micro.held_rows(m)));
+        let sets = if micro.kernel.compute == Compute::Int8Dot { 2 } else { 1 };
+        let fits = |vectors: u32| tile_fits(isa, m * sets, vectors, micro.held_weights(m, vectors).min(micro.held_rows(m)));
         let mut vectors = per_panel;
         while vectors > 1 && !fits(vectors * ways) {
             vectors /= 2;
@@ -77,7 +78,7 @@ impl Walk {
 
 impl Walk {
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
-    fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
+    pub fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
         let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
         micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
     }
@@ -123,12 +124,37 @@ pub(super) struct Keep<'c> {
     pub stream: u64,
 }
 
+/// Addresses of one step.
+struct StepAt<'c> {
+    a: Value<'c>,
+    w: Value<'c>,
+    scales: Value<'c>,
+    keep: Option<Keep<'c>>,
+}
+
+/// Addresses of one register tile.
+#[derive(Clone, Copy)]
+pub(super) struct At<'c> {
+    /// Rows, from the first k on.
+    pub a: Value<'c>,
+    /// First panel: what is walked beside this piece is prefetched with it.
+    pub panel: Value<'c>,
+    /// The piece of it.
+    pub w: Value<'c>,
+    /// Scales of the piece's columns in the first group ([`Coding::Int4`]).
+    pub scales: Value<'c>,
+    /// The piece's part of the tile.
+    pub tile: Value<'c>,
+}
+
 /// The generator of register tiles of one kernel.
 pub(super) struct Microkernel<'a> {
     /// The kernel.
     pub kernel: &'a Matmul,
     /// Weights as they are read.
     pub dtype: DType,
+    /// Elements or codes.
+    pub coding: Coding,
     /// Consecutive k of one column that lie together.
     pub k_pack: u32,
     /// Bytes from one panel to the next (of one way).
@@ -138,94 +164,130 @@ pub(super) struct Microkernel<'a> {
 impl<'a> Microkernel<'a> {
     /// Weights as stored.
     pub fn stored(kernel: &'a Matmul, dtype: DType) -> Self {
-        Microkernel { kernel, dtype, k_pack: kernel.panels.k_pack, panel_bytes: kernel.panels.panel_len() * dtype.size() }
+        let panels = &kernel.panels;
+        Microkernel { kernel, dtype, coding: panels.coding, k_pack: panels.k_pack, panel_bytes: panels.panel_bytes(dtype) }
     }
     /// Weights widened to `f32[k][nr]` per panel.
     pub fn widened(kernel: &'a Matmul, panel_bytes: u64) -> Self {
-        Microkernel { kernel, dtype: DType::F32, k_pack: 1, panel_bytes }
+        Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, panel_bytes }
     }
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
     fn held_weights(&self, m: u32, vectors: u32) -> u32 {
-        let widens = self.dtype != DType::F32 && self.kernel.compute == Compute::F32;
-        if widens || m > 1 { vectors } else { 1 }
+        match (self.coding, self.kernel.compute) {
+            // Nibbles, and the mask that takes them.
+            (Coding::Int4 { .. }, Compute::Int8Dot) => 2 * vectors + 1,
+            // Words and what one k of them becomes; two forms of the scales.
+            (Coding::Int4 { .. }, _) => 4 * vectors,
+            (Coding::Int8 { .. }, Compute::F32) => 2 * vectors,
+            (Coding::Elements, Compute::F32) if self.dtype != DType::F32 => vectors,
+            _ if m > 1 => vectors,
+            _ => 1,
+        }
     }
     /// The same when a step holds its rows, and a weight.
     fn held_rows(&self, m: u32) -> u32 {
-        let each = if self.kernel.compute == Compute::F32 { self.k_pack } else { 1 };
-        m * each + 1
+        match (self.coding, self.kernel.compute) {
+            (Coding::Int4 { .. }, Compute::Int8Dot) => 2 * m + 3,
+            (Coding::Elements, Compute::F32) => m * self.k_pack + 1,
+            (_, Compute::F32) => m * self.k_pack + 4,
+            _ => m + 1,
+        }
+    }
+    /// k of one step of the loop.
+    pub fn k_step(&self) -> u32 {
+        match self.kernel.compute {
+            Compute::Int8Dot => self.coding.group().unwrap_or(1),
+            _ => self.k_pack,
+        }
     }
     /// Bytes of a vector of columns with its k.
     pub fn vector_bytes(&self, lanes: u32) -> u64 {
-        u64::from(lanes * self.k_pack) * self.dtype.size()
+        match self.coding {
+            Coding::Elements => u64::from(lanes * self.k_pack) * self.dtype.size(),
+            _ => u64::from(lanes) * 4,
+        }
+    }
+    /// Byte offsets of a walk's streams: one per panel and way.
+    pub fn streams(&self, walk: Walk) -> Vec<u64> {
+        (0..u64::from(walk.panels * self.kernel.panels.ways)).map(|s| s * self.panel_bytes).collect()
+    }
+    /// Byte offsets of their vectors.
+    pub fn vectors(&self, walk: Walk, lanes: u32) -> Vec<u64> {
+        let bytes = self.vector_bytes(lanes);
+        self.streams(walk).into_iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * bytes)).collect()
     }
 
-    /// `steps` times `k_pack` k (and the last one of an odd K) of one register tile: reads `walk.m` rows at `a` and the panels at `w`,
-    /// leaves the accumulators in `tile: f32[way][m][panels * nr]`. `w` and `tile` point at the piece.
+    /// `steps` steps (and what is left of a K that is no multiple of `k_pack`) of one register tile: reads `walk.m` rows and the panels,
+    /// leaves the accumulators in `tile: f32[way][m][panels * nr]`.
     #[expect(clippy::too_many_arguments, reason = "the operands of a loop")]
     pub fn emit<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         walk: Walk,
-        a: Value<'c>,
-        w: Value<'c>,
+        at: At<'c>,
         steps: Value<'c>,
         start: Start<'c>,
         feed: Feed<'c>,
         keep: Option<Keep<'c>>,
-        tile: Value<'c>,
     ) {
         let kernel = self.kernel;
+        if kernel.compute == Compute::Int8Dot {
+            return self.emit_groups(fb, walk, at, steps, start, feed);
+        }
         let lanes = fb.lanes();
         let panels = &kernel.panels;
         let a_size = kernel.a.dtype.size();
         let pack = u64::from(self.k_pack);
-        let vector_bytes = self.vector_bytes(lanes);
-        let step_bytes = u64::from(panels.nr) * pack * self.dtype.size();
-        // One stream per panel and way; vectors within it.
-        let streams: Vec<u64> = (0..u64::from(walk.panels * panels.ways)).map(|s| s * self.panel_bytes).collect();
-        let vectors: Vec<u64> = streams.iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * vector_bytes)).collect();
+        let step_bytes = u64::from(panels.nr / lanes) * self.vector_bytes(lanes);
+        let streams = self.streams(walk);
+        let vectors = self.vectors(walk, lanes);
+        // Byte offset of step `i`, and of its group's scales: those of a group lie behind its codes.
+        let offset = |i: Value<'c>| fb.mul_int(i, step_bytes as i64);
+        let offsets = |i: Value<'c>| match self.coding {
+            Coding::Int4 { group } => {
+                let group = fb.lshr(i, (group / self.k_pack).trailing_zeros());
+                let scales = fb.mul_int(group, panels.group_bytes() as i64);
+                (fb.add(offset(i), fb.mul_int(group, i64::from(panels.nr) * 2)), scales)
+            }
+            _ => (offset(i), offset(i)),
+        };
 
+        let At { a, panel, w, scales, tile } = at;
         let mut acc: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|at| self.start(fb, start, fb.offset_const(tile, at))).collect();
-        let panel = w;
         let keep_at = |i: Value<'c>| keep.map(|keep| Keep { to: fb.index(keep.to, i, u64::from(panels.nr) * 4 * pack), ..keep });
         acc = fb.loop_(fb.int(0), steps, 1, &acc, |i, acc| {
             let a = fb.index(a, i, a_size * pack);
-            let w = fb.index(w, i, step_bytes);
+            let (codes, scale) = offsets(i);
             match feed {
-                Feed::Stream => self.prefetch_streams(fb, walk, &streams, panel, i),
-                Feed::Ahead { at, step, stream } => {
-                    let at = fb.offset(at, fb.lshr(fb.mul(i, step), AHEAD_SHIFT));
-                    (0..u64::from(panels.ways)).for_each(|way| fb.prefetch(fb.offset_const(at, way * stream), L2));
-                }
+                Feed::Stream => self.prefetch_streams(fb, walk, &streams, panel, codes, step_bytes),
+                Feed::Ahead { at, step, stream } => self.prefetch_ahead(fb, at, fb.mul(i, step), stream),
             }
-            self.step(fb, walk, (a, w, keep_at(i)), &vectors, acc, false)
+            let at = StepAt { a, w: fb.offset(w, codes), scales: fb.offset(scales, scale), keep: keep_at(i) };
+            self.step(fb, walk, at, &vectors, acc, self.k_pack)
         });
-        if !u64::from(panels.k).is_multiple_of(pack) {
-            let at = (fb.index(a, steps, pack * a_size), fb.index(w, steps, step_bytes), keep_at(steps));
-            acc = self.step(fb, walk, at, &vectors, &acc, true);
+        let rest = panels.k % self.k_pack;
+        if rest > 0 {
+            let (codes, scale) = offsets(steps);
+            let a = fb.index(a, steps, pack * a_size);
+            let at = StepAt { a, w: fb.offset(w, codes), scales: fb.offset(scales, scale), keep: keep_at(steps) };
+            acc = self.step(fb, walk, at, &vectors, &acc, rest);
         }
         for (value, at) in acc.into_iter().zip(self.tile_offsets(walk, lanes)) {
             fb.store(value, fb.offset_const(tile, at), lanes * 4);
         }
     }
 
-    /// One step (`k_pack` k; `half`: the first of them) at addresses `(a, w, keep)`, weights at `vectors` of `w`.
-    fn step<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        walk: Walk,
-        (a, w, keep): (Value<'c>, Value<'c>, Option<Keep<'c>>),
-        vectors: &[u64],
-        acc: &[Value<'c>],
-        half: bool,
-    ) -> Vec<Value<'c>> {
+    /// One step (the first `k` of `k_pack`), weights at `vectors` of `at.w`.
+    fn step<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: StepAt<'c>, vectors: &[u64], acc: &[Value<'c>], k: u32) -> Vec<Value<'c>> {
+        let StepAt { a, w, scales, keep } = at;
         let (kernel, lanes) = (self.kernel, fb.lanes());
         let mut acc = acc.to_vec();
         let n = vectors.len();
         let dot = kernel.compute == Compute::Bf16Dot;
         // Multiply-adds per accumulator.
-        let ks = if dot || half { 1 } else { self.k_pack };
+        let ks = if dot { 1 } else { k };
+        let half = k < self.k_pack;
         let row = |r: u32, k: u32| {
             let at = fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
             match (dot, half) {
@@ -242,9 +304,11 @@ impl<'a> Microkernel<'a> {
             let ty = Ty::vec(Elem::I32, lanes);
             if again { fb.load_again(ty, at, align) } else { fb.load(ty, at, align) }
         };
+        let scales = matches!(self.coding, Coding::Int4 { .. }).then(|| self.scales(fb, walk, scales));
         let weight = |c: usize, k: u32, again: bool| {
             let at = fb.offset_const(w, vectors[c]);
             match self.k_pack {
+                _ if self.coding != Coding::Elements => self.decode(fb, words(at, false), k, scales.as_ref().map(|s| s[c])),
                 2 if dot => words(at, false),
                 2 => {
                     let (even, odd) = fb.split_bf16_pair(words(at, again));
@@ -281,8 +345,20 @@ impl<'a> Microkernel<'a> {
         acc
     }
 
+    /// Code `k` of each column's four bytes as f32, times the column's scale where there is one. Exact: 4 + 11 bits.
+    fn decode<'c>(&self, fb: &Fb<'_, 'c>, words: Value<'c>, k: u32, scale: Option<Value<'c>>) -> Value<'c> {
+        let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), fb.lanes());
+        let offset = fb.f32s(-self.coding.offset() as f32, fb.lanes());
+        let (shift, mask) = if self.k_pack == 8 { (8 * (k % 4) + 4 * (k / 4), 0xf) } else { (8 * k, 0xff) };
+        let code = fb.int_to_float(fb.and(fb.lshr(words, shift), all(mask)));
+        match scale {
+            Some(scale) => fb.fma(code, scale, fb.mul(offset, scale)),
+            None => fb.add(code, offset),
+        }
+    }
+
     /// Byte offsets in the tile, in the order of the accumulators: by row, then stream, then vector.
-    fn tile_offsets(&self, walk: Walk, lanes: u32) -> impl Iterator<Item = u64> {
+    pub fn tile_offsets(&self, walk: Walk, lanes: u32) -> impl Iterator<Item = u64> {
         let (nr, ways) = (self.kernel.panels.nr, self.kernel.panels.ways);
         let width = walk.panels * nr;
         (0..walk.m).flat_map(move |r| {
@@ -293,7 +369,7 @@ impl<'a> Microkernel<'a> {
         })
     }
 
-    fn start<'c>(&self, fb: &Fb<'_, 'c>, start: Start<'c>, at: Value<'c>) -> Value<'c> {
+    pub fn start<'c>(&self, fb: &Fb<'_, 'c>, start: Start<'c>, at: Value<'c>) -> Value<'c> {
         let ty = Ty::vec(Elem::F32, fb.lanes());
         match start {
             Start::Zero => fb.zero(ty),
@@ -304,14 +380,18 @@ impl<'a> Microkernel<'a> {
         }
     }
 
-    /// Prefetches of step `i` of streams that start at `panel`.
-    fn prefetch_streams<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, streams: &[u64], panel: Value<'c>, i: Value<'c>) {
+    /// Prefetches `done` (with [`AHEAD_SHIFT`]) bytes from `at` on, of all ways.
+    pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, stream: u64) {
+        let at = fb.offset(at, fb.lshr(done, AHEAD_SHIFT));
+        (0..u64::from(self.kernel.panels.ways)).for_each(|way| fb.prefetch(fb.offset_const(at, way * stream), L2));
+    }
+
+    /// Prefetches for `step_bytes` bytes at `here` of streams that start at `panel`.
+    pub fn prefetch_streams<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, streams: &[u64], panel: Value<'c>, here: Value<'c>, step_bytes: u64) {
         let tile = &self.kernel.tile;
-        let step_bytes = u64::from(self.kernel.panels.nr * self.k_pack) * self.dtype.size();
-        let lines = (u64::from(walk.vectors) * self.vector_bytes(fb.lanes())).div_ceil(64);
-        let here = fb.mul_int(i, step_bytes as i64);
+        let lines = (step_bytes / u64::from(walk.pieces)).div_ceil(64);
         if tile.prefetch >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
-            for line in 0..step_bytes / 64 {
+            for line in 0..step_bytes.div_ceil(64) {
                 let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
                 for stream in streams {
                     fb.prefetch(fb.offset_const(at, stream + u64::from(WINDOW_PAGES * PAGE)), L2);

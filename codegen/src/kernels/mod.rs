@@ -4,10 +4,12 @@
 //! what the generators have in common: the call's arguments ([`Call`]), operand addresses, extents, shares.
 
 pub mod attention;
+mod int_dot;
 pub mod loops;
 pub mod matmul;
 mod microkernel;
 pub mod probe;
+pub mod quantise;
 pub mod step;
 
 use crate::expr::Scope;

@@ -797,6 +797,12 @@ impl<'m, 'c> Fb<'m, 'c> {
         let pairs = Ty::vec(Elem::Bf16, 2 * lanes);
         self.intrinsic(name, acc.ty, &[acc, self.bitcast(a, pairs), self.bitcast(b, pairs)])
     }
+    /// int8 dot: `acc[i] + sum of unsigned[4i + j] * signed[4i + j]` per i32 lane, both as words of four codes, by the target's instruction.
+    /// Panics where the target has none, see `Isa::int8_dot_intrinsic`.
+    pub fn dot_int8(&self, acc: Value<'c>, unsigned: Value<'c>, signed: Value<'c>) -> Value<'c> {
+        let name = self.isa().int8_dot_intrinsic(acc.ty.lanes).expect("no int8 dot on this target");
+        self.intrinsic(name, acc.ty, &[acc, unsigned, signed])
+    }
     /// Return.
     pub fn ret(&self, value: Option<Value<'c>>) {
         let raw = value.map(|v| v.raw);

@@ -86,11 +86,11 @@ fn every_layout_equals_its_definition() {
     let mut expected = Vec::new();
     // One group of 83; grouped heads of 35 in two; ways of 35; each with both packings.
     for k_pack in [1, 2] {
-        let p = Panels { nr: 32, k_pack, k: 37, groups: 1, group_cols: 83, ways: 1 };
+        let p = Panels { nr: 32, k_pack, k: 37, groups: 1, group_cols: 83, ways: 1, coding: Coding::Elements };
         table.place("both", &both, P::Bf16, &[83, 37], Layout::Panels(p));
         expected.push(panel_reference(&p, &matrix, 2));
         for (groups, group_cols, ways) in [(2, 35, 1), (1, 35, 2), (5, 7, 2), (70, 1, 1)] {
-            let p = Panels { nr: 16, k_pack, k: 37, groups, group_cols, ways };
+            let p = Panels { nr: 16, k_pack, k: 37, groups, group_cols, ways, coding: Coding::Elements };
             table.place("a", &source("a"), P::Bf16, &[70, 37], Layout::Panels(p));
             expected.push(panel_reference(&p, &m.0[0].3, 2));
         }
@@ -99,7 +99,7 @@ fn every_layout_equals_its_definition() {
     let wide: Vec<f32> = m.0[2].3.as_chunks().0.iter().map(|b| half::f16::from_le_bytes(*b).to_f32()).collect();
     let turned: Vec<f32> = (0..70).flat_map(|c| (0..37).map(move |r| (r, c))).map(|(r, c)| wide[r * 70 + c]).collect();
     let recipe = Recipe::Convert { of: Box::new(Recipe::Transpose(Box::new(source("conv1d")))), dtype: DType::F32 };
-    let p = Panels { nr: 32, k_pack: 1, k: 37, groups: 1, group_cols: 70, ways: 1 };
+    let p = Panels { nr: 32, k_pack: 1, k: 37, groups: 1, group_cols: 70, ways: 1, coding: Coding::Elements };
     table.place("c", &recipe, P::F32, &[70, 37], Layout::Panels(p));
     expected.push(panel_reference(&p, &bytes(DType::F32, &turned), 4));
     // Plain: a slice across the border of a concat, a vector rounded to bf16.
@@ -125,7 +125,7 @@ fn items_join_without_seams() {
     let data = bytes(DType::F32, &values(n * 1000, 9));
     let m = Memory(vec![("big", DType::F32, vec![n, 1000], data.clone())]);
     let mut table = WeightTable::default();
-    let p = Panels { nr: 32, k_pack: 1, k: 1000, groups: 1, group_cols: n as u32, ways: 1 };
+    let p = Panels { nr: 32, k_pack: 1, k: 1000, groups: 1, group_cols: n as u32, ways: 1, coding: Coding::Elements };
     table.place("p", &source("big"), P::F32, &[n, 1000], Layout::Panels(p));
     table.place("q", &source("big"), P::F32, &[n, 1000], Layout::Plain);
     let turned = Recipe::Transpose(Box::new(Recipe::Transpose(Box::new(source("big")))));

@@ -332,7 +332,10 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         let ty = &module.params[p.index()].ty;
         if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
             let k_pack = if lower::storage(ty.dtype) == Some(DType::Bf16) { 2 } else { 1 };
-            panels.insert(p, Panels { nr: cx.isa.panel_nr, k_pack, k: k as u32, groups: 1, group_cols: n as u32, ways: 1 });
+            panels.insert(
+                p,
+                Panels { nr: cx.isa.panel_nr, k_pack, k: k as u32, groups: 1, group_cols: n as u32, ways: 1, coding: Coding::Elements },
+            );
         }
     }
     panels

@@ -1,0 +1,133 @@
+//! The register tile of a matmul of int8 records with int8 or int4 codes ([`Compute::Int8Dot`](crate::program::Compute)).
+//!
+//! ```text
+//! for each group of k { s32 = bias of the row;  for each step { s32 += codes . codes };  f32 += s32 * (scale of the row * scale of the column) }
+//! ```
+//! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
+//! Every element has two accumulators, so the tile has half as many rows as one of floats. Nibbles are taken apart in registers.
+//!
+//! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it; the bias in the record makes up for
+//! the offset. `VPDPBUSD` adds four products to 32 bits without saturation.
+
+use super::microkernel::{At, Feed, Microkernel, Start, Walk};
+use crate::llvm::builder::{Elem, Fb, Ty, Value};
+use crate::program::{Coding, DType, Quantise};
+
+/// Steps that are unrolled.
+const UNROLL: u32 = 4;
+
+impl Microkernel<'_> {
+    /// `groups` groups of one register tile; otherwise as [`Microkernel::emit`].
+    pub(super) fn emit_groups<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: At<'c>, groups: Value<'c>, start: Start<'c>, feed: Feed<'c>) {
+        let (kernel, lanes) = (self.kernel, fb.lanes());
+        let panels = &kernel.panels;
+        let group = self.coding.group().expect("codes");
+        let group_bytes = panels.bytes_before(group, self.dtype);
+        let steps = group / self.k_pack;
+        let step_bytes = u64::from(panels.nr) * 4;
+        let streams = self.streams(walk);
+        let vectors = self.vectors(walk, lanes);
+        let n = vectors.len();
+        let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
+        let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
+
+        let first: Vec<Value<'c>> =
+            self.tile_offsets(walk, lanes).map(|offset| self.start(fb, start, fb.offset_const(at.tile, offset))).collect();
+        let last = fb.loop_(fb.int(0), groups, 1, &first, |i, acc| {
+            let a = fb.index(at.a, i, Quantise::record(group).into());
+            let here = fb.mul_int(i, group_bytes as i64);
+            let w = fb.offset(at.w, here);
+            let bias: Vec<_> = (0..walk.m).map(|r| words_of(a, r, group + 4)).collect();
+            let begin: Vec<_> = (0..walk.m as usize * n).map(|e| bias[e / n]).collect();
+            let unroll = UNROLL.min(steps);
+            let sums = fb.loop_(fb.int(0), fb.int((steps / unroll).into()), 1, &begin, |j, sums| {
+                let mut sums = sums.to_vec();
+                let first_step = fb.mul_int(j, unroll.into());
+                let a = fb.offset(a, fb.mul_int(first_step, self.k_pack.into()));
+                for step in 0..unroll {
+                    let bytes = fb.add_int(fb.mul_int(first_step, step_bytes as i64), i64::from(step) * step_bytes as i64);
+                    match feed {
+                        Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), step_bytes),
+                        Feed::Ahead { at, step: each, stream } => {
+                            let part = fb.lshr(each, steps.trailing_zeros());
+                            let number = fb.add(fb.mul_int(i, steps.into()), fb.add_int(first_step, step.into()));
+                            self.prefetch_ahead(fb, at, fb.mul(number, part), stream);
+                        }
+                    }
+                    self.dots(fb, walk, &mut sums, fb.offset(w, bytes), &vectors, |r, half| words_of(a, r, step * self.k_pack + half * 4));
+                }
+                sums
+            });
+            let scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {
+                if matches!(feed, Feed::Stream) {
+                    let scales = fb.add_int(here, (u64::from(steps) * step_bytes) as i64);
+                    self.prefetch_streams(fb, walk, &streams, at.panel, scales, u64::from(panels.nr) * DType::F16.size());
+                }
+                self.scales(fb, walk, fb.offset(at.scales, here))
+            });
+            let mut acc = acc.to_vec();
+            for r in 0..walk.m {
+                let row = fb.load_broadcast(DType::F32, lanes, row_at(a, r, group));
+                for c in 0..n {
+                    let e = r as usize * n + c;
+                    let scale = scales.as_ref().map_or(row, |s| fb.mul(s[c], row));
+                    acc[e] = fb.fma(fb.int_to_float(sums[e]), scale, acc[e]);
+                }
+            }
+            acc
+        });
+        for (value, offset) in last.into_iter().zip(self.tile_offsets(walk, lanes)) {
+            fb.store(value, fb.offset_const(at.tile, offset), lanes * 4);
+        }
+    }
+
+    /// One step: the codes at `vectors` of `w` times the rows' words (`row(r, half)`: four codes).
+    fn dots<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        walk: Walk,
+        sums: &mut [Value<'c>],
+        w: Value<'c>,
+        vectors: &[u64],
+        row: impl Fn(u32, u32) -> Value<'c>,
+    ) {
+        let n = vectors.len();
+        let halves = self.k_pack / 4;
+        let align = (fb.lanes() * 4).min(64);
+        let codes = |c: usize| {
+            let words = fb.load(Ty::vec(Elem::I32, fb.lanes()), fb.offset_const(w, vectors[c]), align);
+            if halves == 1 {
+                return vec![words];
+            }
+            let low = fb.splat(fb.int_of(Elem::I32, 0x0f0f_0f0f), fb.lanes());
+            vec![fb.and(words, low), fb.and(fb.lshr(words, 4), low)]
+        };
+        if walk.holds_rows(self) {
+            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..halves).map(|half| row(r, half)).collect()).collect();
+            for c in 0..n {
+                for (half, w) in codes(c).into_iter().enumerate() {
+                    rows.iter().enumerate().for_each(|(r, x)| sums[r * n + c] = fb.dot_int8(sums[r * n + c], w, x[half]));
+                }
+            }
+            return;
+        }
+        let columns: Vec<_> = (0..n).map(codes).collect();
+        for r in 0..walk.m {
+            for half in 0..halves {
+                let x = row(r, half);
+                for (c, w) in columns.iter().enumerate() {
+                    let e = r as usize * n + c;
+                    sums[e] = fb.dot_int8(sums[e], w[half as usize], x);
+                }
+            }
+        }
+    }
+
+    /// The columns' scales of the group whose scales (of the piece) are at `scales`.
+    pub(super) fn scales<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, scales: Value<'c>) -> Vec<Value<'c>> {
+        let lanes = fb.lanes();
+        let bytes = u64::from(lanes) * DType::F16.size();
+        let offsets = self.streams(walk).into_iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * bytes));
+        offsets.map(|offset| fb.load_f32(DType::F16, lanes, fb.offset_const(scales, offset), (bytes as u32).min(32))).collect()
+    }
+}

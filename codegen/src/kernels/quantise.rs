@@ -1,0 +1,86 @@
+//! Rows of floats to int8 codes with a scale per group; see [`Quantise`] for the records and `quant` of the graph crate for the arithmetic,
+//! which this follows operation by operation, so that the codes are the same integers.
+//!
+//! In: [`Quantise`]. Out: a kernel that shares groups out to threads, or, inside a matmul, code that does all rows for one thread.
+
+use super::{Call, define_kernel};
+use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value};
+use crate::program::{Program, Quantise};
+
+/// Magnitude below which a group is zero.
+const TINY: f32 = 1e-30;
+
+/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
+pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Quantise) -> Function<'c> {
+    define_kernel(mb, program, name, |call| {
+        let groups = call.fb.int(kernel.k.div_ceil(kernel.group).into());
+        let (begin, end) = call.share(call.fb.mul(call.extent(kernel.rows), groups));
+        units(call, kernel, begin, end);
+    })
+}
+
+/// All rows, by this thread alone.
+pub(super) fn all_rows<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise) {
+    let groups = call.fb.int(kernel.k.div_ceil(kernel.group).into());
+    units(call, kernel, call.fb.int(0), call.fb.mul(call.extent(kernel.rows), groups));
+}
+
+/// Groups `begin .. end`, counted row by row.
+fn units<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise, begin: Value<'c>, end: Value<'c>) {
+    let fb = call.fb;
+    let (x, out) = (call.base(&kernel.x.place), call.base(&kernel.out.place));
+    let (groups, rest) = (kernel.k.div_ceil(kernel.group), kernel.k % kernel.group);
+    fb.for_(begin, end, 1, |unit| {
+        let (row, group) = (fb.div(unit, fb.int(groups.into())), fb.rem(unit, fb.int(groups.into())));
+        let element = fb.add(fb.mul_int(row, kernel.x_stride.into()), fb.mul_int(group, kernel.group.into()));
+        let x = fb.index(x, element, kernel.x.dtype.size());
+        let record = fb.add(fb.mul_int(row, kernel.out_stride.into()), fb.mul_int(group, Quantise::record(kernel.group).into()));
+        let out = fb.offset(out, record);
+        let whole = || one_group(fb, kernel, x, out, kernel.group);
+        if rest == 0 {
+            return whole();
+        }
+        let last = fb.cmp(Cmp::Eq, group, fb.int(i64::from(groups) - 1));
+        let both = |branch: &dyn Fn()| {
+            branch();
+            vec![]
+        };
+        fb.if_else(last, || both(&|| one_group(fb, kernel, x, out, rest)), || both(&whole));
+    });
+}
+
+/// The record of the `elements` floats at `x`.
+fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c>, elements: u32) {
+    let (lanes, dtype) = (fb.lanes(), kernel.x.dtype);
+    let ints = Ty::vec(Elem::I32, lanes);
+    let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), lanes);
+    let values: Vec<Value<'c>> = (0..kernel.group / lanes)
+        .map(|v| {
+            let at = fb.offset_const(x, u64::from(v * lanes) * dtype.size());
+            match elements.saturating_sub(v * lanes) {
+                0 => fb.zero(Ty::vec(Elem::F32, lanes)),
+                n if n >= lanes => fb.load_f32(dtype, lanes, at, dtype.size() as u32),
+                n => {
+                    let mask: Vec<i64> = (0..lanes).map(|lane| i64::from(lane < n)).collect();
+                    fb.load_f32_masked(dtype, at, fb.int_vec(Elem::I1, &mask), dtype.size() as u32)
+                }
+            }
+        })
+        .collect();
+    // Magnitudes order like their bits, and a NaN is above them all.
+    let magnitudes = values.iter().map(|v| fb.and(fb.bitcast(*v, ints), all(0x7fff_ffff)));
+    let largest = magnitudes.reduce(|a, b| fb.max(a, b)).expect("a group has elements");
+    let largest = fb.bitcast(fb.reduce(largest, |a, b| fb.max(a, b)), Ty::F32);
+    let tiny = fb.cmp(Cmp::Lt, largest, fb.f32(TINY));
+    let or_zero = |v: Value<'c>| fb.select(tiny, fb.f32(0.0), v);
+    let inverse = fb.splat(or_zero(fb.div(fb.f32(127.0), largest)), lanes);
+    let mut sum = fb.zero(ints);
+    for (v, value) in (0..).zip(&values) {
+        let code = fb.float_to_i32(fb.round_even(fb.mul(*value, inverse)));
+        sum = fb.add(sum, code);
+        fb.store(fb.trunc(code, Elem::I8), fb.offset_const(out, u64::from(v * lanes)), lanes.min(8));
+    }
+    let sum = fb.reduce(sum, |a, b| fb.add(a, b));
+    fb.store(or_zero(fb.div(largest, fb.f32(127.0))), fb.offset_const(out, kernel.group.into()), 4);
+    fb.store(fb.mul(sum, fb.i32(-kernel.code_offset)), fb.offset_const(out, u64::from(kernel.group) + 4), 4);
+}
