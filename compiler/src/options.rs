@@ -4,7 +4,9 @@
 //! here and refused by name with exit code 6, never accepted in silence.
 
 use crate::error::Error;
+use crate::passes::quantise::{Keep, Quantisation};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rcompile_graph::{DType, Group};
 use std::path::PathBuf;
 
 /// Buckets beyond this many rows are refused: the arena grows with them.
@@ -228,23 +230,94 @@ pub struct Build {
     #[arg(long)]
     pub quiet: bool,
 
+    /// Codes in place of weights.
+    #[command(flatten)]
+    pub quantize: Quantize,
+
     /// Flags of features that do not exist yet.
     #[command(flatten)]
     pub later: Later,
+}
+
+/// How weights become codes.
+#[derive(Clone, Debug, Args)]
+pub struct Quantize {
+    /// Weights of linear layers as codes: int8 with a scale per output, int4 with a scale per group
+    #[arg(long, value_enum, value_name = "TYPE", default_value_t = CodeType::None)]
+    pub quantize: CodeType,
+    /// Elements that share a scale of --quantize int4
+    #[arg(long, value_name = "32|64|128", value_parser = parse_group, requires = "quantize")]
+    pub group_size: Option<Group>,
+    /// The head's weights, and a tied embedding's [default: int8 with --quantize, else none]
+    #[arg(long, value_enum, value_name = "TYPE")]
+    pub quantize_head: Option<CodeType>,
+    /// Keep tensors of the checkpoint out: a name, `*` and `?` allowed, and the type to store them in (`auto`, f32, f16, bf16)
+    #[arg(long, value_name = "PATTERN=TYPE", value_parser = parse_keep)]
+    pub keep: Vec<Keep>,
+}
+
+/// `--quantize`, `--quantize-head`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum CodeType {
+    None,
+    Int8,
+    Int4,
+}
+
+impl Quantize {
+    fn check(&self, compute: ComputeType) -> Result<(), Error> {
+        let plan = self.plan();
+        let usage = |what: &str, help: &str| Err(Error::Usage { what: what.into(), help: Some(help.into()) });
+        if compute == ComputeType::Int8 && !plan.is_any() {
+            return usage(
+                "--compute int8 without quantised weights, expected --quantize, found none",
+                "--quantize int8 or --quantize int4",
+            );
+        }
+        let is_four = |dtype: Option<DType>| matches!(dtype, Some(DType::Q4(_)));
+        if self.group_size.is_some() && !is_four(plan.body) && !is_four(plan.head) {
+            return usage("--group-size without int4 weights, expected --quantize int4, found none", "int8 has one scale per output");
+        }
+        if !self.keep.is_empty() && !plan.is_any() {
+            return usage("--keep without quantised weights, expected --quantize, found none", "without it all weights are kept");
+        }
+        Ok(())
+    }
+
+    /// For the pass.
+    pub fn plan(&self) -> Quantisation {
+        let dtype = |code| match code {
+            CodeType::None => None,
+            CodeType::Int8 => Some(DType::Q8(Group::Row)),
+            CodeType::Int4 => Some(DType::Q4(self.group_size.unwrap_or(Group::G32))),
+        };
+        let body = dtype(self.quantize);
+        let head = self.quantize_head.unwrap_or(if body.is_some() { CodeType::Int8 } else { CodeType::None });
+        Quantisation { body, head: dtype(head), keep: self.keep.clone() }
+    }
+}
+
+fn parse_group(text: &str) -> Result<Group, String> {
+    text.parse().ok().and_then(Group::of).ok_or_else(|| "expected 32, 64 or 128".to_string())
+}
+
+fn parse_keep(text: &str) -> Result<Keep, String> {
+    let (pattern, dtype) = text.rsplit_once('=').ok_or("expected PATTERN=TYPE, such as '*.down_proj.*=bf16'")?;
+    let dtype = match dtype {
+        "auto" => None,
+        "f32" => Some(DType::F32),
+        "f16" => Some(DType::F16),
+        "bf16" => Some(DType::BF16),
+        other => return Err(format!("type: expected auto, f32, f16 or bf16, found '{other}'")),
+    };
+    Ok(Keep { pattern: pattern.into(), dtype })
 }
 
 /// Flags of the contract whose feature does not exist yet: each is refused by name.
 #[derive(Clone, Debug, Default, Args)]
 #[allow(missing_docs)]
 pub struct Later {
-    #[arg(long, hide = true)]
-    quantize: Option<String>,
-    #[arg(long, hide = true)]
-    group_size: Option<u32>,
-    #[arg(long, hide = true)]
-    quantize_head: Option<String>,
-    #[arg(long, hide = true, value_name = "PATTERN=TYPE")]
-    keep: Vec<String>,
     #[arg(long, hide = true)]
     calibrate: Option<PathBuf>,
 }
@@ -356,14 +429,8 @@ impl Build {
     /// Refuses what is known but not supported yet, and contradictions.
     pub fn check(&self) -> Result<(), Error> {
         let later = &self.later;
-        let not_none = |v: &Option<String>| v.as_deref().is_some_and(|v| v != "none" && v != "off");
         let refused = [
-            ("--quantize", not_none(&later.quantize), "leave it out: weights keep the checkpoint's type"),
-            ("--group-size", later.group_size.is_some(), "leave it out: weights keep the checkpoint's type"),
-            ("--quantize-head", not_none(&later.quantize_head), "leave it out: weights keep the checkpoint's type"),
-            ("--keep", !later.keep.is_empty(), "leave it out: weights keep the checkpoint's type"),
-            ("--calibrate", later.calibrate.is_some(), "leave it out: nothing is quantised"),
-            ("--compute int8", self.compute == ComputeType::Int8, "use --compute auto, f32 or bf16"),
+            ("--calibrate", later.calibrate.is_some(), "leave it out: codes are rounded to nearest"),
             ("--kv-dtype int8", self.kv_dtype == ComputeType::Int8, "use --kv-dtype auto, f32 or bf16"),
             ("--task", !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
             ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
@@ -371,6 +438,7 @@ impl Build {
         if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
             return Err(not_yet(flag, help));
         }
+        self.quantize.check(self.compute)?;
         if self.autotune == Autotune::Fast && !self.writes_exe() {
             return Err(Error::usage("--autotune fast measures executables, expected -o OUT without --dry-run and --stop-after"));
         }

@@ -20,13 +20,15 @@ use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
 use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace, not_yet};
+use crate::passes::quantise::Quantisation;
 use crate::passes::*;
-use crate::plan::{self, PlanCx, Planned, WeightTable};
+use crate::plan::{self, PackJob, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::tuning::Tuning;
 use crate::{doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
+use rcompile_codegen::program::{Coding, Layout, Panels};
 use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
@@ -66,6 +68,7 @@ pub const PASSES: &[Pass] = &[
     Pass { name: "fuse-rms-norm", run: fuse_rms_norm::run, level: 1 },       // after fuse-layer-norm, which holds an RMS norm of x - mean
     Pass { name: "fuse-rope", run: fuse_rope::run, level: 1 },               // after cse: cos and sin have one name
     Pass { name: "dead-logit-rows", run: dead_logit_rows::run, level: 1 },   // after the norms: a row-wise op is easy to cross
+    Pass { name: "quantise", run: quantise::run, level: 0 },                 // meaning too; before compute-dtype, which looks at weights
     Pass { name: "compute-dtype", run: compute_dtype::run, level: 0 },       // meaning, not speed; before merge-matmuls, so that
     Pass { name: "cse-2", run: cse::run, level: 1 },                         //   merged weights have their final type; one conversion
     Pass { name: "merge-matmuls", run: merge_matmuls::run, level: 1 },       //   per value, so that their inputs have one name
@@ -141,7 +144,8 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     report.architecture = model.arch.class_names[0].into();
     report.target = isa.triple.clone();
     report.cpu = isa.name.clone();
-    report.compute = settings.compute.name().into();
+    report.compute = settings.compute_name().into();
+    report.quantisation = settings.quantisation.name();
     report.kv_dtype = settings.kv_dtype.name().into();
     report.ctx_size = settings.ctx_size;
     if stop("open") {
@@ -182,7 +186,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let stage = progress.stage("passes", modules.len() as u64, false);
     for module in &mut modules {
         stage.message(bucket_name(module));
-        run_passes(o, passes, module, settings.compute, &dump, &mut report)?;
+        run_passes(o, passes, module, &settings, &dump, &mut report)?;
         stage.advance(1);
     }
     stage.finish(&format!("{} passes", passes.len()));
@@ -371,11 +375,17 @@ struct Settings {
     compute: DType,
     kv_dtype: DType,
     weight_dtype: Option<DType>,
+    quantisation: Quantisation,
     ctx_size: u32,
     slots: u32,
 }
 
 impl Settings {
+    /// As `--compute` names it.
+    fn compute_name(&self) -> &'static str {
+        if self.compute == DType::I8 { "int8" } else { self.compute.name() }
+    }
+
     fn new(o: &Build, model: &Model, isa: &Isa) -> Result<Settings, Error> {
         let weight_dtype = match o.dtype {
             WeightType::Auto => None,
@@ -384,13 +394,32 @@ impl Settings {
             WeightType::Bf16 => Some(DType::BF16),
         };
         let stored = weight_dtype.unwrap_or_else(|| main_type(model));
+        let quantisation = o.quantize.plan();
+        let has_int8 = isa.int8_dot_intrinsic(isa.lanes).is_some();
         let compute = match o.compute {
-            // bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
+            // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
+            ComputeType::Auto if quantisation.is_any() && has_int8 => DType::I8,
             ComputeType::Auto if stored == DType::BF16 && isa.bf16_dot && isa.bf16_dot_fast => DType::BF16,
+            ComputeType::Int8 if has_int8 => DType::I8,
+            ComputeType::Int8 => {
+                return Err(Error::Unsupported {
+                    place: "--compute int8".into(),
+                    what: format!("needs an integer dot product on full vectors, which {} has not", isa.name),
+                    help: Some("--compute auto".into()),
+                });
+            }
             ComputeType::Bf16 => DType::BF16,
             _ => DType::F32,
         };
         let kv_dtype = match o.kv_dtype {
+            // Integer arithmetic says nothing about the cache: as for the checkpoint's own type.
+            ComputeType::Auto if compute == DType::I8 => {
+                if stored == DType::F32 {
+                    DType::F32
+                } else {
+                    DType::BF16
+                }
+            }
             ComputeType::Auto => compute,
             ComputeType::Bf16 => DType::BF16,
             _ => DType::F32,
@@ -411,7 +440,7 @@ impl Settings {
                 what: format!("too many positions, expected at most {}, found {cells}", 1u64 << 31),
             });
         }
-        Ok(Settings { compute, kv_dtype, weight_dtype, ctx_size, slots })
+        Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, ctx_size, slots })
     }
 }
 
@@ -480,8 +509,15 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
     })
 }
 
-fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, compute: DType, dump: &Dump<'_>, report: &mut Report) -> Result<(), Error> {
-    let mut cx = PassCx { compute: Some(compute), ..PassCx::default() };
+fn run_passes(
+    o: &Build,
+    passes: &[Pass],
+    module: &mut Module,
+    settings: &Settings,
+    dump: &Dump<'_>,
+    report: &mut Report,
+) -> Result<(), Error> {
+    let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
     for (index, pass) in passes.iter().enumerate() {
         let start = Instant::now();
@@ -672,8 +708,13 @@ fn fill_plan_report(report: &mut Report, plans: &[Planned], weights: &WeightTabl
 /// Stored type of most weight bytes.
 fn weights_type(weights: &WeightTable) -> String {
     let mut bytes = std::collections::BTreeMap::new();
-    weights.jobs.iter().for_each(|j| *bytes.entry(j.dtype).or_insert(0) += j.bytes);
-    bytes.into_iter().max_by_key(|(_, b)| *b).map_or("f32", |(d, _)| d.name()).into()
+    let name = |j: &PackJob| match j.layout {
+        Layout::Panels(Panels { coding: Coding::Int8 { .. }, .. }) => "int8",
+        Layout::Panels(Panels { coding: Coding::Int4 { .. }, .. }) => "int4",
+        _ => j.dtype.name(),
+    };
+    weights.jobs.iter().for_each(|j| *bytes.entry(name(j)).or_insert(0) += j.bytes);
+    bytes.into_iter().max_by_key(|(_, b)| *b).map_or("f32", |(name, _)| name).into()
 }
 
 /// A warning for the user and the report.
@@ -770,9 +811,9 @@ fn manifest(
         ctx_size: settings.ctx_size,
         slots: settings.slots,
         dtype: weights_type(weights),
-        compute: settings.compute.name().into(),
+        compute: settings.compute_name().into(),
         kv_dtype: settings.kv_dtype.name().into(),
-        quantization: "none".into(),
+        quantization: settings.quantisation.name(),
         vocab_size: facts.vocab_size as u32,
         hidden_size: facts.hidden_size as u32,
         parameters: model.weights.parameters(),

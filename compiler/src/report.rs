@@ -102,6 +102,8 @@ pub struct Report {
     pub dtype: String,
     /// Type that matmul inputs are rounded to.
     pub compute: String,
+    /// Codes of weights, `none` without.
+    pub quantisation: String,
     /// Type of the KV cache.
     pub kv_dtype: String,
     /// Positions per sequence.
@@ -170,6 +172,9 @@ impl Report {
             let _ = writeln!(out, "{} for {} ({}), buckets {rows}", self.architecture, self.cpu, self.target);
             let types = format!("stored {}, matmul inputs {}, KV cache {}", self.dtype, self.compute, self.kv_dtype);
             let _ = writeln!(out, "  {types}");
+            if self.quantisation != "none" {
+                let _ = writeln!(out, "  quantisation {}", self.quantisation);
+            }
             let _ = writeln!(out, "  code {} in {} units, weights {}", size(self.code_bytes), self.units, size(self.weight_bytes));
             let _ = writeln!(out, "  arena {}, KV cache {} per token", size(self.arena_bytes), size(self.kv_bytes_per_token));
         }

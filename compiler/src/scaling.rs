@@ -41,16 +41,16 @@ pub struct Machine {
     socket_gb_per_s: f64,
     /// What one core reads alone.
     core_gb_per_s: f64,
-    /// Floating-point operations per cycle and core with the widest vectors: f32 multiply-add, bf16 dot.
-    flop_per_cycle: [f64; 2],
+    /// Floating-point operations per cycle and core with the widest vectors: f32 multiply-add, bf16 dot, int8 dot.
+    flop_per_cycle: [f64; 3],
 }
 
 /// One core reads 37 to 41 GB/s on Zen 5 (measured), 25 on Sapphire and Emerald Rapids (measured on a virtual machine); 25 is assumed for
 /// those that were not measured. Operations per cycle: vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of
 /// its multiply-add) measured with the probes of `OUT profile`.
 const MACHINES: &[Machine] = &[
-    machine(&["znver5"], "m8a (Zen 5, 12 x DDR5-6400)", 96, 3.5, 614.4, 39.0, [64.0, 128.0]),
-    machine(&["znver4", "x86-64-v4"], "c7a (Zen 4, 12 x DDR5-4800)", 96, 3.0, 460.8, 25.0, [32.0, 64.0]),
+    machine(&["znver5"], "m8a (Zen 5, 12 x DDR5-6400)", 96, 3.5, 614.4, 39.0, [64.0, 128.0, 256.0]),
+    machine(&["znver4", "x86-64-v4"], "c7a (Zen 4, 12 x DDR5-4800)", 96, 3.0, 460.8, 25.0, [32.0, 64.0, 128.0]),
     machine(
         &["sapphirerapids", "emeraldrapids", "graniterapids"],
         "c7i (Sapphire Rapids, 8 x DDR5-4800)",
@@ -58,13 +58,21 @@ const MACHINES: &[Machine] = &[
         2.6,
         307.2,
         25.0,
-        [64.0, 32.0],
+        [64.0, 32.0, 256.0],
     ),
-    machine(&["icelake-server", "skylake-avx512"], "c6i (Ice Lake, 8 x DDR4-3200)", 32, 2.9, 204.8, 15.0, [64.0, 64.0]),
-    machine(&["x86-64-v3", "znver3", "znver2", "haswell", "alderlake"], "c6a (Zen 3, 8 x DDR4-3200)", 48, 2.9, 204.8, 25.0, [32.0, 32.0]),
-    machine(&["neoverse-n1", "graviton2"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0]),
-    machine(&["neoverse-v1", "graviton3"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0]),
-    machine(&["neoverse-v2", "graviton4"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0]),
+    machine(&["icelake-server", "skylake-avx512"], "c6i (Ice Lake, 8 x DDR4-3200)", 32, 2.9, 204.8, 15.0, [64.0, 64.0, 256.0]),
+    machine(
+        &["x86-64-v3", "znver3", "znver2", "haswell", "alderlake"],
+        "c6a (Zen 3, 8 x DDR4-3200)",
+        48,
+        2.9,
+        204.8,
+        25.0,
+        [32.0, 32.0, 64.0],
+    ),
+    machine(&["neoverse-n1", "graviton2"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0, 64.0]),
+    machine(&["neoverse-v1", "graviton3"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0, 256.0]),
+    machine(&["neoverse-v2", "graviton4"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0, 256.0]),
 ];
 
 const fn machine(
@@ -74,7 +82,7 @@ const fn machine(
     ghz: f64,
     socket_gb_per_s: f64,
     core_gb_per_s: f64,
-    flop_per_cycle: [f64; 2],
+    flop_per_cycle: [f64; 3],
 ) -> Machine {
     Machine { cpus, name, cores, ghz, socket_gb_per_s, core_gb_per_s, flop_per_cycle }
 }
@@ -100,6 +108,7 @@ impl Machine {
         let per_cycle = match arithmetic {
             Arithmetic::F32 => self.flop_per_cycle[0],
             Arithmetic::Bf16Dot => self.flop_per_cycle[1],
+            Arithmetic::Int8Dot => self.flop_per_cycle[2],
         };
         per_cycle * self.ghz
     }
@@ -331,8 +340,8 @@ impl Note {
         let _ = writeln!(out, "  machine      {}, {} cores per socket at {} GHz", m.name, m.cores, m.ghz);
         let whose = if self.given_bandwidth { "as given" } else { "memory channels" };
         let _ = writeln!(out, "  memory       {:.1} GB/s per socket ({whose}), {} GB/s for one core", m.socket_gb_per_s, m.core_gb_per_s);
-        let [f32, bf16] = m.flop_per_cycle;
-        let _ = writeln!(out, "  arithmetic   {f32} f32 and {bf16} bf16 flop per cycle and core");
+        let [f32, bf16, int8] = m.flop_per_cycle;
+        let _ = writeln!(out, "  arithmetic   {f32} f32, {bf16} bf16 and {int8} int8 operations per cycle and core");
         let _ = writeln!(out, "  barriers     {} ns times log2(cores)", self.barrier_ns_per_doubling);
         for p in &self.phases {
             let bytes = report::size(p.memory_bytes);
@@ -388,7 +397,7 @@ mod tests {
         }
     }
 
-    const SMALL: Machine = machine(&["x"], "x", 64, 1.0, 100.0, 10.0, [10.0, 20.0]);
+    const SMALL: Machine = machine(&["x"], "x", 64, 1.0, 100.0, 10.0, [10.0, 20.0, 40.0]);
 
     fn us(region: &RegionInfo, rows: u64, cores: u32) -> f64 {
         let load = load(rows, rows, 1, false, None);

@@ -238,12 +238,14 @@ mod compute {
         s.serialize_str(match compute {
             Compute::F32 => "f32",
             Compute::Bf16Dot => "dot",
+            Compute::Int8Dot => "int8",
         })
     }
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Compute, D::Error> {
         match String::deserialize(d)?.as_str() {
             "f32" => Ok(Compute::F32),
             "dot" => Ok(Compute::Bf16Dot),
+            "int8" => Ok(Compute::Int8Dot),
             other => Err(D::Error::custom(format!("compute: expected f32 or dot, found {other}"))),
         }
     }

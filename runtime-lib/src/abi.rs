@@ -176,11 +176,13 @@ pub enum Probe {
     F32 = 3,
     /// Dot products of bf16 pairs in registers, likewise.
     Bf16Dot = 4,
+    /// Dot products of four int8 codes in registers, likewise.
+    Int8Dot = 5,
 }
 
 impl Probe {
     /// All of them.
-    pub const ALL: [Probe; 4] = [Probe::Read1, Probe::Read4, Probe::F32, Probe::Bf16Dot];
+    pub const ALL: [Probe; 5] = [Probe::Read1, Probe::Read4, Probe::F32, Probe::Bf16Dot, Probe::Int8Dot];
 
     /// In symbols.
     pub fn name(self) -> &'static str {
@@ -189,6 +191,7 @@ impl Probe {
             Probe::Read4 => "read4",
             Probe::F32 => "f32",
             Probe::Bf16Dot => "bf16_dot",
+            Probe::Int8Dot => "int8_dot",
         }
     }
 }

@@ -110,6 +110,8 @@ pub enum Arithmetic {
     F32,
     /// Dot product of bf16 pairs, accumulated in f32.
     Bf16Dot,
+    /// Dot product of four int8 codes, accumulated in i32.
+    Int8Dot,
 }
 
 impl Arithmetic {
@@ -118,6 +120,7 @@ impl Arithmetic {
         match self {
             Arithmetic::F32 => "f32",
             Arithmetic::Bf16Dot => "bf16",
+            Arithmetic::Int8Dot => "int8",
         }
     }
 }

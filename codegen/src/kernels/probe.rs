@@ -23,8 +23,12 @@ pub fn symbol(probe: Probe) -> String {
 
 /// Probes that make sense for a target.
 pub fn probes(isa: &Isa) -> impl Iterator<Item = Probe> {
-    let bf16_dot = isa.bf16_dot;
-    Probe::ALL.into_iter().filter(move |p| *p != Probe::Bf16Dot || bf16_dot)
+    let has = |probe: &Probe| match probe {
+        Probe::Bf16Dot => isa.bf16_dot,
+        Probe::Int8Dot => isa.int8_dot_intrinsic(isa.lanes).is_some(),
+        _ => true,
+    };
+    Probe::ALL.into_iter().filter(has)
 }
 
 /// Defines the probe's function.
@@ -36,6 +40,13 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
             Probe::Read1 => read(&call, 1),
             Probe::Read4 => read(&call, 4),
             Probe::F32 => multiply(&call, 1, |fb, a, b, sum| fb.fma(a, b, sum)),
+            Probe::Int8Dot => {
+                let words = Ty::vec(Elem::I32, fb.lanes());
+                multiply(&call, 4, |fb, a, b, sum| {
+                    let [a, b, ints] = [a, b, sum].map(|v| fb.bitcast(v, words));
+                    fb.bitcast(fb.dot_int8(ints, a, b), sum.ty())
+                })
+            }
             Probe::Bf16Dot => {
                 let words = Ty::vec(Elem::I32, fb.lanes());
                 multiply(&call, 2, |fb, a, b, sum| fb.dot_bf16(sum, fb.bitcast(a, words), fb.bitcast(b, words)))

@@ -74,7 +74,7 @@ fn layers(plans: &[Planned]) -> u32 {
     let bytes = |items: &[Item]| -> u64 {
         let matmul = |i: &Item| match i {
             Item::Region(r) => match &program.regions[r.index()].kernel {
-                Kernel::Matmul(m) => m.panels.len() * program.weights[m.weight.index()].dtype.size(),
+                Kernel::Matmul(m) => m.panels.bytes(program.weights[m.weight.index()].dtype),
                 _ => 0,
             },
             _ => 0,

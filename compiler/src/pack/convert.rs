@@ -41,6 +41,15 @@ pub(super) fn convert(from: DType, to: DType, src: &[u8], dst: &mut [u8]) -> Opt
     Some(overflows as u64)
 }
 
+/// All elements of a float type as f32.
+pub(super) fn to_f32(from: DType, src: &[u8]) -> Vec<f32> {
+    let mut values = vec![0f32; src.len() / from.size() as usize];
+    for (src, values) in src.chunks(CHUNK * from.size() as usize).zip(values.chunks_mut(CHUNK)) {
+        widen(from, src, values);
+    }
+    values
+}
+
 fn widen(from: DType, src: &[u8], values: &mut [f32]) {
     match from {
         DType::F32 => values.iter_mut().zip(src.as_chunks().0).for_each(|(v, s)| *v = f32::from_le_bytes(*s)),

@@ -6,6 +6,7 @@
 //! pool and written with `pwrite`; while one batch of items is evaluated, the one before is hashed in file order. So memory stays at some
 //! tens of MB whatever the model's size, and the bytes do not depend on the number of threads.
 
+mod codes;
 mod convert;
 mod panels;
 mod view;
@@ -14,8 +15,8 @@ use crate::error::Error;
 use crate::plan::{PackJob, WeightTable};
 use rayon::prelude::*;
 use rcompile_codegen::program;
-use rcompile_codegen::program::Layout;
-use rcompile_graph::DType;
+use rcompile_codegen::program::{Coding, Layout, Panels};
+use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
 use rcompile_models::weights::WeightIndex;
 use safetensors::Dtype;
@@ -182,6 +183,14 @@ fn evaluate(
     let mut bytes = vec![0; item.bytes as usize];
     match job.layout {
         Layout::Plain => view.block(item.units.clone(), 0..view.cols(), &mut bytes, tensors, &mut seen)?,
+        Layout::Panels(p) if p.coding != Coding::Elements => {
+            for way in 0..p.ways {
+                let rows = panels::rows(&p, way, &item.units);
+                let mut block = vec![0; ((rows.end - rows.start) * view.row_bytes()) as usize];
+                view.block(rows, 0..view.cols(), &mut block, tensors, &mut seen)?;
+                codes::fill(&p, way, &item.units, convert::to_f32(view.dtype(), &block), &mut bytes);
+            }
+        }
         Layout::Panels(p) => {
             let mut block = Vec::new();
             for way in 0..p.ways {
@@ -200,8 +209,13 @@ fn evaluate(
 
 /// The view of a job, after checking that recipe, shape, layout and size say the same.
 fn check_job(job: &PackJob, tensors: &dyn Tensors) -> Result<View, Error> {
-    let view = View::new(&job.recipe, tensors)?;
     let bug = |what: String| Error::bug(format_args!("pack {}", job.name), what);
+    if let Layout::Panels(p) = job.layout
+        && p.coding != Coding::Elements
+    {
+        return coded(job, &p, tensors);
+    }
+    let view = View::new(&job.recipe, tensors)?;
     let dtype = match job.dtype {
         program::DType::F32 => DType::F32,
         program::DType::F16 => DType::F16,
@@ -220,11 +234,29 @@ fn check_job(job: &PackJob, tensors: &dyn Tensors) -> Result<View, Error> {
             if (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.nr == 0 || p.k_pack == 0 || p.ways == 0 || p.is_empty() {
                 return Err(bug(format!("[{}, {}] does not fit {p:?}", view.rows(), view.cols())));
             }
-            p.len() * job.dtype.size()
+            p.bytes(job.dtype)
         }
     };
     if bytes != job.bytes {
         return Err(bug(format!("{bytes} bytes, planned {}", job.bytes)));
+    }
+    Ok(view)
+}
+
+/// The view of a job of codes: of the floats that they are made from.
+fn coded(job: &PackJob, p: &Panels, tensors: &dyn Tensors) -> Result<View, Error> {
+    let bug = |what: String| Err(Error::bug(format_args!("pack {}", job.name), what));
+    let (of, dtype) = match &job.recipe {
+        Recipe::Convert { of, dtype } if dtype.is_quantised() => (of, *dtype),
+        other => return bug(format!("{:?} of {other:?}", p.coding)),
+    };
+    let view = View::new(of, tensors)?;
+    let rows = u64::from(p.ways) * u64::from(p.groups) * u64::from(p.group_cols);
+    if !view.dtype().is_float() || view.shape() != job.shape || (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.is_empty() {
+        return bug(format!("[{}, {}] of {} does not fit {p:?}", view.rows(), view.cols(), view.dtype()));
+    }
+    if codes::dtype(p.coding) != Some(dtype) || job.dtype != program::DType::U8 || p.bytes(job.dtype) != job.bytes {
+        return bug(format!("{dtype} as {:?} in {} bytes", p.coding, job.bytes));
     }
     Ok(view)
 }
@@ -243,7 +275,7 @@ fn items(table: &WeightTable, views: &[View]) -> Result<Vec<Item>, Error> {
         end = job.offset + job.bytes;
         let (units, unit_bytes) = match job.layout {
             Layout::Plain => (views[index].rows(), views[index].row_bytes()),
-            Layout::Panels(p) => (u64::from(p.panels()), p.panel_len() * u64::from(p.ways) * job.dtype.size()),
+            Layout::Panels(p) => (u64::from(p.panels()), p.panel_bytes(job.dtype) * u64::from(p.ways)),
         };
         if unit_bytes == 0 {
             continue;

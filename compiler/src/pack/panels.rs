@@ -13,7 +13,7 @@ pub(super) fn rows(p: &Panels, way: u32, panels: &Range<u64>) -> Range<u64> {
 }
 
 /// Rows of one panel within its way.
-fn panel_rows(p: &Panels, panel: u64) -> Range<u64> {
+pub(super) fn panel_rows(p: &Panels, panel: u64) -> Range<u64> {
     let per_group = u64::from(p.panels_per_group());
     let (group, index) = (panel / per_group, panel % per_group);
     let begin = index * u64::from(p.nr);
@@ -33,7 +33,7 @@ pub(super) fn fill(p: &Panels, way: u32, panels: &Range<u64>, block: &[u8], elem
         other => return Err(Error::bug("pack panels", format!("{other} bytes per column and step"))),
     };
     let row_bytes = p.k as usize * element;
-    let panel_bytes = p.panel_len() as usize * element;
+    let panel_bytes = p.padded_k() as usize * p.nr as usize * element;
     let first = panel_rows(p, panels.start).start;
     for (i, panel) in panels.clone().enumerate() {
         let rows = panel_rows(p, panel);

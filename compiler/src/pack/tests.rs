@@ -59,7 +59,7 @@ fn run(table: &WeightTable, tensors: &Memory, threads: usize, allow: bool) -> Re
 
 /// The definition of the layout, element by element.
 fn panel_reference(p: &Panels, matrix: &[u8], element: usize) -> Vec<u8> {
-    let mut out = vec![0; p.len() as usize * element];
+    let mut out = vec![0; p.bytes(P::I8) as usize * element];
     for way in 0..p.ways {
         for group in 0..p.groups {
             for col in 0..p.group_cols {
@@ -67,7 +67,7 @@ fn panel_reference(p: &Panels, matrix: &[u8], element: usize) -> Vec<u8> {
                     let row = (way * p.groups + group) * p.group_cols + col;
                     let panel = (group * p.panels_per_group() + col / p.nr) * p.ways + way;
                     let within = (k / p.k_pack * p.nr + col % p.nr) * p.k_pack + k % p.k_pack;
-                    let to = (u64::from(panel) * p.panel_len() + u64::from(within)) as usize * element;
+                    let to = (u64::from(panel) * p.panel_bytes(P::I8) + u64::from(within)) as usize * element;
                     let from = (row * p.k + k) as usize * element;
                     out[to..to + element].copy_from_slice(&matrix[from..from + element]);
                 }

@@ -67,13 +67,26 @@ fn param(f: &Function, id: ValueId) -> Option<ParamId> {
     }
 }
 
+/// Parts one below the other; a conversion that all have in common comes last (rows keep their scales).
+fn concat_recipe(parts: Vec<Recipe>) -> Recipe {
+    let common = |dtype| parts.iter().all(|p| matches!(p, Recipe::Convert { dtype: d, .. } if *d == dtype));
+    match parts.first() {
+        Some(Recipe::Convert { dtype, .. }) if common(*dtype) => {
+            let dtype = *dtype;
+            let inner = parts.into_iter().map(|p| if let Recipe::Convert { of, .. } = p { *of } else { p }).collect();
+            Recipe::Convert { of: Box::new(Recipe::Concat(inner)), dtype }
+        }
+        _ => Recipe::Concat(parts),
+    }
+}
+
 fn concat(module: &mut Module, parts: &[ParamId]) -> ParamId {
     let of = |p: &ParamId| &module.params[p.index()];
     let rows: u64 = parts.iter().filter_map(|p| of(p).ty.shape[0].constant()).sum();
     let mut ty = of(&parts[0]).ty.clone();
     ty.shape[0] = Dim::Const(rows);
     let name = parts.iter().map(|p| of(p).name.as_str()).collect::<Vec<_>>().join("+");
-    let recipe = Recipe::Concat(parts.iter().map(|p| of(p).recipe.clone()).collect());
+    let recipe = concat_recipe(parts.iter().map(|p| of(p).recipe.clone()).collect());
     // The same weights may have been merged before, for other rows.
     if let Some(known) = module.params.iter().position(|p| p.recipe == recipe && p.ty == ty) {
         return ParamId(known as u32);

@@ -15,13 +15,16 @@ pub mod fuse_rms_norm;
 pub mod fuse_rope;
 pub mod merge_matmuls;
 pub mod outline_layers;
+pub mod quantise;
 pub mod rewrite;
 
 /// What a pass may ask and where it explains itself.
 #[derive(Debug, Default)]
 pub struct PassCx {
-    /// Type that matmul inputs are converted to (`F32` or `BF16`).
+    /// Type that matmul inputs are converted to: `F32`, `BF16`, or `I8` for groups of int8 codes where the weight is quantised, else f32.
     pub compute: Option<DType>,
+    /// Weights that become codes.
+    pub quantisation: quantise::Quantisation,
     /// Refusals and applications, for `--explain`: `pass: origin: reason`.
     pub notes: Vec<String>,
 }

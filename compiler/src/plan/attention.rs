@@ -57,7 +57,8 @@ impl Plan<'_> {
         let mut end = id;
         while let [user] = frame.users[end.index()][..] {
             let view = matches!(frame.func.node(user).op, Op::Reshape) && frame.func.ty(user).shape.first() == node.ty.shape.first();
-            if !(view || matches!(frame.func.node(user).op, Op::Convert)) || frame.func.outputs.contains(&end) {
+            let rounds = matches!(frame.func.node(user).op, Op::Convert) && storage(frame.func.ty(user).dtype).is_some();
+            if !(view || rounds) || frame.func.outputs.contains(&end) {
                 break;
             }
             end = user;

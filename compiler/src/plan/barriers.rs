@@ -71,9 +71,14 @@ fn access(program: &Program, kernel: &Kernel) -> Access {
         Kernel::Loops(n) => nest(program, n, &mut access),
         Kernel::Matmul(m) => {
             access.reads.extend(resource(program, &m.a));
+            access.reads.extend(m.quantise.iter().flat_map(|q| resource(program, &q.x)));
             m.prologue.iter().for_each(|n| nest(program, n, &mut access));
             expressions(program, &m.operands, &m.exprs, &m.stores, &mut access);
             m.group_nests.iter().for_each(|g| nest(program, &g.nest, &mut access));
+        }
+        Kernel::Quantise(q) => {
+            access.reads.extend(resource(program, &q.x));
+            access.writes.extend(resource(program, &q.out));
         }
         Kernel::Attention(a) => {
             access.reads.extend(resource(program, &a.q));

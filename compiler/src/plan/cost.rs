@@ -11,7 +11,7 @@
 use rcompile_codegen::expr::children;
 use rcompile_codegen::program::{
     Attention, BinaryOp, Compute, Expr, ExprId, Exprs, Extent, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
-    RegionId, StageKind, VarId,
+    Quantise, RegionId, StageKind, VarId,
 };
 use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,6 +25,8 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
         let (kind, arithmetic) = match &region.kernel {
             Kernel::Matmul(Matmul { compute: Compute::F32, .. }) => (RegionKind::Matmul, Arithmetic::F32),
             Kernel::Matmul(Matmul { compute: Compute::Bf16Dot, .. }) => (RegionKind::Matmul, Arithmetic::Bf16Dot),
+            Kernel::Matmul(Matmul { compute: Compute::Int8Dot, .. }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
+            Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
             Kernel::Attention(_) => (RegionKind::Attention, Arithmetic::F32),
             Kernel::Loops(_) => (RegionKind::Loops, Arithmetic::F32),
         };
@@ -45,6 +47,11 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
         match &region.kernel {
             Kernel::Matmul(m) => matmul(program, m, &mut info),
             Kernel::Attention(a) => attention(a, &mut info),
+            Kernel::Quantise(q) => {
+                let rows = Amount::ONE.times(q.rows);
+                info.units = rows.form(q.k.div_ceil(q.group).into());
+                info.activation_bytes = rows.form(u64::from(q.k) * q.x.dtype.size() + u64::from(Quantise::row_bytes(q.k, q.group)));
+            }
             Kernel::Loops(n) => {
                 let outer = n.outer.iter().fold(Amount::ONE, |total, (_, extent)| total.times(*extent));
                 info.units = outer.form(1);
@@ -73,7 +80,7 @@ fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
     // As the generator shares them out: groups where something follows per group, otherwise panels.
     let units = if panels.groups == 1 && m.group_nests.is_empty() { panels.panels_per_group() } else { panels.groups };
     info.units = Linear::per_step(units.into());
-    info.weight_bytes = Linear::per_step(panels.len() * weight.dtype.size());
+    info.weight_bytes = Linear::per_step(panels.bytes(weight.dtype));
     let columns = u64::from(panels.groups) * u64::from(panels.group_cols) * u64::from(panels.ways);
     let rows = Amount::ONE.times(m.rows);
     info.flop = rows.form(2 * u64::from(panels.k) * columns);
@@ -89,6 +96,14 @@ fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
     reach.bytes().add_to(info);
     for group in &m.group_nests {
         bytes_of_nest(program, &group.nest).add_to(info);
+    }
+    if let Some(q) = &m.quantise {
+        let mut bytes = rows.form(u64::from(q.k) * q.x.dtype.size());
+        if matches!(q.x.place, Place::Private(_)) {
+            bytes = Linear::default();
+        }
+        info.activation_bytes += bytes;
+        info.private_bytes += bytes;
     }
     if let Some(prologue) = &m.prologue {
         let bytes = bytes_of_nest(program, prologue);

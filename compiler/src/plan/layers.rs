@@ -161,9 +161,10 @@ fn overwrites_too_early<'k>(kernels: impl Iterator<Item = &'k Kernel>, x: Buffer
             }
             Kernel::Matmul(m) => {
                 let nests = m.prologue.iter().chain(m.group_nests.iter().map(|g| &g.nest));
-                let elsewhere = is_x(&m.a) || nests.into_iter().any(|n| !of_nest(n).is_empty());
+                let elsewhere = is_x(&m.a) || m.quantise.iter().any(|q| is_x(&q.x)) || nests.into_iter().any(|n| !of_nest(n).is_empty());
                 (loads(&m.operands, &m.exprs), elsewhere, stored(&m.operands, &m.stores))
             }
+            Kernel::Quantise(q) => (vec![], is_x(&q.x), vec![]),
             Kernel::Attention(a) => (vec![], is_x(&a.q), if is_x(&a.out) { vec![a.score] } else { vec![] }),
         };
         let reads = elsewhere || !here.is_empty();

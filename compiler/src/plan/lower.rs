@@ -6,10 +6,12 @@
 //! varies).
 
 use super::kernel::KernelBuilder;
+use crate::passes::quantise;
 use rcompile_codegen::program::{
-    BinaryOp, BufferId, CmpOp, DType, Expr, ExprId, Layout, Operand, Panels, Place, ReduceOp, Table, UnaryOp, WeightId,
+    BinaryOp, BufferId, CmpOp, Coding, DType, Expr, ExprId, Layout, Operand, Panels, Place, ReduceOp, Table, UnaryOp, WeightId,
 };
 use rcompile_graph as g;
+use rcompile_graph::quant::group_of;
 use rcompile_graph::{Binary, Compare, Dim, Function, Module, Op, ParamId, Pool, Reduce, StateId, Unary, ValueId};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -109,8 +111,26 @@ pub fn storage(dtype: g::DType) -> Option<DType> {
         g::DType::I32 => DType::I32,
         g::DType::I8 => DType::I8,
         g::DType::U8 => DType::U8,
-        g::DType::I64 | g::DType::Bool | g::DType::State => return None,
+        g::DType::I64 | g::DType::Bool | g::DType::State | g::DType::Q8(_) | g::DType::Q4(_) => return None,
     })
+}
+
+/// Storage type of a weight; `u8` where it is coded.
+pub fn weight_storage(dtype: g::DType) -> Option<DType> {
+    if dtype.is_quantised() { Some(DType::U8) } else { storage(dtype) }
+}
+
+/// Panels of `nr` columns of a weight's type: `groups` of `group_cols` columns, `ways` of them alternating, `k` deep.
+pub fn panels(dtype: g::DType, nr: u32, k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> Panels {
+    // Rows that meet a weight with one scale per row are converted in groups of their own.
+    let row_group = |dtype| quantise::row_type(dtype).and_then(group_of).map_or(0, |g| g.len(0) as u32);
+    let coding = match dtype {
+        g::DType::Q8(_) => Coding::Int8 { group: row_group(dtype) },
+        g::DType::Q4(_) => Coding::Int4 { group: row_group(dtype) },
+        _ => Coding::Elements,
+    };
+    let k_pack = coding.k_pack().unwrap_or(if dtype == g::DType::BF16 { 2 } else { 1 });
+    Panels { nr, k_pack, k, groups, group_cols, ways, coding }
 }
 
 impl<'m> Frame<'m> {
@@ -355,6 +375,7 @@ impl<'m> Frame<'m> {
         let weight = ws.weight(&self.params[&p], layout);
         let index = match layout {
             Layout::Plain => linear(k, &ty.shape, idx),
+            Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(k, weight, &panels, idx[0], idx[1]),
             Layout::Panels(panels) => panel_index(k, &panels, idx[0], idx[1]),
         };
         let dtype = storage(ty.dtype).unwrap_or(DType::F32);
@@ -591,15 +612,67 @@ fn reshape_index(k: &mut KernelBuilder, from: &[Dim], to: &[Dim], idx: &[ExprId]
     source
 }
 
-/// Element index of `w[row, col]` in panels (rows of the weight are output columns).
-fn panel_index(k: &mut KernelBuilder, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+/// Panel and column within it of a row of a weight (an output column).
+fn panel_of(k: &mut KernelBuilder, p: &Panels, row: ExprId) -> (ExprId, ExprId) {
     let (group, within) = k.div_rem(row, i64::from(p.group_cols));
     let (panel, lane) = k.div_rem(within, i64::from(p.nr));
     let base = k.mul_int(group, i64::from(p.panels_per_group()));
-    let panel = k.add(base, panel);
+    (k.add(base, panel), lane)
+}
+
+/// `w[row, col]` of coded panels: `(code - offset) * scale`.
+fn coded(k: &mut KernelBuilder, weight: WeightId, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+    let (panel, lane) = panel_of(k, p, row);
+    let panel = k.mul_int(panel, p.panel_bytes(DType::U8) as i64);
+    let sum = |k: &mut KernelBuilder, terms: &[(ExprId, i64)]| {
+        terms.iter().fold(panel, |sum, (e, factor)| {
+            let term = k.mul_int(*e, *factor);
+            k.add(sum, term)
+        })
+    };
+    let nr = i64::from(p.nr);
+    let one = k.int(1);
+    let (code, scale) = match p.coding {
+        Coding::Int4 { group } => {
+            let bytes = p.group_bytes() as i64;
+            let (group_number, inside) = k.div_rem(col, group.into());
+            let (word, nibble) = k.div_rem(inside, 8);
+            let (high, byte) = k.div_rem(nibble, 4);
+            let at = sum(k, &[(group_number, bytes), (word, nr * 4), (lane, 4), (byte, 1)]);
+            let both = k.load(Place::Weight(weight), DType::U8, at);
+            let (upper, lower) = k.div_rem(both, 16);
+            let zero = k.int(0);
+            let is_high = k.exprs.add(Expr::Cmp(CmpOp::Gt, high, zero));
+            let code = k.exprs.add(Expr::Select(is_high, upper, lower));
+            let at = sum(k, &[(group_number, bytes), (one, i64::from(group) / 2 * nr), (lane, 2)]);
+            let (at, _) = k.div_rem(at, 2);
+            (code, k.load(Place::Weight(weight), DType::F16, at))
+        }
+        _ => {
+            let (word, byte) = k.div_rem(col, 4);
+            let at = sum(k, &[(word, nr * 4), (lane, 4), (byte, 1)]);
+            let code = k.load(Place::Weight(weight), DType::U8, at);
+            let at = sum(k, &[(one, i64::from(p.padded_k()) * nr), (lane, 4)]);
+            let (at, _) = k.div_rem(at, 4);
+            (code, k.load(Place::Weight(weight), DType::F32, at))
+        }
+    };
+    let code = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, code));
+    let offset = k.exprs.float(p.coding.offset() as f32);
+    let code = k.exprs.add(Expr::Binary(BinaryOp::Sub, code, offset));
+    k.exprs.add(Expr::Binary(BinaryOp::Mul, code, scale))
+}
+
+/// Element index of `w[row, col]` in panels (rows of the weight are output columns).
+fn panel_index(k: &mut KernelBuilder, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+    let (panel, lane) = panel_of(k, p, row);
     let (pair, odd) = k.div_rem(col, i64::from(p.k_pack));
-    let terms =
-        [k.mul_int(panel, p.panel_len() as i64), k.mul_int(pair, i64::from(p.nr * p.k_pack)), k.mul_int(lane, i64::from(p.k_pack)), odd];
+    let terms = [
+        k.mul_int(panel, i64::from(p.padded_k() * p.nr)),
+        k.mul_int(pair, i64::from(p.nr * p.k_pack)),
+        k.mul_int(lane, i64::from(p.k_pack)),
+        odd,
+    ];
     let zero = k.int(0);
     terms.into_iter().fold(zero, |s, t| k.add(s, t))
 }

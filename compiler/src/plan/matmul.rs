@@ -5,11 +5,12 @@
 //! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
 
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, storage};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, panels, storage, weight_storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
-    BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, StageKind, Store,
+    Buffer, BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
+    StageKind, Store,
 };
 use rcompile_graph::{Dim, Op, ValueId};
 use std::collections::HashSet;
@@ -36,22 +37,20 @@ impl Plan<'_> {
         let out_cols = self.row_width(frame, chain.end);
         let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
         let group_cols = head_dim.unwrap_or(n / chain.ways);
-        let dtype = storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
-        let panels = Panels {
-            nr: self.cx.isa.panel_nr,
-            k_pack: if dtype == DType::Bf16 { 2 } else { 1 },
-            k: depth,
-            groups: n / chain.ways / group_cols,
-            group_cols,
-            ways: chain.ways,
-        };
-        // Left operand: private norm at few rows, else a buffer.
-        let x = node.inputs[0];
+        let dtype =
+            weight_storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
+        let panels = panels(weight_ty.dtype, self.cx.isa.panel_nr, depth, (n / chain.ways / group_cols, group_cols, chain.ways));
+        // Left operand: private norm at few rows, else a buffer. Codes are made from it, by each thread or in a region of their own.
         let row_dim = node.ty.shape[0];
         let row_bound = self.bound(frame, row_dim);
-        let private =
-            row_bound <= PRIVATE_ROWS && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
-        let (a_home, prologue) = if private {
+        let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
+        let x = coded.map_or(node.inputs[0], |x| frame.func.node(x).inputs[0]);
+        let few = row_bound <= PRIVATE_ROWS && coded.is_none_or(|x| frame.users[x.index()].len() == 1);
+        let private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
+        let known = coded.and_then(|x| frame.homes.get(&x).cloned());
+        let (a_home, prologue) = if let Some(home) = known {
+            (home, None)
+        } else if private {
             let home = Home::Private { offset: 0, dtype: self.stored_type(frame.func.ty(x).dtype)?, stride: depth.next_multiple_of(32) };
             let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
             (home, Some(nest))
@@ -77,7 +76,17 @@ impl Plan<'_> {
                 (Operand { place: Place::Buffer(copy), dtype }, stride)
             }
         };
-        let compute = if a.dtype == DType::Bf16 && dtype == DType::Bf16 && self.cx.isa.bf16_dot { Compute::Bf16Dot } else { Compute::F32 };
+        let (a, a_stride, quantise) = match coded {
+            Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels), few)?,
+            _ => (a, a_stride, None),
+        };
+        let compute = if coded.is_some() {
+            Compute::Int8Dot
+        } else if a.dtype == DType::Bf16 && dtype == DType::Bf16 && self.cx.isa.bf16_dot {
+            Compute::Bf16Dot
+        } else {
+            Compute::F32
+        };
         // Epilogue.
         let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };
         let name = weight_label(&frame.module.params[weight.index()].name);
@@ -93,6 +102,7 @@ impl Plan<'_> {
             a,
             a_stride,
             prologue,
+            quantise,
             weight: weight_id,
             panels,
             compute,
@@ -109,6 +119,52 @@ impl Plan<'_> {
         }
         self.region(&name, Kernel::Matmul(matmul));
         Ok(())
+    }
+
+    /// Records of the codes `x` of the rows `(a, a_stride)`: private to each thread where rows are few, else stored by a region of its own.
+    fn codes(
+        &mut self,
+        frame: &mut Frame<'_>,
+        x: ValueId,
+        (a, x_stride): (Operand, u32),
+        (rows, panels): (Dim, &Panels),
+        private: bool,
+    ) -> Result<(Operand, u32, Option<Quantise>), PlanError> {
+        let group = panels.coding.group().ok_or_else(|| PlanError::Internal("codes of rows for a weight without codes".into()))?;
+        let stride = Quantise::row_bytes(panels.k, group).next_multiple_of(64);
+        let bound = self.bound(frame, rows);
+        let out = if private {
+            // Behind the rows of the prologue.
+            let offset = match a.place {
+                Place::Private(offset) => (offset + bound * u64::from(x_stride) * a.dtype.size()).next_multiple_of(128),
+                _ => 0,
+            };
+            let end = (offset + bound * u64::from(stride)).next_multiple_of(128);
+            self.program.private_bytes = self.program.private_bytes.max(end);
+            Place::Private(offset)
+        } else {
+            let id = BufferId(self.program.buffers.len() as u32);
+            self.program.buffers.push(Buffer { name: format!("codes.{}", id.0), dtype: DType::U8, rows: bound as u32, stride, offset: 0 });
+            frame.homes.insert(x, Home::Buffer { id, dtype: DType::U8, stride, cols: Cols::Plain });
+            Place::Buffer(id)
+        };
+        let out = Operand { place: out, dtype: DType::U8 };
+        let code_offset = panels.coding.offset();
+        let kernel = Quantise {
+            rows: self.extent(frame, rows)?,
+            x: a,
+            x_stride,
+            out: out.clone(),
+            out_stride: stride,
+            k: panels.k,
+            group,
+            code_offset,
+        };
+        if private {
+            return Ok((out, stride, Some(kernel)));
+        }
+        self.region("quantise", Kernel::Quantise(kernel));
+        Ok((out, stride, None))
     }
 
     /// A value that is worth a prologue: something with arithmetic and rows.

@@ -19,8 +19,13 @@ fn buffers(kernel: &Kernel) -> Vec<usize> {
         Kernel::Matmul(m) => {
             m.prologue.iter().for_each(&mut nest);
             m.group_nests.iter().for_each(|g| nest(&g.nest));
+            m.quantise.iter().for_each(|q| operand(&q.x));
             operand(&m.a);
             m.operands.iter().for_each(operand);
+        }
+        Kernel::Quantise(q) => {
+            operand(&q.x);
+            operand(&q.out);
         }
         Kernel::Attention(a) => {
             operand(&a.q);

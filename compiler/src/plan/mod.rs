@@ -66,11 +66,10 @@ impl WeightTable {
         if let Some(job) = self.jobs.iter().find(|j| j.layout == layout && j.dtype == dtype && j.recipe == *recipe) {
             return job.offset;
         }
-        let elements = match layout {
-            Layout::Plain => shape.iter().product(),
-            Layout::Panels(p) => p.len(),
+        let bytes = match layout {
+            Layout::Plain => shape.iter().product::<u64>() * dtype.size(),
+            Layout::Panels(p) => p.bytes(dtype),
         };
-        let bytes = elements * dtype.size();
         let offset = self.len.next_multiple_of(64);
         // Epilogues read vectors by whole panels: room for the padding, so that the last tensor's does not leave the mapping.
         let room = if shape.len() == 1 { 32 * dtype.size() } else { 0 };
@@ -233,7 +232,7 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     let scratch = program.regions.iter().map(|r| match &r.kernel {
         Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
         Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(&program, m),
-        Kernel::Loops(_) => 0,
+        Kernel::Loops(_) | Kernel::Quantise(_) => 0,
     });
     // Kernels take their scratch from the end of the private area.
     program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
@@ -255,7 +254,7 @@ impl Plan<'_> {
         let place = |table: &mut WeightTable, param: ParamId, layout: Layout| {
             let p = &module.params[param.index()];
             let shape: Vec<u64> = p.ty.shape.iter().filter_map(|d| d.constant()).collect();
-            table.place(&p.name, &p.recipe, lower::storage(p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
+            table.place(&p.name, &p.recipe, lower::weight_storage(p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
         };
         let mut done = 0;
         for (i, ((params, layout), group)) in self.weight_keys.iter().enumerate() {
@@ -278,7 +277,7 @@ impl Plan<'_> {
         for (((params, layout), _), offsets) in self.weight_keys.iter().zip(offsets) {
             let p = &module.params[params[0].index()];
             let name = if params.len() > 1 { p.name.replacen(".0.", ".*.", usize::MAX) } else { p.name.clone() };
-            let dtype = lower::storage(p.ty.dtype).unwrap_or(DType::F32);
+            let dtype = lower::weight_storage(p.ty.dtype).unwrap_or(DType::F32);
             self.program.weights.push(Weight { name, dtype, layout: *layout, offsets });
         }
     }
@@ -331,11 +330,7 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         let Some(p) = param(node.inputs[1]).filter(|p| looked_up.contains(p)) else { continue };
         let ty = &module.params[p.index()].ty;
         if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
-            let k_pack = if lower::storage(ty.dtype) == Some(DType::Bf16) { 2 } else { 1 };
-            panels.insert(
-                p,
-                Panels { nr: cx.isa.panel_nr, k_pack, k: k as u32, groups: 1, group_cols: n as u32, ways: 1, coding: Coding::Elements },
-            );
+            panels.insert(p, lower::panels(ty.dtype, cx.isa.panel_nr, k as u32, (1, n as u32, 1)));
         }
     }
     panels

@@ -22,12 +22,13 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let widen = compute == Compute::F32 && dtype != DType::F32;
-    let read_size = if widen { DType::F32.size() } else { dtype.size() };
     let k_blocks = panels.k.div_ceil(K_BLOCK);
-    let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(2);
-    let panel_bytes = u64::from(k_block * panels.nr * panels.ways) * read_size;
+    let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
+    let read = if widen { u64::from(k_block * panels.nr) * DType::F32.size() } else { panels.bytes_before(k_block, dtype) };
+    let panel_bytes = read * u64::from(panels.ways);
     MatmulTile {
-        mr: isa.tile_rows.min(rows as u32),
+        // Sums of integers have registers of their own.
+        mr: if compute == Compute::Int8Dot { isa.tile_rows / 2 } else { isa.tile_rows }.min(rows as u32),
         streams: STREAMS,
         k_block,
         n_block: (L2_BLOCK_BYTES / panel_bytes).clamp(1, 64) as u32,

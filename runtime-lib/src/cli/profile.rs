@@ -128,6 +128,7 @@ struct Limits {
     read_gb_per_s: Option<f64>,
     f32_gflop_per_s: Option<f64>,
     bf16_dot_gflop_per_s: Option<f64>,
+    int8_dot_gflop_per_s: Option<f64>,
 }
 
 impl Limits {
@@ -144,6 +145,7 @@ impl Limits {
                 }
                 Probe::F32 => best(&mut self.f32_gflop_per_s, rate(session, probe, PROBE_ROWS, flop)),
                 Probe::Bf16Dot => best(&mut self.bf16_dot_gflop_per_s, rate(session, probe, PROBE_ROWS, flop)),
+                Probe::Int8Dot => best(&mut self.int8_dot_gflop_per_s, rate(session, probe, PROBE_ROWS, flop)),
             }
         }
     }
@@ -152,6 +154,7 @@ impl Limits {
         match arithmetic {
             Arithmetic::F32 => self.f32_gflop_per_s,
             Arithmetic::Bf16Dot => self.bf16_dot_gflop_per_s,
+            Arithmetic::Int8Dot => self.int8_dot_gflop_per_s,
         }
     }
 

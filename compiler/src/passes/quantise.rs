@@ -1,0 +1,264 @@
+//! Weights of matmuls as int8 or int4 codes (`--quantize`, `--quantize-head`, `--keep`).
+//!
+//! ```text
+//! %y = mm %x, @w {rhs_t}               ->  %y = mm %x, @w' {rhs_t},  @w' : q4g32 = convert(recipe of @w, q4g32)
+//! embedding of the head's table (tied) ->  embedding of @w', as f32
+//! ```
+//! Rounding to a quantised type is a conversion like that to bf16: visible in the graph, evaluated by the pack stage, judged by the
+//! interpreter. Norms, biases, tables of positions and embeddings that no matmul reads keep their type. What the rows are
+//! converted to is a matter of `compute-dtype`, which runs next.
+//!
+//! `--keep PATTERN=TYPE` names tensors of the checkpoint; a matmul that reads one of them keeps (or gets) that type.
+
+use super::rewrite::rewrite_all;
+use super::{PassCx, PassError};
+use rcompile_graph::{DType, Function, Group, Module, Op, Param, ParamId, Recipe, Type, ValueId};
+use std::collections::HashMap;
+
+/// What `--quantize` and its companions say.
+#[derive(Clone, Debug, Default)]
+pub struct Quantisation {
+    /// Type of linear layers.
+    pub body: Option<DType>,
+    /// Type of the head (and, where it is tied, of the embedding).
+    pub head: Option<DType>,
+    /// Tensors by name with a type of their own, the first match counts.
+    pub keep: Vec<Keep>,
+}
+
+/// One `--keep PATTERN=TYPE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Name of a tensor in the checkpoint; `*` stands for any characters, `?` for one.
+    pub pattern: String,
+    /// Type to store it in, `None` for the checkpoint's.
+    pub dtype: Option<DType>,
+}
+
+impl Quantisation {
+    /// Does it change anything?
+    pub fn is_any(&self) -> bool {
+        self.body.is_some() || self.head.is_some()
+    }
+
+    /// As `info` names it: `int4 by 32, head int8`.
+    pub fn name(&self) -> String {
+        let one = |dtype: Option<DType>| match dtype {
+            Some(DType::Q4(group)) => format!("int4 by {}", group.len(0)),
+            Some(_) => "int8".to_string(),
+            None => "none".to_string(),
+        };
+        let (body, head) = (one(self.body), one(self.head));
+        if body == head { body } else { format!("{body}, head {head}") }
+    }
+
+    /// The type for a weight; `None`: as it is.
+    fn wanted(&self, recipe: &Recipe, is_head: bool) -> Option<DType> {
+        let mut tensors = Vec::new();
+        sources(recipe, &mut tensors);
+        match self.keep.iter().find(|k| tensors.iter().any(|t| matches(&k.pattern, t))) {
+            Some(keep) => keep.dtype,
+            None if is_head => self.head,
+            None => self.body,
+        }
+    }
+}
+
+/// Runs the pass.
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+    let quantisation = cx.quantisation.clone();
+    if !quantisation.is_any() {
+        return Ok(false);
+    }
+    let heads: Vec<ParamId> = module.functions.iter().flat_map(heads).collect();
+    let mut made: HashMap<ParamId, ParamId> = HashMap::new();
+    // Matmuls first: tables are looked up before the head is seen.
+    for f in &module.functions.clone() {
+        for node in &f.nodes {
+            let Some(p) = weight_of(f, node) else { continue };
+            let param = &module.params[p.index()];
+            let Some(dtype) = quantisation.wanted(&param.recipe, heads.contains(&p)).filter(|d| *d != param.ty.dtype) else { continue };
+            if made.contains_key(&p) {
+                continue;
+            }
+            cx.notes.push(format!("quantise: {}: {dtype}", param.name));
+            let new = converted(param, dtype);
+            made.insert(p, ParamId(module.params.len() as u32));
+            module.params.push(new);
+        }
+    }
+    let replaced = rewrite_all(module, "quantise", |rw, f, id| {
+        let node = f.node(id);
+        let table = |id: ValueId| match (&f.node(id).op, &f.node(f.node(id).inputs[0]).op) {
+            (Op::Embedding, Op::Param(p)) => made.get(p).copied(),
+            _ => None,
+        };
+        let load = |rw: &mut super::rewrite::Rewriter<'_>, p: ParamId| {
+            let ty = rw.module.params[p.index()].ty.clone();
+            rw.add(Op::Param(p), &[], Some(ty))
+        };
+        match &node.op {
+            Op::Mm { rhs_t: true } => {
+                let Some(p) = weight_of(f, node).and_then(|p| made.get(&p).copied()) else { return Ok(None) };
+                let x = rw.map(node.inputs[0]);
+                let w = load(rw, p)?;
+                Ok(Some(rw.add(Op::Mm { rhs_t: true }, &[x, w], None)?))
+            }
+            Op::Embedding => {
+                let Some(p) = table(id) else { return Ok(None) };
+                let ids = rw.map(node.inputs[1]);
+                let w = load(rw, p)?;
+                let x = rw.add(Op::Embedding, &[w, ids], None)?;
+                let same = rw.node(x).ty == node.ty;
+                Ok(Some(if same { x } else { rw.add(Op::Convert, &[x], Some(node.ty.clone()))? }))
+            }
+            // The lookup gives f32 as it is, without a way through the table's old type.
+            Op::Convert if node.ty.dtype == DType::F32 && f.node(node.inputs[0]).op == Op::Embedding => {
+                let lookup = rw.map(node.inputs[0]);
+                match (table(node.inputs[0]), &rw.node(lookup).op) {
+                    (Some(_), Op::Convert) => Ok(Some(rw.node(lookup).inputs[0])),
+                    _ => Ok(None),
+                }
+            }
+            _ => Ok(None),
+        }
+    })?;
+    Ok(replaced > 0)
+}
+
+/// The weight of a matmul.
+fn weight_of(f: &Function, node: &rcompile_graph::Node) -> Option<ParamId> {
+    match (&node.op, &f.node(*node.inputs.get(1)?).op) {
+        (Op::Mm { rhs_t: true }, Op::Param(p)) => Some(*p),
+        _ => None,
+    }
+}
+
+fn converted(param: &Param, dtype: DType) -> Param {
+    let ty = Type::new(dtype, param.ty.shape.iter().copied());
+    Param { name: param.name.clone(), ty, recipe: Recipe::Convert { of: Box::new(param.recipe.clone()), dtype } }
+}
+
+/// Weights of matmuls whose result reaches an output elementwise or by rows: heads.
+fn heads(f: &Function) -> Vec<ParamId> {
+    let mut reaches = vec![false; f.nodes.len()];
+    f.outputs.iter().for_each(|v| reaches[v.index()] = true);
+    let mut found = Vec::new();
+    for id in f.ids().rev().filter(|id| f.ty(*id).rank() == 2) {
+        if !reaches[id.index()] {
+            continue;
+        }
+        let node = f.node(id);
+        match node.op {
+            Op::Unary(_) | Op::Binary(_) | Op::Convert => node.inputs.iter().for_each(|v| reaches[v.index()] = true),
+            Op::Embedding | Op::Slice { .. } => reaches[node.inputs[0].index()] = true,
+            Op::Mm { .. } => found.extend(weight_of(f, node)),
+            _ => {}
+        }
+    }
+    found
+}
+
+fn sources(recipe: &Recipe, into: &mut Vec<String>) {
+    match recipe {
+        Recipe::Source { tensor } => into.push(tensor.clone()),
+        Recipe::Transpose(of) | Recipe::Slice { of, .. } | Recipe::Convert { of, .. } => sources(of, into),
+        Recipe::Concat(parts) => parts.iter().for_each(|p| sources(p, into)),
+        Recipe::Rope { .. } => {}
+    }
+}
+
+/// Does a pattern with `*` and `?` match the whole name?
+pub fn matches(pattern: &str, name: &str) -> bool {
+    let (p, n): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
+    // One row of the table of prefixes, so that no pattern takes exponential time.
+    let mut row: Vec<bool> = vec![false; n.len() + 1];
+    row[0] = true;
+    for c in p {
+        let mut next = vec![false; n.len() + 1];
+        for i in 0..=n.len() {
+            next[i] = match c {
+                '*' => row[i] || i > 0 && next[i - 1],
+                '?' => i > 0 && row[i - 1],
+                c => i > 0 && row[i - 1] && n[i - 1] == c,
+            };
+        }
+        row = next;
+    }
+    row[n.len()]
+}
+
+/// The type that rows are converted to for integer arithmetic with this weight: the weight's own groups, or 128 where it has one scale per row.
+pub fn row_type(weight: DType) -> Option<DType> {
+    match weight {
+        DType::Q8(Group::Row) => Some(DType::Q8(Group::G128)),
+        DType::Q8(group) | DType::Q4(group) => Some(DType::Q8(group)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns() {
+        for (pattern, name, want) in [
+            ("lm_head.weight", "lm_head.weight", true),
+            ("*.down_proj.*", "model.layers.3.mlp.down_proj.weight", true),
+            ("model.layers.?.mlp*", "model.layers.3.mlp.up_proj.weight", true),
+            ("model.layers.?.mlp*", "model.layers.13.mlp.up_proj.weight", false),
+            ("*a*a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", false),
+            ("", "x", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(matches(pattern, name), want, "{pattern} {name}");
+        }
+    }
+
+    const GRAPH: &str = "module {
+  symbol T<=8
+  param @embed : bf16[96, 64] = source \"embed\"
+  param @up : bf16[64, 64] = source \"up\"
+  param @down : bf16[64, 64] = source \"down\"
+  func @step(%token: i32[T]) {
+    %token = input
+    %e = param @embed : bf16[96, 64]
+    %x = embedding %e, %token : bf16[T, 64]
+    %y = convert %x : f32[T, 64]
+    %u = param @up : bf16[64, 64]
+    %a = mm %y, %u {rhs_t} : f32[T, 64]
+    %d = param @down : bf16[64, 64]
+    %b = mm %a, %d {rhs_t} : f32[T, 64]
+    %l = mm %b, %e {rhs_t} : f32[T, 96]
+    return %l
+  }
+  main @step
+}
+";
+
+    fn quantised(quantisation: Quantisation) -> String {
+        let mut module = rcompile_graph::parse(GRAPH).unwrap_or_else(|e| panic!("{e}"));
+        run(&mut module, &mut PassCx { quantisation, ..PassCx::default() }).unwrap();
+        super::super::dce::run(&mut module, &mut PassCx::default()).unwrap();
+        rcompile_graph::verify(&module).unwrap();
+        rcompile_graph::print(&module)
+    }
+
+    #[test]
+    fn layers_head_and_kept_tensors_get_their_types() {
+        let keep = vec![Keep { pattern: "d*n".into(), dtype: None }];
+        let text = quantised(Quantisation { body: Some(DType::Q4(Group::G32)), head: Some(DType::Q8(Group::Row)), keep });
+        assert!(text.contains("q4g32[64, 64] = convert(source \"up\", q4g32)"), "{text}");
+        assert!(text.contains("bf16[64, 64] = source \"down\""), "{text}");
+        // The tied table is there once, and looked up as f32.
+        assert!(text.contains("q8[96, 64] = convert(source \"embed\", q8)") && !text.contains("bf16[96, 64]"), "{text}");
+        assert!(!text.contains("= convert %"), "{text}");
+    }
+
+    #[test]
+    fn the_head_alone() {
+        let text = quantised(Quantisation { head: Some(DType::Q8(Group::Row)), ..Quantisation::default() });
+        assert!(text.contains("bf16[64, 64] = source \"up\"") && text.contains("q8[96, 64]"), "{text}");
+    }
+}
