@@ -22,24 +22,34 @@ fn main() {
     };
     println!("{}: {} lanes, bf16 dot {}", isa.name, isa.lanes, isa.bf16_dot);
     let peak = Peak::new(&isa);
-    let mut types = vec![(DType::F32, Compute::F32), (DType::F16, Compute::F32), (DType::Bf16, Compute::F32)];
+    let elements = |dtype, compute| (dtype, compute, Coding::Elements);
+    let mut types: Vec<_> = [DType::F32, DType::F16, DType::Bf16].map(|dtype| elements(dtype, Compute::F32)).into();
     if isa.bf16_dot {
-        types.push((DType::Bf16, Compute::Bf16Dot));
+        types.push(elements(DType::Bf16, Compute::Bf16Dot));
     }
+    for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 64 }, Coding::Int4 { group: 128 }] {
+        if isa.int8_dot_intrinsic(isa.lanes).is_some() {
+            types.push((DType::U8, Compute::Int8Dot, coding));
+        }
+        types.push((DType::U8, Compute::F32, coding));
+    }
+    // `WEIGHTS=int4`: these only.
+    let only = std::env::var("WEIGHTS").unwrap_or_default();
+    types.retain(|t| only.is_empty() || name(t.0, t.2).contains(&only));
     let filter = std::env::args().nth(2).unwrap_or_default();
     let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
-    for &(dtype, compute) in types.iter().filter(|_| wanted("gemm")) {
+    for &weights in types.iter().filter(|_| wanted("gemm")) {
         for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (128, 2048, 2048), (512, 2048, 2048), (512, 576, 1536), (128, 8192, 1024)] {
             for prefetch in [1024, 4096] {
-                Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, k, n) }.compute_bound(&peak);
+                Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, k, n) }.compute_bound(&peak);
             }
         }
     }
-    for &(dtype, compute) in types.iter().filter(|_| wanted("gemv")) {
+    for &weights in types.iter().filter(|_| wanted("gemv")) {
         for rows in [1, 4, 8, 12].into_iter().filter(|r| env("ROWS", *r) == *r) {
             for prefetch in [2048, 4096, 8192] {
-                let n = if dtype == DType::F32 { 32_768 } else { 65_536 };
-                Matmuls { prefetch, ..Matmuls::new(&isa, dtype, compute, rows, 2048, n) }.memory_bound(&peak);
+                let n = if weights.0 == DType::F32 { 32_768 } else { 65_536 };
+                Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, 2048, n) }.memory_bound(&peak);
             }
         }
     }
@@ -53,6 +63,15 @@ fn main() {
         ] {
             attend(&isa, &peak, kv, heads, kv_heads, head_dim, rows, keys, tile_rows);
         }
+    }
+}
+
+/// Of weights.
+fn name(dtype: DType, coding: Coding) -> String {
+    match coding {
+        Coding::Elements => dtype.name().into(),
+        Coding::Int8 { .. } => "int8".into(),
+        Coding::Int4 { group } => format!("int4g{group}"),
     }
 }
 
@@ -159,6 +178,7 @@ struct Matmuls {
     isa: Isa,
     dtype: DType,
     compute: Compute,
+    coding: Coding,
     rows: u32,
     k: u32,
     n: u32,
@@ -168,14 +188,21 @@ struct Matmuls {
 }
 
 impl Matmuls {
-    fn new(isa: &Isa, dtype: DType, compute: Compute, rows: u32, k: u32, n: u32) -> Matmuls {
-        Matmuls { isa: isa.clone(), dtype, compute, rows, k, n, prefetch: 0, block_bytes: u64::from(env("BLOCK", 512 << 10)) }
+    fn new(isa: &Isa, (dtype, compute, coding): (DType, Compute, Coding), rows: u32, k: u32, n: u32) -> Matmuls {
+        Matmuls { isa: isa.clone(), dtype, compute, coding, rows, k, n, prefetch: 0, block_bytes: u64::from(env("BLOCK", 512 << 10)) }
+    }
+    fn panels(&self) -> Panels {
+        let k_pack = self.coding.k_pack().unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
+        Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
     }
     fn build(&self) -> (Loaded, Step) {
-        let k_pack = if self.dtype == DType::Bf16 { 2 } else { 1 };
-        let panels = Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: Coding::Elements };
-        let a_dtype = if self.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 };
-        let a_stride = self.k.next_multiple_of(32) + env("PAD", 0);
+        let panels = self.panels();
+        let (a_dtype, width) = match (self.compute, self.coding.group()) {
+            (Compute::Int8Dot, Some(group)) => (DType::U8, Quantise::row_bytes(self.k, group).next_multiple_of(64)),
+            (Compute::Bf16Dot, _) => (DType::Bf16, self.k),
+            _ => (DType::F32, self.k),
+        };
+        let a_stride = width.next_multiple_of(32) + env("PAD", 0);
         let columns = panels.padded_cols();
         let a_bytes = u64::from(self.rows * a_stride) * 4;
         let buffer =
@@ -187,8 +214,8 @@ impl Matmuls {
         let index = e.binary(BinaryOp::Add, at, c);
         let value = e.add(Expr::Acc(0));
         let widen = self.compute == Compute::F32 && self.dtype != DType::F32 && env("WIDEN", 1) == 1;
-        let k_block = self.k.div_ceil(self.k.div_ceil(env("KBLOCK", 1024))).next_multiple_of(2);
-        let panel_bytes = u64::from(k_block * panels.nr) * if widen { 4 } else { self.dtype.size() };
+        let k_block = self.k.div_ceil(self.k.div_ceil(env("KBLOCK", 1024))).next_multiple_of(self.coding.group().unwrap_or(2));
+        let panel_bytes = if widen { u64::from(k_block * panels.nr) * 4 } else { panels.bytes_before(k_block, self.dtype) };
         let kernel = Matmul {
             rows: Extent::Rows,
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
@@ -199,7 +226,7 @@ impl Matmuls {
             panels,
             compute: self.compute,
             tile: MatmulTile {
-                mr: self.isa.tile_rows,
+                mr: env("MR", if self.compute == Compute::Int8Dot { self.isa.tile_rows / 2 } else { self.isa.tile_rows }),
                 streams: env("STREAMS", 6),
                 k_block,
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
@@ -230,7 +257,7 @@ impl Matmuls {
         program.private_bytes += matmul::private_bytes(&program, &kernel);
         let (loaded, _) = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
-        let bytes = ((panels.len() * self.dtype.size()) as usize).next_multiple_of(1 << 20) + 8192;
+        let bytes = (panels.bytes(self.dtype) as usize).next_multiple_of(1 << 20) + 8192;
         let mut step = Step::new(bytes, 0, program.arena_bytes as usize, program.private_bytes);
         step.rows = self.rows;
         let mut rng = Rng::new(1);
@@ -243,8 +270,8 @@ impl Matmuls {
         (loaded, step)
     }
     fn label(&self) -> String {
-        let how = if self.compute == Compute::Bf16Dot { "dot" } else { "fma" };
-        format!("{:>4} {how} rows {:>3} k {:>4} n {:>5}", self.dtype.name(), self.rows, self.k, self.n)
+        let how = if self.compute == Compute::F32 { "fma" } else { "dot" };
+        format!("{:>7} {how} rows {:>3} k {:>4} n {:>5}", name(self.dtype, self.coding), self.rows, self.k, self.n)
     }
     fn compute_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();
@@ -252,13 +279,15 @@ impl Matmuls {
         let repeat = (8e8 / flop).ceil() as usize;
         let mut rounds = Rounds::default();
         for _ in 0..ROUNDS {
-            let before = peak.flops();
+            // An integer dot does four multiply-adds per lane.
+            let lanes = if self.compute == Compute::Int8Dot { 4.0 } else { 1.0 };
+            let before = lanes * peak.flops();
             let t = seconds(|| (0..repeat).for_each(|_| step.run(&loaded, 1, 0)));
             let rate = flop * repeat as f64 / t;
-            rounds.0.push((rate, before.max(peak.flops())));
+            rounds.0.push((rate, before.max(lanes * peak.flops())));
         }
         println!(
-            "matmul {} prefetch {:>4}: {:6.1} GFLOP/s, {} of FMA peak",
+            "matmul {} prefetch {:>4}: {:6.1} GFLOP/s, {} of peak",
             self.label(),
             self.prefetch,
             rounds.best().0 / 1e9,
@@ -267,7 +296,7 @@ impl Matmuls {
     }
     fn memory_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();
-        let bytes = f64::from(self.k) * f64::from(self.n) * self.dtype.size() as f64;
+        let bytes = self.panels().bytes(self.dtype) as f64;
         let mut rounds = Rounds::default();
         for _ in 0..ROUNDS {
             let read = peak.read(&mut step);
