@@ -213,9 +213,16 @@ impl Matmuls {
         let at = e.binary(BinaryOp::Mul, r, stride);
         let index = e.binary(BinaryOp::Add, at, c);
         let value = e.add(Expr::Acc(0));
-        let widen = self.compute == Compute::F32 && self.dtype != DType::F32 && env("WIDEN", 1) == 1;
+        let nibbles = matches!(self.coding, Coding::Int4 { .. });
+        let widen = self.dtype != DType::F32
+            && (self.compute == Compute::F32 || self.compute == Compute::Int8Dot && nibbles)
+            && env("WIDEN", 1) == 1;
         let k_block = self.k.div_ceil(self.k.div_ceil(env("KBLOCK", 1024))).next_multiple_of(self.coding.group().unwrap_or(2));
-        let panel_bytes = if widen { u64::from(k_block * panels.nr) * 4 } else { panels.bytes_before(k_block, self.dtype) };
+        let panel_bytes = match (widen, self.compute) {
+            (true, Compute::Int8Dot) => u64::from(k_block * panels.nr),
+            (true, _) => u64::from(k_block * panels.nr) * 4,
+            _ => panels.bytes_before(k_block, self.dtype),
+        };
         let kernel = Matmul {
             rows: Extent::Rows,
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
@@ -226,7 +233,7 @@ impl Matmuls {
             panels,
             compute: self.compute,
             tile: MatmulTile {
-                mr: env("MR", if self.compute == Compute::Int8Dot { self.isa.tile_rows / 2 } else { self.isa.tile_rows }),
+                mr: env("MR", self.isa.tile_rows),
                 streams: env("STREAMS", 6),
                 k_block,
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,

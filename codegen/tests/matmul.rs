@@ -414,8 +414,7 @@ fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
     for &coding in codings {
         let case = Case { coding, ..Case::new(isa, DType::U8) };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
-            let tile = MatmulTile { mr: isa.tile_rows / 2, ..case.tile };
-            list.push(Case { compute: Compute::Int8Dot, tile, ..case.clone() });
+            list.push(Case { compute: Compute::Int8Dot, ..case.clone() });
         }
         list.push(case);
     }
@@ -571,6 +570,42 @@ fn hot_loop_asm() {
                 let most = hot.iter().map(|l| l.accumulators()).max().unwrap_or(0);
                 if m == rows && most != (isa.tile_rows * isa.tile_vectors) as usize {
                     fail(format!("{most} accumulators"), String::new());
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}
+
+/// Integer dots: nothing on the stack, and the dots of a step for every vector of the tile.
+#[test]
+fn hot_loop_asm_of_codes() {
+    let mut failures: Vec<String> = vec![];
+    for (cpu, rows) in [("alderlake", 6u32), ("icelake-server", 12), ("sapphirerapids", 12), ("znver5", 12)] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 128 }] {
+            let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, DType::U8) };
+            let case = Case { tile: MatmulTile { k_block: 1024, widen: true, ..case.tile }, ..case };
+            let (program, kernel) = case.program();
+            let asm = assembly(&isa, &program, &kernel);
+            let four = matches!(coding, Coding::Int4 { .. });
+            let blocks = (isa.tile_rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
+            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four || *name == "block"));
+            for (m, name) in functions {
+                let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.{name}{m}"));
+                let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
+                let dots: usize = hot.iter().map(|l| l.lines.iter().filter(|l| l.contains("vpdpbusd")).count()).sum();
+                if dots == 0 || !dots.is_multiple_of(m as usize) {
+                    fail(format!("{dots} dots"), String::new());
+                }
+                for l in &hot {
+                    let stack = l.stack_accesses();
+                    if !stack.is_empty() {
+                        fail(
+                            format!("{} stack accesses beside {} dots, the first: {}", stack.len(), l.lines.iter().filter(|l| l.contains("vpdpbusd")).count(), stack[0]),
+                            l.text(),
+                        );
+                    }
                 }
             }
         }

@@ -4,25 +4,64 @@
 //! for each group of k { s32 = bias of the row;  for each step { s32 += codes . codes };  f32 += s32 * (scale of the row * scale of the column) }
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
-//! Every element has two accumulators, so the tile has half as many rows as one of floats. Nibbles are taken apart in registers.
+//! Every element has two accumulators. Up to half of the largest tile's rows both are in registers; beyond, the f32 ones are in the tile in
+//! memory: the loop over a group is the same, and longer chains of rows hide the latency of the dots.
+//!
+//! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
+//! apart for the others ([`Microkernel::unpacked`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }`.
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it; the bias in the record makes up for
 //! the offset. `VPDPBUSD` adds four products to 32 bits without saturation.
 
-use super::microkernel::{At, Feed, Microkernel, Start, Walk};
+use super::microkernel::{At, Feed, Keep, Microkernel, Start, Walk};
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Coding, DType, Quantise};
+use crate::program::{Coding, DType, Panels, Quantise};
 
 /// Steps that are unrolled.
-const UNROLL: u32 = 4;
+const UNROLL: u32 = 1;
+
+/// Bytes of a group of unpacked nibbles.
+fn unpacked_group(panels: &Panels, group: u32) -> u64 {
+    u64::from(panels.nr) * (u64::from(group) + DType::F32.size())
+}
+
+/// Bytes of `k` unpacked nibbles of a panel.
+pub(super) fn unpacked_bytes(panels: &Panels, k: u32) -> u64 {
+    panels.coding.group().map_or(0, |group| u64::from(k.div_ceil(group)) * unpacked_group(panels, group))
+}
 
 impl Microkernel<'_> {
+    /// Are these nibbles that an earlier block of rows took apart?
+    fn is_unpacked(&self) -> bool {
+        matches!(self.coding, Coding::Int4 { .. }) && self.k_pack == 4
+    }
+    /// Bytes of a group, and of its codes.
+    fn group_bytes(&self) -> (u64, u64) {
+        let panels = &self.kernel.panels;
+        let group = self.coding.group().expect("codes");
+        let codes = u64::from(panels.nr) * u64::from(group / self.k_pack) * 4;
+        match self.coding {
+            _ if self.is_unpacked() => (unpacked_group(panels, group), codes),
+            _ => (panels.bytes_before(group, self.dtype), codes),
+        }
+    }
+
     /// `groups` groups of one register tile; otherwise as [`Microkernel::emit`].
-    pub(super) fn emit_groups<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: At<'c>, groups: Value<'c>, start: Start<'c>, feed: Feed<'c>) {
+    #[expect(clippy::too_many_arguments, reason = "the operands of a loop")]
+    pub(super) fn emit_groups<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        walk: Walk,
+        at: At<'c>,
+        groups: Value<'c>,
+        start: Start<'c>,
+        feed: Feed<'c>,
+        keep: Option<Keep<'c>>,
+    ) {
         let (kernel, lanes) = (self.kernel, fb.lanes());
         let panels = &kernel.panels;
         let group = self.coding.group().expect("codes");
-        let group_bytes = panels.bytes_before(group, self.dtype);
+        let (group_bytes, code_bytes) = self.group_bytes();
         let steps = group / self.k_pack;
         let step_bytes = u64::from(panels.nr) * 4;
         let streams = self.streams(walk);
@@ -31,8 +70,13 @@ impl Microkernel<'_> {
         let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
         let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
 
-        let first: Vec<Value<'c>> =
-            self.tile_offsets(walk, lanes).map(|offset| self.start(fb, start, fb.offset_const(at.tile, offset))).collect();
+        let in_tile = walk.sums_in_tile(fb.isa());
+        let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
+        let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
+        let store = |value: Value<'c>, at: Value<'c>| fb.store(value, at, lanes * 4);
+        if in_tile {
+            first.drain(..).zip(&tile).for_each(|(value, at)| store(value, *at));
+        }
         let last = fb.loop_(fb.int(0), groups, 1, &first, |i, acc| {
             let a = fb.index(at.a, i, Quantise::record(group).into());
             let here = fb.mul_int(i, group_bytes as i64);
@@ -40,6 +84,7 @@ impl Microkernel<'_> {
             let bias: Vec<_> = (0..walk.m).map(|r| words_of(a, r, group + 4)).collect();
             let begin: Vec<_> = (0..walk.m as usize * n).map(|e| bias[e / n]).collect();
             let unroll = UNROLL.min(steps);
+            let keep = keep.map(|keep| Keep { to: fb.index(keep.to, i, unpacked_group(panels, group)), ..keep });
             let sums = fb.loop_(fb.int(0), fb.int((steps / unroll).into()), 1, &begin, |j, sums| {
                 let mut sums = sums.to_vec();
                 let first_step = fb.mul_int(j, unroll.into());
@@ -54,16 +99,23 @@ impl Microkernel<'_> {
                             self.prefetch_ahead(fb, at, fb.mul(number, part), stream);
                         }
                     }
-                    self.dots(fb, walk, &mut sums, fb.offset(w, bytes), &vectors, |r, half| words_of(a, r, step * self.k_pack + half * 4));
+                    let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
+                    let row = |r: u32, half: u32| words_of(a, r, step * self.k_pack + half * 4);
+                    self.dots(fb, walk, &mut sums, (fb.offset(w, bytes), keep), &vectors, row);
                 }
                 sums
             });
             let scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {
                 if matches!(feed, Feed::Stream) {
-                    let scales = fb.add_int(here, (u64::from(steps) * step_bytes) as i64);
+                    let scales = fb.add_int(here, code_bytes as i64);
                     self.prefetch_streams(fb, walk, &streams, at.panel, scales, u64::from(panels.nr) * DType::F16.size());
                 }
-                self.scales(fb, walk, fb.offset(at.scales, here))
+                let scales = self.scales(fb, walk, fb.offset(at.scales, here));
+                if let Some(keep) = keep {
+                    let at = fb.offset_const(keep.to, u64::from(panels.nr) * u64::from(group));
+                    self.keep(fb, walk, Keep { to: at, ..keep }, scales.iter().copied());
+                }
+                scales
             });
             let mut acc = acc.to_vec();
             for r in 0..walk.m {
@@ -71,13 +123,25 @@ impl Microkernel<'_> {
                 for c in 0..n {
                     let e = r as usize * n + c;
                     let scale = scales.as_ref().map_or(row, |s| fb.mul(s[c], row));
-                    acc[e] = fb.fma(fb.int_to_float(sums[e]), scale, acc[e]);
+                    let before = acc.get(e).copied().unwrap_or_else(|| fb.load(Ty::vec(Elem::F32, lanes), tile[e], lanes * 4));
+                    let after = fb.fma(fb.int_to_float(sums[e]), scale, before);
+                    match acc.get_mut(e) {
+                        Some(acc) => *acc = after,
+                        None => store(after, tile[e]),
+                    }
                 }
             }
             acc
         });
-        for (value, offset) in last.into_iter().zip(self.tile_offsets(walk, lanes)) {
-            fb.store(value, fb.offset_const(at.tile, offset), lanes * 4);
+        last.into_iter().zip(&tile).for_each(|(value, at)| store(value, *at));
+    }
+
+    /// Stores a vector for each vector of columns.
+    fn keep<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, keep: Keep<'c>, values: impl Iterator<Item = Value<'c>>) {
+        for (c, value) in (0..).zip(values) {
+            let (stream, vector) = (c / walk.vectors, c % walk.vectors);
+            let at = u64::from(stream) * keep.stream + u64::from(vector * fb.lanes()) * 4;
+            fb.store(value, fb.offset_const(keep.to, at), (fb.lanes() * 4).min(64));
         }
     }
 
@@ -87,7 +151,7 @@ impl Microkernel<'_> {
         fb: &Fb<'_, 'c>,
         walk: Walk,
         sums: &mut [Value<'c>],
-        w: Value<'c>,
+        (w, keep): (Value<'c>, Option<Keep<'c>>),
         vectors: &[u64],
         row: impl Fn(u32, u32) -> Value<'c>,
     ) {
@@ -102,7 +166,7 @@ impl Microkernel<'_> {
             let low = fb.splat(fb.int_of(Elem::I32, 0x0f0f_0f0f), fb.lanes());
             vec![fb.and(words, low), fb.and(fb.lshr(words, 4), low)]
         };
-        if walk.holds_rows(self) {
+        if keep.is_none() && walk.holds_rows(self) {
             let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..halves).map(|half| row(r, half)).collect()).collect();
             for c in 0..n {
                 for (half, w) in codes(c).into_iter().enumerate() {
@@ -112,6 +176,12 @@ impl Microkernel<'_> {
             return;
         }
         let columns: Vec<_> = (0..n).map(codes).collect();
+        if let Some(keep) = keep {
+            for half in 0..halves {
+                let at = fb.offset_const(keep.to, u64::from(half * self.kernel.panels.nr) * 4);
+                self.keep(fb, walk, Keep { to: at, ..keep }, columns.iter().map(|w| w[half as usize]));
+            }
+        }
         for r in 0..walk.m {
             for half in 0..halves {
                 let x = row(r, half);
@@ -126,8 +196,9 @@ impl Microkernel<'_> {
     /// The columns' scales of the group whose scales (of the piece) are at `scales`.
     pub(super) fn scales<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, scales: Value<'c>) -> Vec<Value<'c>> {
         let lanes = fb.lanes();
-        let bytes = u64::from(lanes) * DType::F16.size();
+        let dtype = if self.is_unpacked() { DType::F32 } else { DType::F16 };
+        let bytes = u64::from(lanes) * dtype.size();
         let offsets = self.streams(walk).into_iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * bytes));
-        offsets.map(|offset| fb.load_f32(DType::F16, lanes, fb.offset_const(scales, offset), (bytes as u32).min(32))).collect()
+        offsets.map(|offset| fb.load_f32(dtype, lanes, fb.offset_const(scales, offset), (bytes as u32).min(32))).collect()
     }
 }

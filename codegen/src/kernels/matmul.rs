@@ -25,7 +25,7 @@
 //! distances were measured with `examples/kernel_speed.rs`.
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, loops, quantise};
+use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, loops, quantise};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
@@ -106,7 +106,7 @@ struct Blocks {
     k: u32,
     /// Blocks of k.
     count: u32,
-    /// Weights are widened to f32 first, `f32[panel][way][k][nr]` at the start of the scratch.
+    /// Weights are widened to f32 first, `f32[panel][way][k][nr]` at the start of the scratch (nibbles for integer dots: taken apart).
     widen: bool,
     /// Bytes of a widened panel of one way.
     widened_panel: u64,
@@ -127,7 +127,12 @@ impl Blocks {
         let panels = &kernel.panels;
         let (units, unit_panels) = units(kernel);
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
-        let widen = kernel.tile.widen && kernel.compute == Compute::F32 && weight_type(program, kernel) != DType::F32;
+        let takes_apart = match kernel.compute {
+            Compute::F32 => weight_type(program, kernel) != DType::F32,
+            Compute::Bf16Dot => false,
+            Compute::Int8Dot => matches!(panels.coding, Coding::Int4 { .. }),
+        };
+        let widen = kernel.tile.widen && takes_apart;
         // The last k of an odd K in pairs has an instruction of its own after the loop: then there is one block.
         let depth = depth(kernel);
         let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(panels.k_pack);
@@ -135,7 +140,10 @@ impl Blocks {
         let k = depth.div_ceil(count).next_multiple_of(panels.coding.group().unwrap_or(2));
         let count = depth.div_ceil(k);
         let block_panels = block_units * unit_panels;
-        let widened_panel = u64::from(k * panels.nr) * 4;
+        let widened_panel = match kernel.compute {
+            Compute::Int8Dot => int_dot::unpacked_bytes(panels, k),
+            _ => u64::from(k * panels.nr) * 4,
+        };
         let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
         let tile_row = if count > 1 { u64::from(block_panels * panels.ways * panels.nr) * 4 } else { 0 };
         let bytes = (tiles + tile_row * u64::from(rows)).next_multiple_of(128);
@@ -404,7 +412,7 @@ impl<'c> Generator<'_, 'c> {
             let [a, w, widened, kb, k, tiles, row, first, last, ahead, ahead_part] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
             let (micro, w) = match weights {
-                Weights::Widened => (Microkernel::widened(self.kernel, blocks.widened_panel), widened),
+                Weights::Widened => (Microkernel::kept(self.kernel, blocks.widened_panel), widened),
                 _ => (Microkernel::stored(self.kernel, self.dtype), w),
             };
             let walk = Walk::choose(fb.isa(), &micro, m, 1);
@@ -449,12 +457,11 @@ impl<'c> Generator<'_, 'c> {
         (a, panel, tile): (Value<'c>, Value<'c>, Value<'c>),
         body: impl FnOnce(At<'c>, Value<'c>),
     ) {
-        let panels = &self.kernel.panels;
-        let codes = panels.coding.group().map_or(0, |group| u64::from(group * panels.nr) / 2);
+        let (codes, scale) = (micro.codes_bytes(), micro.scale_bytes());
         fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
             let vector = fb.mul_int(piece, walk.vectors.into());
             let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
-            let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * 2));
+            let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
             let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
             body(At { a, panel, w, scales, tile }, piece);
         });

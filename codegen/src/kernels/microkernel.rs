@@ -59,7 +59,8 @@ impl Walk {
     pub fn choose(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
         let per_panel = micro.kernel.panels.nr / isa.lanes;
         let ways = micro.kernel.panels.ways;
-        let sets = if micro.kernel.compute == Compute::Int8Dot { 2 } else { 1 };
+        let in_registers = micro.kernel.compute == Compute::Int8Dot && !Walk { m, panels: 1, vectors: 1, pieces: 1 }.sums_in_tile(isa);
+        let sets = if in_registers { 2 } else { 1 };
         let fits = |vectors: u32| tile_fits(isa, m * sets, vectors, micro.held_weights(m, vectors).min(micro.held_rows(m)));
         let mut vectors = per_panel;
         while vectors > 1 && !fits(vectors * ways) {
@@ -77,6 +78,10 @@ impl Walk {
 }
 
 impl Walk {
+    /// Does an integer dot keep its f32 sums in the tile and not in registers?
+    pub fn sums_in_tile(&self, isa: &Isa) -> bool {
+        self.m > isa.tile_rows / 2
+    }
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
     pub fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
         let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
@@ -171,12 +176,32 @@ impl<'a> Microkernel<'a> {
     pub fn widened(kernel: &'a Matmul, panel_bytes: u64) -> Self {
         Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, panel_bytes }
     }
+    /// Nibbles taken apart, with scales as f32; see `int_dot`.
+    pub fn unpacked(kernel: &'a Matmul, panel_bytes: u64) -> Self {
+        Microkernel { kernel, dtype: DType::U8, coding: kernel.panels.coding, k_pack: 4, panel_bytes }
+    }
+    /// Weights as an earlier block of rows kept them.
+    pub fn kept(kernel: &'a Matmul, panel_bytes: u64) -> Self {
+        match kernel.compute {
+            Compute::Int8Dot => Self::unpacked(kernel, panel_bytes),
+            _ => Self::widened(kernel, panel_bytes),
+        }
+    }
+    /// Bytes of one column's scale in a group.
+    pub fn scale_bytes(&self) -> u64 {
+        if self.k_pack == 4 { DType::F32.size() } else { DType::F16.size() }
+    }
+    /// Bytes of a group's codes of all columns: what lies before its scales.
+    pub fn codes_bytes(&self) -> u64 {
+        self.coding.group().map_or(0, |group| u64::from(group / self.k_pack * self.kernel.panels.nr) * 4)
+    }
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
     fn held_weights(&self, m: u32, vectors: u32) -> u32 {
         match (self.coding, self.kernel.compute) {
             // Nibbles, and the mask that takes them.
-            (Coding::Int4 { .. }, Compute::Int8Dot) => 2 * vectors + 1,
+            (Coding::Int4 { .. }, Compute::Int8Dot) if self.k_pack == 8 => 2 * vectors + 1,
+            (Coding::Int4 { .. }, Compute::Int8Dot) => vectors,
             // Words and what one k of them becomes; two forms of the scales.
             (Coding::Int4 { .. }, _) => 4 * vectors,
             (Coding::Int8 { .. }, Compute::F32) => 2 * vectors,
@@ -233,7 +258,7 @@ impl<'a> Microkernel<'a> {
     ) {
         let kernel = self.kernel;
         if kernel.compute == Compute::Int8Dot {
-            return self.emit_groups(fb, walk, at, steps, start, feed);
+            return self.emit_groups(fb, walk, at, steps, start, feed, keep);
         }
         let lanes = fb.lanes();
         let panels = &kernel.panels;

@@ -3,7 +3,7 @@
 use super::PlanCx;
 use crate::tuning::MatmulKey;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Compute, DType, MatmulTile, Panels};
+use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
 
 /// Bytes of weights, as the loops read them, that stay in L2 while all rows pass over them.
 const L2_BLOCK_BYTES: u64 = 512 << 10;
@@ -21,14 +21,21 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 }
 
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
-    let widen = compute == Compute::F32 && dtype != DType::F32;
+    let nibbles = matches!(panels.coding, Coding::Int4 { .. });
+    let widen = compute == Compute::F32 && dtype != DType::F32 || compute == Compute::Int8Dot && nibbles;
     let k_blocks = panels.k.div_ceil(K_BLOCK);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-    let read = if widen { u64::from(k_block * panels.nr) * DType::F32.size() } else { panels.bytes_before(k_block, dtype) };
+    // As the loops read them: nibbles one to a byte.
+    let read = if compute == Compute::Int8Dot {
+        u64::from(k_block * panels.nr)
+    } else if widen {
+        u64::from(k_block * panels.nr) * DType::F32.size()
+    } else {
+        panels.bytes_before(k_block, dtype)
+    };
     let panel_bytes = read * u64::from(panels.ways);
     MatmulTile {
-        // Sums of integers have registers of their own.
-        mr: if compute == Compute::Int8Dot { isa.tile_rows / 2 } else { isa.tile_rows }.min(rows as u32),
+        mr: isa.tile_rows.min(rows as u32),
         streams: STREAMS,
         k_block,
         n_block: (L2_BLOCK_BYTES / panel_bytes).clamp(1, 64) as u32,
