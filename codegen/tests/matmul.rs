@@ -602,7 +602,12 @@ fn hot_loop_asm_of_codes() {
                     let stack = l.stack_accesses();
                     if !stack.is_empty() {
                         fail(
-                            format!("{} stack accesses beside {} dots, the first: {}", stack.len(), l.lines.iter().filter(|l| l.contains("vpdpbusd")).count(), stack[0]),
+                            format!(
+                                "{} stack accesses beside {} dots, the first: {}",
+                                stack.len(),
+                                l.lines.iter().filter(|l| l.contains("vpdpbusd")).count(),
+                                stack[0]
+                            ),
                             l.text(),
                         );
                     }

@@ -4,8 +4,8 @@
 //! for each group of k { s32 = bias of the row;  for each step { s32 += codes . codes };  f32 += s32 * (scale of the row * scale of the column) }
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
-//! Every element has two accumulators. Up to half of the largest tile's rows both are in registers; beyond, the f32 ones are in the tile in
-//! memory: the loop over a group is the same, and longer chains of rows hide the latency of the dots.
+//! Every element has two accumulators. Up to half of the largest tile's rows both are in registers; beyond, the f32 ones are on the stack:
+//! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
 //! apart for the others ([`Microkernel::unpacked`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }`.
@@ -74,8 +74,15 @@ impl Microkernel<'_> {
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
         let store = |value: Value<'c>, at: Value<'c>| fb.store(value, at, lanes * 4);
+        // On the stack, which stays in L1: the tile itself may be one of many that wait for the next block of k.
+        let local: Vec<Value<'c>> = if in_tile {
+            let stack = fb.stack(tile.len() as u64 * u64::from(lanes) * 4, 64);
+            (0..tile.len() as u64).map(|e| fb.offset_const(stack, e * u64::from(lanes) * 4)).collect()
+        } else {
+            vec![]
+        };
         if in_tile {
-            first.drain(..).zip(&tile).for_each(|(value, at)| store(value, *at));
+            first.drain(..).zip(&local).for_each(|(value, at)| store(value, *at));
         }
         let last = fb.loop_(fb.int(0), groups, 1, &first, |i, acc| {
             let a = fb.index(at.a, i, Quantise::record(group).into());
@@ -123,17 +130,18 @@ impl Microkernel<'_> {
                 for c in 0..n {
                     let e = r as usize * n + c;
                     let scale = scales.as_ref().map_or(row, |s| fb.mul(s[c], row));
-                    let before = acc.get(e).copied().unwrap_or_else(|| fb.load(Ty::vec(Elem::F32, lanes), tile[e], lanes * 4));
+                    let before = acc.get(e).copied().unwrap_or_else(|| fb.load(Ty::vec(Elem::F32, lanes), local[e], lanes * 4));
                     let after = fb.fma(fb.int_to_float(sums[e]), scale, before);
                     match acc.get_mut(e) {
                         Some(acc) => *acc = after,
-                        None => store(after, tile[e]),
+                        None => store(after, local[e]),
                     }
                 }
             }
             acc
         });
-        last.into_iter().zip(&tile).for_each(|(value, at)| store(value, *at));
+        let local = local.iter().map(|at| fb.load(Ty::vec(Elem::F32, lanes), *at, lanes * 4));
+        last.into_iter().chain(local).zip(&tile).for_each(|(value, at)| store(value, *at));
     }
 
     /// Stores a vector for each vector of columns.
