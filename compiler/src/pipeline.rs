@@ -24,7 +24,7 @@ use crate::passes::*;
 use crate::plan::{self, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::tuning::Tuning;
-use crate::{doctor, inspect, pack, targets};
+use crate::{compare, doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
@@ -90,7 +90,7 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
         Command::Inspect(options) => inspect::run(&options),
         Command::Targets(options) => targets::run(options.json),
         Command::Doctor(options) => doctor::run(options.json),
-        Command::Compare { .. } => Err(not_yet("compare", "`OUT perplexity -f FILE` measures one executable")),
+        Command::Compare(options) => compare::run(&options),
         Command::Cache(verb) => cache::verb::run(&verb),
     }
 }
