@@ -122,7 +122,7 @@ fn next_tokens(exes: &[Executable; 2], text: &Path, options: &Compare, progress:
     let window = options.window.unwrap_or(WINDOW.min(a.ctx_size).min(b.ctx_size));
     let mut args: Vec<OsString> = vec!["perplexity".into(), "-f".into(), text.into(), "-c".into(), window.to_string().into()];
     args.extend(flag("--chunks", options.chunks).chain(flag("-t", options.threads)));
-    both(exes, &args, Channel::Logits, progress, |pipes, progress| score(pipes, progress))
+    both(exes, &args, Channel::Logits, progress, score)
 }
 
 fn embeddings(exes: &[Executable; 2], text: &Path, options: &Compare, progress: &mut Progress) -> Result<Embeddings, Error> {

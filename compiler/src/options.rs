@@ -426,7 +426,7 @@ impl Build {
 }
 
 /// The error for features of the contract that are still to come.
-pub fn not_yet(place: &str, help: &str) -> Error {
+fn not_yet(place: &str, help: &str) -> Error {
     Error::Unsupported { place: place.into(), what: "is not supported yet".into(), help: Some(help.into()) }
 }
 

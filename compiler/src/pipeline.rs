@@ -19,7 +19,7 @@ use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
-use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace, not_yet};
+use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace};
 use crate::passes::*;
 use crate::plan::{self, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};

@@ -181,12 +181,12 @@ pub fn run(command: &mut Command, dir: &Path, timeout: Duration) -> std::io::Res
     let log = File::create(&log_path)?;
     command.current_dir(dir).env("LC_ALL", "C").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
     let mut running = start(command)?;
-    let (start, mut pause) = (Instant::now(), Duration::from_millis(1));
+    let (begin, mut pause) = (Instant::now(), Duration::from_millis(1));
     let status = loop {
         if let Some(status) = running.child.try_wait()? {
             break Some(status);
         }
-        if start.elapsed() > timeout {
+        if begin.elapsed() > timeout {
             break None;
         }
         std::thread::sleep(pause);
