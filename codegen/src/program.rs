@@ -163,7 +163,7 @@ pub enum Layout {
 pub struct Panels {
     /// Columns per panel.
     pub nr: u32,
-    /// Consecutive k of one column that lie together (bf16: 2, else 1).
+    /// Consecutive k of one column that lie together (bf16: 2, for matrix instructions 4; else 1).
     pub k_pack: u32,
     /// Inner dimension.
     pub k: u32,
@@ -518,13 +518,15 @@ pub enum StageKind {
     Store(Vec<Store>),
 }
 
-/// Arithmetic of a matmul; accumulation is f32 in both.
+/// Arithmetic of a matmul; accumulation is f32 in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// Weights widened to f32, one FMA chain over k per output element.
     F32,
     /// bf16 pairs: one chain of VDPBF16PS over k / 2 per output element.
     Bf16Dot,
+    /// bf16 in blocks of 4 k: one chain of BFMMLA over k / 4 per output element.
+    Bf16Mmla,
 }
 
 /// Tile of a matmul.

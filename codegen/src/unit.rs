@@ -118,8 +118,9 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
             let compute = match m.compute {
                 Compute::F32 => "f32",
                 Compute::Bf16Dot => "dot",
+                Compute::Bf16Mmla => "mmla",
             };
-            let weight = if m.panels.k_pack == 2 { DType::Bf16.name() } else { m.a.dtype.name() };
+            let weight = if m.panels.k_pack > 1 { DType::Bf16.name() } else { m.a.dtype.name() };
             ("matmul", format!("{}{weight}{compute}", m.a.dtype), format!("_{}x{}", m.tile.mr, m.panels.nr))
         }
         Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv_dtype), format!("_{}x{}", a.tile_rows, a.head_dim)),

@@ -359,9 +359,14 @@ impl<'a> Verifier<'a> {
             Some(w) => {
                 self.check(w.layout == Layout::Panels(m.panels), || format!("panels differ from those of w{}", m.weight.0));
                 self.table(&format!("w{}", m.weight.0), w.offsets.len(), layers);
-                if m.compute == Compute::Bf16Dot {
-                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == 2;
-                    self.check(good, || "the bf16 dot wants bf16 inputs and weights in pairs of k".into());
+                let pack = match m.compute {
+                    Compute::F32 => None,
+                    Compute::Bf16Dot => Some(2),
+                    Compute::Bf16Mmla => Some(4),
+                };
+                if let Some(pack) = pack {
+                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == pack;
+                    self.check(good, || format!("bf16 arithmetic wants bf16 inputs and weights in packs of {pack} k"));
                 }
             }
         }

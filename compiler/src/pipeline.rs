@@ -386,7 +386,7 @@ impl Settings {
         let stored = weight_dtype.unwrap_or_else(|| main_type(model));
         let compute = match o.compute {
             // bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
-            ComputeType::Auto if stored == DType::BF16 && isa.bf16_dot && isa.bf16_dot_fast => DType::BF16,
+            ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
             ComputeType::Bf16 => DType::BF16,
             _ => DType::F32,
         };

@@ -25,7 +25,7 @@
 //! distances were measured with `examples/kernel_speed.rs`.
 
 use super::microkernel::{AHEAD_SHIFT, Feed, Keep, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, loops};
+use super::{Call, KERNEL_PARAMS, define_kernel, loops, mmla};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
@@ -36,7 +36,7 @@ use rcompile_runtime::abi::field;
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
     check(mb.isa(), program, name, kernel)?;
-    let blocks = Blocks::new(program, kernel);
+    let blocks = Blocks::new(mb.isa(), program, kernel);
     let generator = Generator { mb, program, kernel, name, dtype: weight_type(program, kernel) };
     let epilogue = generator.epilogue();
     let rows = program.capacity(kernel.rows);
@@ -55,8 +55,13 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
 
 /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
 /// of all kernels to what it places there itself.
-pub fn private_bytes(program: &Program, kernel: &Matmul) -> u64 {
-    Blocks::new(program, kernel).map_or(0, |b| b.bytes)
+pub fn private_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
+    block_bytes(isa, program, kernel) + mmla::packed_bytes(kernel).next_multiple_of(128)
+}
+
+/// The part of [`Blocks`] in it, which comes first.
+fn block_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
+    Blocks::new(isa, program, kernel).map_or(0, |b| b.bytes)
 }
 
 fn weight_type(program: &Program, kernel: &Matmul) -> DType {
@@ -70,6 +75,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     let mut problems = vec![];
     let wanted_pack = match dtype {
         DType::F32 | DType::F16 => 1,
+        DType::Bf16 if kernel.compute == Compute::Bf16Mmla => mmla::K,
         DType::Bf16 => 2,
         _ => {
             problems.push(format!("{name}: weights of type {dtype}"));
@@ -85,8 +91,12 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
     }
-    if program.private_bytes < private_bytes(program, kernel) {
-        problems.push(format!("{name}: needs {} bytes of private scratch, has {}", private_bytes(program, kernel), program.private_bytes));
+    if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
+        problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));
+    }
+    let needed = private_bytes(isa, program, kernel);
+    if program.private_bytes < needed {
+        problems.push(format!("{name}: needs {needed} bytes of private scratch, has {}", program.private_bytes));
     }
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
@@ -113,7 +123,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(program: &Program, kernel: &Matmul) -> Option<Blocks> {
+    fn new(isa: &Isa, program: &Program, kernel: &Matmul) -> Option<Blocks> {
         let rows = program.capacity(kernel.rows);
         if rows <= kernel.tile.mr {
             return None;
@@ -122,10 +132,12 @@ impl Blocks {
         let (units, unit_panels) = units(kernel);
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let widen = kernel.tile.widen && kernel.compute == Compute::F32 && weight_type(program, kernel) != DType::F32;
-        // The last k of an odd K in pairs has an instruction of its own after the loop: then there is one block.
-        let whole = kernel.tile.k_block == 0 || !panels.k.is_multiple_of(panels.k_pack);
+        // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
+        let unit = Microkernel::stored(isa, kernel, weight_type(program, kernel), kernel.tile.mr).k_unit();
+        let whole = kernel.tile.k_block == 0 || !panels.k.is_multiple_of(unit);
         let count = if whole { 1 } else { panels.k.div_ceil(kernel.tile.k_block) };
-        let k = panels.k.div_ceil(count).next_multiple_of(2);
+        let k = panels.k.div_ceil(count).next_multiple_of(unit.max(2));
+        let count = panels.k.div_ceil(k);
         let block_panels = block_units * unit_panels;
         let widened_panel = u64::from(k * panels.nr) * 4;
         let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
@@ -247,13 +259,29 @@ impl<'c> Generator<'_, 'c> {
                 Some(blocked) => {
                     let few = fb.cmp(Cmp::Le, share.rows, fb.int(kernel.tile.mr.into()));
                     let many = || {
-                        let scratch = fb.sub(call.u64_field(field::PRIVATE_STRIDE), fb.int(blocked.blocks.bytes as i64));
-                        self.all_blocks(fb, &share, blocked, fb.offset(call.private(), scratch), &nests);
+                        self.all_blocks(fb, &share, blocked, self.scratch(call), &nests);
                     };
                     fb.if_else(few, || done(stream), || done(many));
                 }
             }
         })
+    }
+
+    /// This kernel's part of the thread's private area.
+    fn scratch(&self, call: &Call<'_, '_, 'c>) -> Value<'c> {
+        let bytes = private_bytes(self.mb.isa(), self.program, self.kernel);
+        call.fb.offset(call.private(), call.fb.sub(call.u64_field(field::PRIVATE_STRIDE), call.fb.int(bytes as i64)))
+    }
+
+    /// Rows as the register tile wants them: `k` k of the `m` rows at `a`, packed in scratch for matrix instructions.
+    fn rows(&self, fb: &Fb<'_, 'c>, call: &[Value<'c>], m: u32, a: Value<'c>, k: Value<'c>) -> Value<'c> {
+        if self.kernel.compute != Compute::Bf16Mmla {
+            return a;
+        }
+        let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
+        let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
+        mmla::pack(fb, self.kernel, m, a, k, to);
+        to
     }
 
     /// Calls `then` for the function of `rows`, which are counted from `first`.
@@ -334,7 +362,9 @@ impl<'c> Generator<'_, 'c> {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
             let [a, w, first, last] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
-            let micro = Microkernel::stored(self.kernel, self.dtype);
+            let micro = Microkernel::stored(fb.isa(), self.kernel, self.dtype, m);
+            let k = fb.int(panels.k.into());
+            let a = self.rows(fb, call, m, a, k);
             let mut walk = Walk::choose(fb.isa(), &micro, m, panels.panels());
             let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
             let mut first = first;
@@ -344,7 +374,7 @@ impl<'c> Generator<'_, 'c> {
                 let end = if walk.panels == 1 { last } else { fb.sub(last, fb.rem(count, fb.int(walk.panels.into()))) };
                 fb.for_(first, end, walk.panels.into(), |panel| {
                     let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
-                    let steps = fb.int(i64::from(panels.k / panels.k_pack));
+                    let steps = micro.steps(fb, k);
                     self.pieces(&micro, walk, fb, w, tile, |w, tile, _| {
                         micro.emit(fb, walk, a, w, steps, Start::Zero, Feed::Stream, None, tile);
                     });
@@ -371,13 +401,14 @@ impl<'c> Generator<'_, 'c> {
             let [a, w, widened, kb, k, tiles, row, first, last, ahead, ahead_part] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
             let (micro, w) = match weights {
-                Weights::Widened => (Microkernel::widened(self.kernel, blocks.widened_panel), widened),
-                _ => (Microkernel::stored(self.kernel, self.dtype), w),
+                Weights::Widened => (Microkernel::widened(fb.isa(), self.kernel, blocks.widened_panel, m), widened),
+                _ => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, m), w),
             };
             let walk = Walk::choose(fb.isa(), &micro, m, 1);
             let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
-            let steps = if micro.k_pack == 1 { k } else { fb.lshr(k, micro.k_pack.trailing_zeros()) };
+            let a = self.rows(fb, call, m, a, k);
+            let steps = micro.steps(fb, k);
             let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), walk.pieces.into()));
             let keep = fb.select(fb.cmp(Cmp::Eq, kb, fb.int(0)), fb.i32(0), fb.i32(-1));
             fb.for_(fb.int(0), fb.sub(last, first), 1, |panel| {

@@ -4,12 +4,16 @@
 //! the panels. Out: the loop over k, ended by stores of the accumulators to a tile in memory (`f32[way][row][column]`), from which the
 //! epilogue reads, or the next range of k.
 //!
+//! A row's values reach the weights in one of three ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a register
+//! that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]).
+//!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L2 `tile.prefetch` bytes ahead and to L1
 //! `tile.prefetch_l1` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 
+use super::mmla;
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType, Matmul};
@@ -59,7 +63,7 @@ impl Walk {
     pub fn choose(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
         let per_panel = micro.kernel.panels.nr / isa.lanes;
         let ways = micro.kernel.panels.ways;
-        let fits = |vectors: u32| tile_fits(isa, m, vectors, micro.held_weights(m, vectors).min(micro.held_rows(m)));
+        let fits = |vectors: u32| micro.fits(isa, m, vectors);
         let mut vectors = per_panel;
         while vectors > 1 && !fits(vectors * ways) {
             vectors /= 2;
@@ -79,8 +83,23 @@ impl Walk {
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
     fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
         let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
-        micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
+        micro.multiply == Multiply::Broadcast && micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
     }
+}
+
+/// Rows from which factors come from lanes. With fewer, memory limits the loop, not the broadcasts; and LLVM would load the weights of all
+/// k of a step at once, which do not fit the registers.
+const LANE_ROWS: u32 = 3;
+
+/// How the rows of a tile meet its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Multiply {
+    /// One k of a row (or one pack of them) is loaded into all lanes.
+    Broadcast,
+    /// As many k of a row as there are lanes wait in a register; a multiply-add takes its factor from one of them.
+    Lane,
+    /// Blocks of two rows and two columns.
+    Blocks,
 }
 
 /// First values of the accumulators.
@@ -131,18 +150,52 @@ pub(super) struct Microkernel<'a> {
     pub dtype: DType,
     /// Consecutive k of one column that lie together.
     pub k_pack: u32,
+    /// k of one step of the loop: a multiple of `k_pack`.
+    step_k: u32,
+    multiply: Multiply,
     /// Bytes from one panel to the next (of one way).
     pub panel_bytes: u64,
 }
 
 impl<'a> Microkernel<'a> {
-    /// Weights as stored.
-    pub fn stored(kernel: &'a Matmul, dtype: DType) -> Self {
-        Microkernel { kernel, dtype, k_pack: kernel.panels.k_pack, panel_bytes: kernel.panels.panel_len() * dtype.size() }
+    /// Weights as stored, for tiles of `m` rows.
+    pub fn stored(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
+        let multiply = match kernel.compute {
+            Compute::Bf16Mmla => Multiply::Blocks,
+            Compute::F32 if isa.lane_fma && m >= LANE_ROWS => Multiply::Lane,
+            _ => Multiply::Broadcast,
+        };
+        let k_pack = kernel.panels.k_pack;
+        let step_k = if multiply == Multiply::Lane { k_pack.max(isa.lanes) } else { k_pack };
+        Microkernel { kernel, dtype, k_pack, step_k, multiply, panel_bytes: kernel.panels.panel_len() * dtype.size() }
     }
     /// Weights widened to `f32[k][nr]` per panel.
-    pub fn widened(kernel: &'a Matmul, panel_bytes: u64) -> Self {
-        Microkernel { kernel, dtype: DType::F32, k_pack: 1, panel_bytes }
+    pub fn widened(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
+        let stored = Self::stored(isa, kernel, DType::F32, m);
+        let step_k = if stored.multiply == Multiply::Lane { stored.step_k } else { 1 };
+        Microkernel { k_pack: 1, step_k, panel_bytes, ..stored }
+    }
+    /// A block of k that is not the last one is a multiple of this.
+    pub fn k_unit(&self) -> u32 {
+        if self.multiply == Multiply::Blocks { mmla::PACK_K } else { self.step_k }
+    }
+    /// Steps of `k` (i64), for [`Microkernel::emit`].
+    pub fn steps<'c>(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
+        // Packed rows are padded with zeros, as weights are: no step is left over.
+        let k = if self.multiply == Multiply::Blocks { fb.add_int(k, i64::from(self.step_k) - 1) } else { k };
+        if self.step_k == 1 { k } else { fb.lshr(k, self.step_k.trailing_zeros()) }
+    }
+    /// Do `m` rows times `vectors` fit the register file?
+    fn fits(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
+        match self.multiply {
+            Multiply::Broadcast => tile_fits(isa, m, vectors, self.held_weights(m, vectors).min(self.held_rows(m))),
+            Multiply::Lane => tile_fits(isa, m, vectors, self.held_lanes(m) + self.k_pack * vectors),
+            Multiply::Blocks => mmla::fits(isa, m, vectors),
+        }
+    }
+    /// Registers of rows in lanes, beside the one that every tile has for its rows.
+    fn held_lanes(&self, m: u32) -> u32 {
+        if self.multiply == Multiply::Lane { m - 1 } else { 0 }
     }
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
@@ -160,8 +213,8 @@ impl<'a> Microkernel<'a> {
         u64::from(lanes * self.k_pack) * self.dtype.size()
     }
 
-    /// `steps` times `k_pack` k (and the last one of an odd K) of one register tile: reads `walk.m` rows at `a` and the panels at `w`,
-    /// leaves the accumulators in `tile: f32[way][m][panels * nr]`. `w` and `tile` point at the piece.
+    /// `steps` times `step_k` k (and what is left of a K that is no multiple) of one register tile: reads `walk.m` rows at `a` (packed
+    /// ones for matrix instructions) and the panels at `w`, leaves the accumulators in `tile: f32[way][m][panels * nr]`. `w` and `tile` point at the piece.
     #[expect(clippy::too_many_arguments, reason = "the operands of a loop")]
     pub fn emit<'c>(
         &self,
@@ -179,18 +232,22 @@ impl<'a> Microkernel<'a> {
         let lanes = fb.lanes();
         let panels = &kernel.panels;
         let a_size = kernel.a.dtype.size();
-        let pack = u64::from(self.k_pack);
+        let step_k = u64::from(self.step_k);
         let vector_bytes = self.vector_bytes(lanes);
-        let step_bytes = u64::from(panels.nr) * pack * self.dtype.size();
+        let step_bytes = self.step_bytes();
+        let row_bytes = if self.multiply == Multiply::Blocks { mmla::step_bytes(walk.m) } else { a_size * step_k };
         // One stream per panel and way; vectors within it.
         let streams: Vec<u64> = (0..u64::from(walk.panels * panels.ways)).map(|s| s * self.panel_bytes).collect();
         let vectors: Vec<u64> = streams.iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * vector_bytes)).collect();
 
         let mut acc: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|at| self.start(fb, start, fb.offset_const(tile, at))).collect();
+        if self.multiply == Multiply::Blocks {
+            acc = mmla::blocks_of_rows(fb, walk.m, &acc);
+        }
         let panel = w;
-        let keep_at = |i: Value<'c>| keep.map(|keep| Keep { to: fb.index(keep.to, i, u64::from(panels.nr) * 4 * pack), ..keep });
+        let keep_at = |i: Value<'c>| keep.map(|keep| Keep { to: fb.index(keep.to, i, u64::from(panels.nr) * 4 * step_k), ..keep });
         acc = fb.loop_(fb.int(0), steps, 1, &acc, |i, acc| {
-            let a = fb.index(a, i, a_size * pack);
+            let a = fb.index(a, i, row_bytes);
             let w = fb.index(w, i, step_bytes);
             match feed {
                 Feed::Stream => self.prefetch_streams(fb, walk, &streams, panel, i),
@@ -199,18 +256,29 @@ impl<'a> Microkernel<'a> {
                     (0..u64::from(panels.ways)).for_each(|way| fb.prefetch(fb.offset_const(at, way * stream), L2));
                 }
             }
-            self.step(fb, walk, (a, w, keep_at(i)), &vectors, acc, false)
+            if self.multiply == Multiply::Blocks {
+                return mmla::step(fb, walk.m, a, w, &vectors, acc);
+            }
+            self.step(fb, walk, (a, w, keep_at(i)), &vectors, acc, self.step_k)
         });
-        if !u64::from(panels.k).is_multiple_of(pack) {
-            let at = (fb.index(a, steps, pack * a_size), fb.index(w, steps, step_bytes), keep_at(steps));
-            acc = self.step(fb, walk, at, &vectors, &acc, true);
+        let left = panels.k % self.step_k;
+        if self.multiply == Multiply::Blocks {
+            acc = mmla::rows_of_blocks(fb, walk.m, &acc);
+        } else if left > 0 {
+            let at = (fb.index(a, steps, row_bytes), fb.index(w, steps, step_bytes), keep_at(steps));
+            acc = self.step(fb, walk, at, &vectors, &acc, left);
         }
         for (value, at) in acc.into_iter().zip(self.tile_offsets(walk, lanes)) {
             fb.store(value, fb.offset_const(tile, at), lanes * 4);
         }
     }
 
-    /// One step (`k_pack` k; `half`: the first of them) at addresses `(a, w, keep)`, weights at `vectors` of `w`.
+    /// Bytes of a panel's step.
+    fn step_bytes(&self) -> u64 {
+        u64::from(self.kernel.panels.nr * self.step_k) * self.dtype.size()
+    }
+
+    /// One step of `ks` k (`step_k`, or what is left at the end) at addresses `(a, w, keep)`, weights at `vectors` of `w`.
     fn step<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -218,54 +286,59 @@ impl<'a> Microkernel<'a> {
         (a, w, keep): (Value<'c>, Value<'c>, Option<Keep<'c>>),
         vectors: &[u64],
         acc: &[Value<'c>],
-        half: bool,
+        ks: u32,
     ) -> Vec<Value<'c>> {
         let (kernel, lanes) = (self.kernel, fb.lanes());
         let mut acc = acc.to_vec();
         let n = vectors.len();
         let dot = kernel.compute == Compute::Bf16Dot;
         // Multiply-adds per accumulator.
-        let ks = if dot || half { 1 } else { self.k_pack };
-        let row = |r: u32, k: u32| {
-            let at = fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
-            match (dot, half) {
-                (false, _) => fb.load_broadcast(kernel.a.dtype, lanes, at),
-                (true, false) => fb.splat(fb.load(Ty::I32, at, 2), lanes),
-                // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
-                (true, true) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), at, 2), Elem::I32), lanes),
-            }
+        let macs = if dot { 1 } else { ks };
+        let row_at = |r: u32, k: u32| {
+            fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size())
+        };
+        let in_lanes: Vec<_> = match self.multiply == Multiply::Lane && ks == lanes {
+            true => (0..walk.m).map(|r| fb.load_f32(kernel.a.dtype, lanes, row_at(r, 0), kernel.a.dtype.size() as u32)).collect(),
+            false => vec![],
+        };
+        let row = |r: u32, k: u32| match (dot, in_lanes.get(r as usize)) {
+            (false, Some(&values)) => fb.shuffle(values, values, &vec![k; lanes as usize]),
+            (false, None) => fb.load_broadcast(kernel.a.dtype, lanes, row_at(r, k)),
+            (true, _) if ks == self.k_pack => fb.splat(fb.load(Ty::I32, row_at(r, k), 2), lanes),
+            // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
+            (true, _) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), row_at(r, k), 2), Elem::I32), lanes),
         };
         let align = self.vector_bytes(lanes).min(64) as u32;
         // The odd halves' words are read again where they would not find registers beside the even halves.
-        let again = !tile_fits(fb.isa(), walk.m, n as u32, 2 * n as u32);
+        let again = !tile_fits(fb.isa(), walk.m, n as u32, self.held_lanes(walk.m) + 2 * n as u32);
         let words = |at: Value<'c>, again: bool| {
             let ty = Ty::vec(Elem::I32, lanes);
             if again { fb.load_again(ty, at, align) } else { fb.load(ty, at, align) }
         };
         let weight = |c: usize, k: u32, again: bool| {
-            let at = fb.offset_const(w, vectors[c]);
+            let at = fb.offset_const(w, vectors[c] + u64::from(k / self.k_pack * kernel.panels.nr * self.k_pack) * self.dtype.size());
             match self.k_pack {
                 2 if dot => words(at, false),
                 2 => {
                     let (even, odd) = fb.split_bf16_pair(words(at, again));
-                    if k == 0 { even } else { odd }
+                    if k % 2 == 0 { even } else { odd }
                 }
                 _ => fb.load_f32(self.dtype, lanes, at, align),
             }
         };
         let mac = |acc: &mut Value<'c>, x: Value<'c>, w: Value<'c>| *acc = if dot { fb.dot_bf16(*acc, x, w) } else { fb.fma(x, w, *acc) };
         if walk.holds_rows(self) {
-            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..ks).map(|k| row(r, k)).collect()).collect();
+            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..macs).map(|k| row(r, k)).collect()).collect();
             for c in 0..n {
-                for k in 0..ks {
+                for k in 0..macs {
                     let w = weight(c, k, false);
                     rows.iter().enumerate().for_each(|(r, x)| mac(&mut acc[r * n + c], x[k as usize], w));
                 }
             }
             return acc;
         }
-        for k in 0..ks {
-            let columns: Vec<_> = (0..n).map(|c| weight(c, k, k == 1 && again)).collect();
+        for k in 0..macs {
+            let columns: Vec<_> = (0..n).map(|c| weight(c, k, k % 2 == 1 && again)).collect();
             if let Some(keep) = keep {
                 for (c, &value) in (0..).zip(&columns) {
                     let (stream, vector) = (c / walk.vectors, c % walk.vectors);
@@ -307,8 +380,13 @@ impl<'a> Microkernel<'a> {
     /// Prefetches of step `i` of streams that start at `panel`.
     fn prefetch_streams<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, streams: &[u64], panel: Value<'c>, i: Value<'c>) {
         let tile = &self.kernel.tile;
-        let step_bytes = u64::from(self.kernel.panels.nr * self.k_pack) * self.dtype.size();
-        let lines = (u64::from(walk.vectors) * self.vector_bytes(fb.lanes())).div_ceil(64);
+        let step_bytes = self.step_bytes();
+        // Lines of a stream's step: those that begin in the vectors of its packs.
+        let packs = u64::from(self.step_k / self.k_pack);
+        let pack_bytes = step_bytes / packs;
+        let pack_lines = (u64::from(walk.vectors) * self.vector_bytes(fb.lanes())).div_ceil(64);
+        let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
+        lines.dedup();
         let here = fb.mul_int(i, step_bytes as i64);
         if tile.prefetch >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
             for line in 0..step_bytes / 64 {
@@ -323,13 +401,13 @@ impl<'a> Microkernel<'a> {
             let past = fb.cmp(Cmp::Ge, at, fb.int(self.panel_bytes as i64));
             let skip = (streams.len() as u64 - 1) * self.panel_bytes;
             let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
-            for (stream, line) in streams.iter().flat_map(|s| (0..lines).map(move |line| (s, line))) {
+            for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L2);
             }
         }
         if tile.prefetch_l1 > 0 {
             let at = fb.offset(panel, fb.add_int(here, tile.prefetch_l1.into()));
-            for (stream, line) in streams.iter().flat_map(|s| (0..lines).map(move |line| (s, line))) {
+            for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L1);
             }
         }

@@ -7,6 +7,7 @@ pub mod attention;
 pub mod loops;
 pub mod matmul;
 mod microkernel;
+mod mmla;
 pub mod probe;
 pub mod step;
 

@@ -34,7 +34,9 @@ struct Syntax {
     frame: (&'static str, &'static str),
 }
 
-const SYNTAXES: &[Syntax] = &[Syntax {
+const SYNTAXES: &[Syntax] = &[X86_64, AARCH64];
+
+const X86_64: Syntax = Syntax {
     arch: "x86_64",
     multiply_adds: &["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd"],
     jumps: &["j"],
@@ -46,7 +48,21 @@ const SYNTAXES: &[Syntax] = &[Syntax {
     vector_registers: &["%xmm", "%ymm", "%zmm"],
     stack: "(%rsp",
     frame: ("(%rbp", "movq\t%rsp, %rbp"),
-}];
+};
+
+const AARCH64: Syntax = Syntax {
+    arch: "aarch64",
+    multiply_adds: &["fmla", "fmls", "bfmmla", "smmla", "sdot"],
+    jumps: &["b.", "b\t", "cb", "tb"],
+    call: "bl\t",
+    compares: &["cmp", "ccmp", "tst", "prfm"],
+    moves: &["mov\tv"],
+    destination_last: false,
+    addends: &[],
+    vector_registers: &["v", "q"],
+    stack: "[sp",
+    frame: ("[x29", "mov\tx29, sp"),
+};
 
 /// An innermost loop with multiply-adds: the lines from its label to the jump back.
 #[derive(Clone, Debug)]

@@ -9,7 +9,7 @@ use super::lower::{Cols, Frame, Home, Stop, WeightSource, storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
-    BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, StageKind, Store,
+    BufferId, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, StageKind, Store,
 };
 use rcompile_graph::{Dim, Op, ValueId};
 use std::collections::HashSet;
@@ -37,9 +37,10 @@ impl Plan<'_> {
         let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
         let group_cols = head_dim.unwrap_or(n / chain.ways);
         let dtype = storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
+        let (compute, k_pack) = self.cx.isa.matmul(self.stored_type(frame.func.ty(node.inputs[0]).dtype)?, dtype);
         let panels = Panels {
             nr: self.cx.isa.panel_nr,
-            k_pack: if dtype == DType::Bf16 { 2 } else { 1 },
+            k_pack,
             k: depth,
             groups: n / chain.ways / group_cols,
             group_cols,
@@ -77,7 +78,6 @@ impl Plan<'_> {
                 (Operand { place: Place::Buffer(copy), dtype }, stride)
             }
         };
-        let compute = if a.dtype == DType::Bf16 && dtype == DType::Bf16 && self.cx.isa.bf16_dot { Compute::Bf16Dot } else { Compute::F32 };
         // Epilogue.
         let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };
         let name = weight_label(&frame.module.params[weight.index()].name);
