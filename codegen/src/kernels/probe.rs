@@ -23,8 +23,8 @@ pub fn symbol(probe: Probe) -> String {
 
 /// Probes that make sense for a target.
 pub fn probes(isa: &Isa) -> impl Iterator<Item = Probe> {
-    let bf16_dot = isa.bf16_dot;
-    Probe::ALL.into_iter().filter(move |p| *p != Probe::Bf16Dot || bf16_dot)
+    let bf16 = isa.bf16_inputs();
+    Probe::ALL.into_iter().filter(move |p| *p != Probe::Bf16Dot || bf16)
 }
 
 /// Defines the probe's function.
@@ -36,6 +36,10 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
             Probe::Read1 => read(&call, 1),
             Probe::Read4 => read(&call, 4),
             Probe::F32 => multiply(&call, 1, |fb, a, b, sum| fb.fma(a, b, sum)),
+            Probe::Bf16Dot if fb.isa().bf16_mmla => {
+                let eight = Ty::vec(Elem::Bf16, 8);
+                multiply(&call, 4, |fb, a, b, sum| fb.bfmmla(sum, fb.bitcast(a, eight), fb.bitcast(b, eight)))
+            }
             Probe::Bf16Dot => {
                 let words = Ty::vec(Elem::I32, fb.lanes());
                 multiply(&call, 2, |fb, a, b, sum| fb.dot_bf16(sum, fb.bitcast(a, words), fb.bitcast(b, words)))
