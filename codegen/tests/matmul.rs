@@ -52,7 +52,15 @@ impl Case {
             group_cols: 250,
             epilogue: Epilogue::Plain,
             out: DType::F32,
-            tile: MatmulTile { mr: isa.tile_rows, streams: isa.streams, k_block: 0, n_block: 3, widen: false, prefetch: 4096, prefetch_l1: 512 },
+            tile: MatmulTile {
+                mr: isa.tile_rows,
+                streams: isa.streams,
+                k_block: 0,
+                n_block: 3,
+                widen: false,
+                prefetch: 4096,
+                prefetch_l1: 512,
+            },
             prologue: false,
             group_nest: false,
         }

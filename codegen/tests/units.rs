@@ -54,11 +54,7 @@ fn every_known_cpu_compiles_the_same_bytes_twice() {
             }
             if unit.symbol.starts_with("rc_loops") {
                 assert_eq!(asm.contains("zmm"), isa.lanes == 16, "{cpu}");
-                assert_eq!(
-                    asm.contains("vcvtneps2bf16") || asm.contains("bfcvtn"),
-                    isa.bf16_inputs(),
-                    "{cpu}"
-                );
+                assert_eq!(asm.contains("vcvtneps2bf16") || asm.contains("bfcvtn"), isa.bf16_inputs(), "{cpu}");
             }
         }
         assert!(units[0].symbol.starts_with("rc_loops_f32_layers_soft_max_") && units[0].symbol.ends_with(&cpu.replace('-', "_")));

@@ -294,9 +294,8 @@ impl<'a> Microkernel<'a> {
         let dot = kernel.compute == Compute::Bf16Dot;
         // Multiply-adds per accumulator.
         let macs = if dot { 1 } else { ks };
-        let row_at = |r: u32, k: u32| {
-            fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size())
-        };
+        let row_at =
+            |r: u32, k: u32| fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
         let in_lanes: Vec<_> = match self.multiply == Multiply::Lane && ks == lanes {
             true => (0..walk.m).map(|r| fb.load_f32(kernel.a.dtype, lanes, row_at(r, 0), kernel.a.dtype.size() as u32)).collect(),
             false => vec![],

@@ -84,6 +84,18 @@ pub fn hot_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<HotLoop<'a>>
     loops.map(|lines| HotLoop { lines, syntax, has_frame }).filter(|l| l.multiply_adds() > 0 && l.count(syntax.call) == 0).collect()
 }
 
+/// Innermost loops of the function `name` that only move data: they load and store vectors, and call nothing.
+pub fn packing_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<Vec<&'a str>> {
+    let arch = triple.split('-').next().unwrap_or_default();
+    let syntax = SYNTAXES.iter().find(|s| s.arch == arch).unwrap_or_else(|| panic!("no assembly syntax for {triple}"));
+    let starts = |line: &&str, list: &[&str]| list.iter().any(|word| line.starts_with(word));
+    let is_store = |l: &&str| l.starts_with("st") && operands(l).iter().any(|o| starts(&o.as_str(), syntax.vector_registers));
+    let packs = |lines: &Vec<&str>| {
+        lines.iter().any(is_store) && !lines.iter().any(|l| starts(l, syntax.multiply_adds) || l.starts_with(syntax.call))
+    };
+    inner_loops(&function(asm, name), syntax).into_iter().filter(packs).collect()
+}
+
 impl HotLoop<'_> {
     /// Instructions that multiply and add.
     pub fn multiply_adds(&self) -> usize {

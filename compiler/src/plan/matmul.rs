@@ -38,14 +38,8 @@ impl Plan<'_> {
         let group_cols = head_dim.unwrap_or(n / chain.ways);
         let dtype = storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
         let (compute, k_pack) = self.cx.isa.matmul(self.stored_type(frame.func.ty(node.inputs[0]).dtype)?, dtype);
-        let panels = Panels {
-            nr: self.cx.isa.panel_nr,
-            k_pack,
-            k: depth,
-            groups: n / chain.ways / group_cols,
-            group_cols,
-            ways: chain.ways,
-        };
+        let panels =
+            Panels { nr: self.cx.isa.panel_nr, k_pack, k: depth, groups: n / chain.ways / group_cols, group_cols, ways: chain.ways };
         // Left operand: private norm at few rows, else a buffer.
         let x = node.inputs[0];
         let row_dim = node.ty.shape[0];
