@@ -99,6 +99,7 @@ fn run() -> Result<(), String> {
             }
         }
     }
+    sve(&rates[&("neoverse-v1", 1, 512)])?;
     println!("\n| instance | cores, GHz, GB/s | model, bf16 weights | rows | arithmetic, ms | weights, ms | tokens/s | bound |");
     println!("|---|---|---|---:|---:|---:|---:|---|");
     for instance in &INSTANCES {
@@ -127,6 +128,38 @@ fn run() -> Result<(), String> {
                 );
             }
         }
+    }
+    Ok(())
+}
+
+/// Hand-written SVE loops of the same kinds of tile on Neoverse V1 (256 bits), beside what was generated for NEON.
+fn sve(neon: &Rate) -> Result<(), String> {
+    let isa = Isa::lookup(AARCH64, "neoverse-v1", &[]).map_err(|e| e.to_string())?;
+    let end = ["prfm pldl2keep, [x3]", "add x1, x1, x8", "subs x2, x2, #1", "b.ne loop"];
+    let mut bf16 = vec!["loop:".to_string()];
+    bf16.extend((0..4).map(|c| format!("ld1h {{z{}.h}}, p0/z, [x1, #{c}, mul vl]", 24 + c)));
+    for pair in 0..6 {
+        bf16.push(format!("ld1rqh {{z{}.h}}, p0/z, [x0, #{}]", 28 + pair % 4, 16 * pair));
+        bf16.extend((0..4).map(|c| format!("bfmmla z{}.s, z{}.h, z{}.h", 4 * pair + c, 28 + pair % 4, 24 + c)));
+    }
+    let mut f32 = vec!["loop:".to_string()];
+    f32.extend((0..8).map(|row| format!("ld1rqw {{z{row}.s}}, p0/z, [x{}]", 10 + row)));
+    for k in 0..4 {
+        let weights = 8 + k % 2 * 2;
+        f32.extend((0..2).map(|v| format!("ld1w {{z{}.s}}, p0/z, [x1, #{}, mul vl]", weights + v, (2 * k + v).min(7))));
+        let multiply = |row: u32, v: u32| format!("fmla z{}.s, z{}.s, z{row}.s[{k}]", 16 + 2 * row + v, weights + v);
+        f32.extend((0..8).flat_map(|row| [multiply(row, 0), multiply(row, 1)]));
+    }
+    println!("\nneoverse-v1, SVE of 256 bits, hand-written loops (nothing of it is generated):");
+    println!("\n| arithmetic | tile | flop per cycle, SVE | generated, NEON | peak |");
+    println!("|---|---|---:|---:|---:|");
+    for (name, tile, mut lines, flop) in [("bf16", "12x16", bf16, 12 * 16 * 4), ("f32", "8x16", f32, 8 * 16 * 4)] {
+        lines.extend(end.iter().map(|l| l.to_string()));
+        let lines: Vec<&str> = lines.iter().map(String::as_str).collect();
+        let rate = 2.0 * f64::from(flop) / cycles(&isa, &lines)?;
+        let f32 = Plain { rows: 512, n: 4096, k: 4096, a: DType::F32, ways: 1 };
+        let neon = if name == "bf16" { neon.flop_per_cycle } else { rate_of(&isa, f32)?.flop_per_cycle };
+        println!("| {name} | {tile} | {rate:.1} | {neon:.1} | {} |", if name == "bf16" { 128 } else { 32 });
     }
     Ok(())
 }
@@ -223,7 +256,12 @@ struct Rate {
 
 fn rate(isa: &Isa, rows: u32, ways: u32) -> Result<Rate, String> {
     let a = if isa.bf16_inputs_fast() { DType::Bf16 } else { DType::F32 };
-    let (program, kernel) = Plain { rows, n: 4096, k: 4096, a, ways }.program(isa);
+    rate_of(isa, Plain { rows, n: 4096, k: 4096, a, ways })
+}
+
+fn rate_of(isa: &Isa, plain: Plain) -> Result<Rate, String> {
+    let Plain { rows, ways, .. } = plain;
+    let (program, kernel) = plain.program(isa);
     let emit = Emit { llvm_ir: false, asm: true };
     let compiled = module::build("kernel", isa, 3, emit, |mb| matmul::define(mb, &program, "kernel", &kernel).map(|_| ()));
     let asm = compiled.map_err(|e| e.to_string())?.asm.expect("assembly");
@@ -239,17 +277,18 @@ fn rate(isa: &Isa, rows: u32, ways: u32) -> Result<Rate, String> {
         let hot = loops.into_iter().max_by_key(|l| l.multiply_adds()).ok_or_else(|| format!("{}: no hot loop in {kind}{m}", isa.name))?;
         Ok((cycles(isa, &hot.lines)?, hot))
     };
-    let (mut cycles_, hot) = loop_of(if blocks == 1 { "stream" } else { "block" })?;
+    let (mut step, hot) = loop_of(if blocks == 1 { "stream" } else { "block" })?;
     let work = hot.count(instruction) as f64;
     let tile_rows = if kernel.compute == Compute::F32 { m } else { m.next_multiple_of(2) };
     let columns = (hot.accumulators() as f64 * 4.0 / f64::from(tile_rows)).round();
     // A multiply-add is 4 products, a matrix product 16: k per iteration.
-    let k = work * if kernel.compute == Compute::F32 { 4.0 } else { 16.0 } / f64::from(tile_rows) / columns;
+    let products = if kernel.compute == Compute::F32 { 4.0 } else { 16.0 };
+    let k = work * products / f64::from(tile_rows) / columns;
     if blocks > 1 && kernel.tile.widen {
         // The first block of rows widens the weights for the others.
         let (widening, first) = loop_of("widen")?;
         let per_k = widening / (first.multiply_adds() / first.accumulators()) as f64;
-        cycles_ = (per_k * k + cycles_ * f64::from(blocks - 1)) / f64::from(blocks);
+        step = (per_k * k + step * f64::from(blocks - 1)) / f64::from(blocks);
     }
     // Eight k per iteration, once for the panels of a block.
     let kind = if blocks == 1 { "stream" } else { "block" };
@@ -262,10 +301,10 @@ fn rate(isa: &Isa, rows: u32, ways: u32) -> Result<Rate, String> {
         arithmetic,
         m,
         columns: columns as u32,
-        cycles: cycles_ / k,
-        flop_per_cycle: 2.0 * f64::from(m) * columns * k / (cycles_ + packing),
+        cycles: step / k,
+        flop_per_cycle: 2.0 * f64::from(m) * columns * k / (step + packing),
         peak: pipes * flop,
-        bytes_per_cycle: columns * k * 2.0 / cycles_,
+        bytes_per_cycle: columns * k * 2.0 / step,
     })
 }
 
