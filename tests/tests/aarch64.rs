@@ -3,10 +3,11 @@
 //! `neoverse-v1` runs all of them; `neoverse-n1`, `neoverse-v2` and `generic` one model per family, and all with `RCOMPILE_TEST_ALL=1`
 //! (`./x test --all`). qemu has no model of V1 and V2: `max` has their features, with the length of SVE vectors as an option.
 
+use rcompile_graph::DType;
 use rcompile_tests::checks::{self, bits};
 use rcompile_tests::instructions::count;
 use rcompile_tests::toy::Toy;
-use rcompile_tests::{Machine, assets, golden, joined, model_dir};
+use rcompile_tests::{Machine, Reference, assets, difference, faults, golden, joined, model_dir, tol};
 
 /// CPUs with what qemu calls a machine that has exactly their features (or, for `max`, at least those).
 const CPUS: [(&str, &str); 4] =
@@ -114,6 +115,25 @@ fn bits_are_those_of_the_instructions() {
     let tokens: Vec<u32> = (0..20).map(|i| 5 + i * 11 % 100).collect();
     let [a, b] = [v1, v2].map(|machine| bits(&machine.build(&model, options).logits(&tokens, &[])));
     assert_eq!(a, b);
+}
+
+/// The gate of [`checks::decoder_bf16`] notices every fault of a model that an executable could have: what runs here in matrix instructions
+/// against the interpreter of the model with that fault.
+#[test]
+fn faults_are_noticed() {
+    let Some(machine) = machine("neoverse-v1") else { return };
+    let dir = golden("llama-gqa-tied");
+    let exe = machine.build(&dir, "--no-tokenizer --compute bf16 --buckets 1,64");
+    let reference = Reference::open(&dir, DType::BF16);
+    let case = checks::cases(&dir).pop().unwrap();
+    let logits: Vec<f64> = exe.logits(&case.tokens, &[]).iter().map(|x| f64::from(*x)).collect();
+    let list = faults::faults(reference.module());
+    assert!(list.len() > 5);
+    for fault in list {
+        let d = difference(&logits, &reference.runner_of(&fault.module).logits(&case.tokens));
+        println!("{}: {d}", fault.name);
+        assert!(!tol::BF16.holds(&d), "{} is not noticed: {d}", fault.name);
+    }
 }
 
 #[test]

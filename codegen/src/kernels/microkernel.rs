@@ -320,7 +320,7 @@ impl<'a> Microkernel<'a> {
                 2 if dot => words(at, false),
                 2 => {
                     let (even, odd) = fb.split_bf16_pair(words(at, again));
-                    if k % 2 == 0 { even } else { odd }
+                    if k.is_multiple_of(2) { even } else { odd }
                 }
                 _ => fb.load_f32(self.dtype, lanes, at, align),
             }
