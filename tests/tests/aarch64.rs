@@ -85,21 +85,24 @@ golden! {
     generic: "generic",
 }
 
-/// Every number of rows of a tile, several threads, small and large buckets: the bits of a token alone.
+/// Every number of rows of a tile, several threads, small and large buckets, several blocks of k: the bits of a token alone.
 #[test]
 fn bits_do_not_depend_on_rows_buckets_and_threads() {
-    let model = model_dir("toy", |dir| Toy::SMALL.write(dir));
-    for cpu in ["neoverse-v1", "neoverse-n1"] {
-        let Some(machine) = machine(cpu) else { return };
-        for compute in ["f32", "bf16"] {
-            let build = |buckets: &str| machine.build(&model, &format!("--no-tokenizer --compute {compute} --buckets {buckets}"));
-            let (one, wide) = (build("1"), build("1,8,64"));
-            let tokens: Vec<u32> = (0..29).map(|i| 3 + i * 7 % 120).collect();
-            for len in [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 29] {
-                let alone = bits(&one.logits(&tokens[..len], &["-t", "1"]));
-                for threads in ["1", "3"] {
-                    let found = bits(&wide.logits(&tokens[..len], &["-t", threads]));
-                    assert!(found == alone, "{cpu}, {compute}, {len} rows, {threads} threads: not the bits of bucket 1");
+    let deep = Toy { vocab: 64, hidden: 64, heads: 2, kv_heads: 1, intermediate: 1128, layers: 1 };
+    let [small, deep] = [("toy", Toy::SMALL), ("toy-deep", deep)].map(|(name, toy)| model_dir(name, |dir| toy.write(dir)));
+    for (model, lens) in [(&small, &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 17, 25, 29][..]), (&deep, &[13, 29])] {
+        for cpu in ["neoverse-v1", "neoverse-n1"] {
+            let Some(machine) = machine(cpu) else { return };
+            for compute in ["f32", "bf16"] {
+                let build = |buckets: &str| machine.build(model, &format!("--no-tokenizer --compute {compute} --buckets {buckets}"));
+                let (one, wide) = (build("1"), build("1,8,64"));
+                let tokens: Vec<u32> = (0..29).map(|i| 3 + i * 7 % 60).collect();
+                for &len in lens {
+                    let alone = bits(&one.logits(&tokens[..len], &["-t", "1"]));
+                    for threads in ["1", "3"] {
+                        let found = bits(&wide.logits(&tokens[..len], &["-t", threads]));
+                        assert!(found == alone, "{cpu}, {compute}, {len} rows, {threads} threads: not the bits of bucket 1");
+                    }
                 }
             }
         }
