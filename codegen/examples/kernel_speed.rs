@@ -261,7 +261,7 @@ impl Matmuls {
             arena_bytes: a_bytes + u64::from(self.rows * columns) * 4,
             private_bytes: 128,
         };
-        program.private_bytes += matmul::private_bytes(&program, &kernel);
+        program.private_bytes += matmul::private_bytes(&self.isa, &program, &kernel);
         let (loaded, _) = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
         let bytes = (panels.bytes(self.dtype) as usize).next_multiple_of(1 << 20) + 8192;

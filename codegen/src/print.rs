@@ -212,6 +212,7 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
         Compute::F32 => "f32",
         Compute::Int8Dot => "int8 dot",
         Compute::Bf16Dot => "bf16_dot",
+        Compute::Bf16Mmla => "bf16_mmla",
     };
     writeln!(out, "matmul {compute} (v{} < {}, v{}) {{", m.row.0, m.rows, m.col.0)?;
     writeln!(out, "  a = {} stride {}", m.a, m.a_stride)?;

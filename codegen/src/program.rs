@@ -208,7 +208,7 @@ impl Coding {
 pub struct Panels {
     /// Columns per panel.
     pub nr: u32,
-    /// Consecutive k of one column that lie together (bf16: 2, int8: 4, int4: 8, else 1).
+    /// Consecutive k of one column that lie together (bf16: 2, for matrix instructions 4; int8: 4, int4: 8; else 1).
     pub k_pack: u32,
     /// Inner dimension.
     pub k: u32,
@@ -581,13 +581,15 @@ pub enum StageKind {
     Store(Vec<Store>),
 }
 
-/// Arithmetic of a matmul; accumulation is f32 in both.
+/// Arithmetic of a matmul; accumulation is f32 in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// Weights widened to f32, one FMA chain over k per output element.
     F32,
     /// bf16 pairs: one chain of VDPBF16PS over k / 2 per output element.
     Bf16Dot,
+    /// bf16 in blocks of 4 k: one chain of BFMMLA over k / 4 per output element.
+    Bf16Mmla,
     /// int8 codes of both operands: exact i32 sums over groups of k, scaled and added in f32, one chain over groups per output element. The
     /// left operand is the records of [`Quantise`].
     Int8Dot,

@@ -121,12 +121,13 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
             let compute = match m.compute {
                 Compute::F32 => "f32",
                 Compute::Bf16Dot | Compute::Int8Dot => "dot",
+                Compute::Bf16Mmla => "mmla",
             };
             let weight = match (m.panels.coding, m.panels.k_pack) {
                 (Coding::Int8 { .. }, _) => "int8",
                 (Coding::Int4 { .. }, _) => "int4",
-                (Coding::Elements, 2) => DType::Bf16.name(),
-                (Coding::Elements, _) => m.a.dtype.name(),
+                (Coding::Elements, 1) => m.a.dtype.name(),
+                (Coding::Elements, _) => DType::Bf16.name(),
             };
             ("matmul", format!("{}{weight}{compute}", m.a.dtype), format!("_{}x{}", m.tile.mr, m.panels.nr))
         }

@@ -371,9 +371,14 @@ impl<'a> Verifier<'a> {
                     let coded = m.panels.coding != Coding::Elements;
                     self.check(coded && m.a.dtype == DType::U8, || "the int8 dot wants records and codes".into());
                 }
-                if m.compute == Compute::Bf16Dot {
-                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == 2;
-                    self.check(good, || "the bf16 dot wants bf16 inputs and weights in pairs of k".into());
+                let pack = match m.compute {
+                    Compute::F32 | Compute::Int8Dot => None,
+                    Compute::Bf16Dot => Some(2),
+                    Compute::Bf16Mmla => Some(4),
+                };
+                if let Some(pack) = pack {
+                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == pack;
+                    self.check(good, || format!("bf16 arithmetic wants bf16 inputs and weights in packs of {pack} k"));
                 }
             }
         }
@@ -384,7 +389,7 @@ impl<'a> Verifier<'a> {
             Some(_) => m.panels.k,
             None => m.panels.padded_k(),
         };
-        self.check(m.a_stride >= width, || format!("rows of a have {} of {width} elements", m.a_stride));
+        self.check(m.a_stride >= width, || format!("rows of a have {} of {width} k", m.a_stride));
         self.check(m.tile.mr > 0 && m.tile.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
         self.check(m.tile.k_block.is_multiple_of(2), || format!("k_block {} is odd", m.tile.k_block));
         let rows = self.extent(m.rows);

@@ -78,3 +78,41 @@ fn faults_are_noticed() {
     // Without a frame pointer the register is like any other.
     assert_eq!(check("vmovaps\t(%rbp), %zmm9", "nop", 2), [""; 0]);
 }
+
+/// The same on Arm: two rows of one vector by lane, a pair of rows by matrix instructions.
+#[test]
+fn arm() {
+    let check = |extra: &str| {
+        let asm = format!(
+            "tile:
+\tstp\td9, d8, [sp, #-32]!
+.LBB0_1:
+\tldp\tq0, q1, [x0]
+\tldr\tq2, [x1], #16
+\tfmla\tv8.4s, v2.4s, v0.s[0]
+\tfmla\tv9.4s, v2.4s, v1.s[0]
+\t{extra}
+\tsubs\tx2, x2, #1
+\tb.ne\t.LBB0_1
+\tldp\td9, d8, [sp], #32
+\tret
+.Lfunc_end0:
+"
+        );
+        let loops = hot_loops(&asm, "aarch64-unknown-linux-gnu", "tile");
+        assert_eq!(loops.len(), 1, "{loops:#?}");
+        (loops[0].problems(2), loops[0].multiply_adds(), loops[0].copies().len())
+    };
+    assert_eq!(check("prfm\tpldl1keep, [sp, #64]"), (vec![], 2, 0));
+    assert_eq!(check("mov\tv7.16b, v8.16b"), (vec![], 2, 1));
+    assert_eq!(check("bfmmla\tv10.4s, v2.8h, v0.8h\n\tbfmmla\tv11.4s, v2.8h, v1.8h"), (vec![], 4, 0));
+    for (extra, word) in [
+        ("str\tq8, [sp, #16]", "1 stack accesses"),
+        ("ldr\tq3, [sp, #16]", "1 stack accesses"),
+        ("fmla\tv10.4s, v2.4s, v1.s[0]", "3 accumulators for 2 rows"),
+        ("fmla\tv8.4s, v2.4s, v0.s[1]", "unequally"),
+    ] {
+        let (problems, ..) = check(extra);
+        assert!(problems.iter().any(|p| p.contains(word)), "{extra}: {problems:?}");
+    }
+}

@@ -280,7 +280,7 @@ fn embedding_from_plain_and_panels() {
             let column = e.rem_int(token, 32);
             let pair = e.div_int(k, 2);
             let odd = e.rem_int(k, 2);
-            let a = e.mul_int(panel, panels.panel_len() as i64);
+            let a = e.mul_int(panel, i64::from(panels.padded_k() * panels.nr));
             let b = e.mul_int(pair, 64);
             let c = e.at(column, 2, odd);
             let ab = e.add(a, b);
@@ -318,14 +318,14 @@ fn embedding_from_plain_and_panels() {
     let list = buffers(&[("a", DType::F32, 8, 64), ("b", DType::F32, 8, 64)]);
     let p = program(list.clone(), weights, vec![gather(false), gather(true)]);
     let table: Vec<f32> = (0..vocab * dim as usize).map(noise).collect();
-    let mut packed = vec![0f32; panels.len() as usize];
+    let mut packed = vec![0f32; panels.bytes(DType::I8) as usize];
     for (i, v) in table.iter().enumerate() {
         let (token, k) = (i / dim as usize, i % dim as usize);
-        packed[token / 32 * panels.panel_len() as usize + k / 2 * 64 + token % 32 * 2 + k % 2] = *v;
+        packed[token / 32 * (panels.padded_k() * panels.nr) as usize + k / 2 * 64 + token % 32 * 2 + k % 2] = *v;
     }
     let mut memory = Memory {
         rows: 4,
-        weights: vec![0; (plain_bytes + panels.len() * 2) as usize / 8 + 1],
+        weights: vec![0; (plain_bytes + panels.bytes(DType::Bf16)) as usize / 8 + 1],
         arena: vec![0; p.arena_bytes as usize / 8],
         token: vec![0, 69, 31, 32],
         position: vec![0, 7, 100, 2047],

@@ -2,11 +2,13 @@
 
 mod support;
 
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Arch, HOST_TRIPLE, Isa};
 use rcompile_codegen::program::*;
 use rcompile_codegen::{Emit, Options, compile, compile_units, probe_units};
 use rcompile_runtime::abi::{Probe, field};
 use support::program::*;
+
+const TRIPLES: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
 
 fn softmax() -> Program {
     let mut e = E::default();
@@ -35,7 +37,6 @@ fn softmax() -> Program {
 #[test]
 fn every_known_cpu_compiles_the_same_bytes_twice() {
     let p = softmax();
-    const TRIPLES: [&str; 2] = ["x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"];
     for (triple, cpu) in TRIPLES.iter().flat_map(|t| Isa::known_cpus(t).into_iter().map(move |cpu| (t, cpu))) {
         let isa = Isa::lookup(triple, cpu, &[]).unwrap();
         let options = Options { opt_level: 3, emit: Emit { llvm_ir: true, asm: true } };
@@ -53,11 +54,7 @@ fn every_known_cpu_compiles_the_same_bytes_twice() {
             }
             if unit.symbol.starts_with("rc_loops") {
                 assert_eq!(asm.contains("zmm"), isa.lanes == 16, "{cpu}");
-                assert_eq!(
-                    asm.contains("vcvtneps2bf16") || asm.contains("bfcvtn"),
-                    isa.bf16_dot || isa.bf16_rounds_by_truncation(),
-                    "{cpu}"
-                );
+                assert_eq!(asm.contains("vcvtneps2bf16") || asm.contains("bfcvtn"), isa.bf16_inputs(), "{cpu}");
             }
         }
         assert!(units[0].symbol.starts_with("rc_loops_f32_layers_soft_max_") && units[0].symbol.ends_with(&cpu.replace('-', "_")));
@@ -69,23 +66,30 @@ fn every_known_cpu_compiles_the_same_bytes_twice() {
 #[test]
 fn probes_measure_what_they_say() {
     let p = softmax();
-    for cpu in Isa::known_cpus(HOST_TRIPLE) {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+    for (triple, cpu) in TRIPLES.iter().flat_map(|t| Isa::known_cpus(t).into_iter().map(move |cpu| (t, cpu))) {
+        let isa = Isa::lookup(triple, cpu, &[]).unwrap();
         let units = probe_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: false, asm: true } });
-        assert_eq!(units.iter().any(|u| u.0 == Probe::Bf16Dot), isa.bf16_dot, "{cpu}");
+        assert_eq!(units.iter().any(|u| u.0 == Probe::Bf16Dot), isa.bf16_inputs(), "{cpu}");
         assert!(units.len() >= 3);
         for (probe, unit) in units {
             let asm = compile(&unit).unwrap().asm.unwrap();
-            let count = |word: &str| asm.lines().filter(|l| l.trim().starts_with(word)).count();
+            let count = |word: &str| asm.lines().filter(|l| l.trim().trim_start_matches("{vex}").trim_start().starts_with(word)).count();
             let chains = if isa.registers == 32 { 24 } else { 12 };
+            let x86 = isa.arch == Arch::X86_64;
+            let [fma, bf16] = if x86 { ["vfmadd", "vdpbf16ps"] } else { ["fmla", "bfmmla"] };
             match probe {
-                Probe::F32 => assert!(count("vfmadd") >= chains && count("vfmadd") % chains == 0, "{cpu}: {asm}"),
-                Probe::Bf16Dot => assert!(count("vdpbf16ps") >= chains && count("vdpbf16ps") % chains == 0, "{cpu}: {asm}"),
-                Probe::Read1 | Probe::Read4 => assert!(count("prefetch") >= 4 && count("vxorps") + count("vpxor") >= 4, "{cpu}: {asm}"),
+                Probe::F32 => assert!(count(fma) >= chains && count(fma) % chains == 0, "{cpu}: {asm}"),
+                Probe::Bf16Dot => assert!(count(bf16) >= chains && count(bf16) % chains == 0, "{cpu}: {asm}"),
+                Probe::Int8Dot => assert!(count("vpdpbusd") >= chains && count("vpdpbusd") % chains == 0, "{cpu}: {asm}"),
+                Probe::Read1 | Probe::Read4 if x86 => {
+                    assert!(count("prefetch") >= 4 && count("vxorps") + count("vpxor") >= 4, "{cpu}: {asm}")
+                }
+                Probe::Read1 | Probe::Read4 => assert!(count("prfm") >= 4 && count("eor\tv") >= 4, "{cpu}: {asm}"),
             }
-            assert!(!asm.contains("(%rsp)"), "{cpu} {}: spills\n{asm}", unit.symbol);
+            let spills = |l: &str| l.contains("(%rsp)") || (l.contains("\tq") && l.contains("[sp"));
+            assert!(!asm.lines().any(spills), "{cpu} {}: spills\n{asm}", unit.symbol);
             assert_eq!(asm.contains("zmm"), isa.lanes == 16, "{cpu}");
-            assert!(count("call") == 0, "{cpu}: {asm}");
+            assert!(count("call") + count("bl\t") == 0, "{cpu}: {asm}");
         }
     }
 }
@@ -155,7 +159,7 @@ fn unknown_targets_are_refused_by_name() {
     assert!(message(arm, "znver5", &[]).contains("neoverse-v1"));
     assert!(message(arm, "neoverse-v1", &["-neon"]).contains("lacks neon"));
     let isa = Isa::lookup(arm, "neoverse-n1", &["+bf16".into()]).unwrap();
-    assert!(isa.bf16_rounds_by_truncation() && !isa.bf16_dot);
+    assert!(isa.bf16_mmla && !isa.bf16_dot);
     assert!(isa.runtime_features().contains(&"fp16".to_string()));
 }
 

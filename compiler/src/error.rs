@@ -56,6 +56,19 @@ pub enum Error {
         /// Which package brings it.
         help: Option<String>,
     },
+    /// An executable of ours that a verb runs, or what it is given to work on.
+    Run {
+        /// Exit code: 3 to 6, or the executable's own.
+        code: i32,
+        /// What the code in brackets ends with.
+        topic: String,
+        /// The file.
+        path: String,
+        /// What, expected, found; or what the executable says.
+        what: String,
+        /// What would work.
+        help: Option<String>,
+    },
     /// SIGINT or SIGTERM arrived. Exit code 128 + signal.
     Interrupted(i32),
     /// A broken invariant of ours. Exit code 70.
@@ -98,6 +111,7 @@ impl Error {
             Error::Unsupported { .. } => 6,
             Error::Limit { .. } => 7,
             Error::Output { .. } | Error::Toolchain { .. } => 8,
+            Error::Run { code, .. } => *code,
             Error::Interrupted(signal) => 128 + signal,
             Error::Bug { .. } => 70,
         }
@@ -107,9 +121,11 @@ impl Error {
     pub fn help(&self) -> Option<&str> {
         match self {
             Error::Model(e) => e.help.as_deref(),
-            Error::Usage { help, .. } | Error::Unsupported { help, .. } | Error::Output { help, .. } | Error::Toolchain { help, .. } => {
-                help.as_deref()
-            }
+            Error::Usage { help, .. }
+            | Error::Unsupported { help, .. }
+            | Error::Output { help, .. }
+            | Error::Toolchain { help, .. }
+            | Error::Run { help, .. } => help.as_deref(),
             Error::Bug { .. } => Some("this is a bug in rcompile: please report it with the command line and the model's config.json"),
             Error::Limit { .. } | Error::Interrupted(_) => None,
         }
@@ -133,6 +149,7 @@ impl fmt::Display for Error {
             Error::Limit { place, what } => ("limit", place.as_str(), what.as_str()),
             Error::Output { path, what, .. } => ("output", path.as_str(), what.as_str()),
             Error::Toolchain { program, what, .. } => ("toolchain", program.as_str(), what.as_str()),
+            Error::Run { topic, path, what, .. } => (topic.as_str(), path.as_str(), what.as_str()),
             Error::Interrupted(signal) => {
                 return write!(
                     f,

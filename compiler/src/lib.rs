@@ -2,6 +2,7 @@
 
 pub mod autotune;
 pub mod cache;
+pub mod compare;
 pub mod doctor;
 pub mod error;
 pub mod inspect;

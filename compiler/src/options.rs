@@ -34,13 +34,8 @@ pub enum Command {
     Build(Box<Build>),
     /// Show what is inside a model directory or an executable
     Inspect(Inspect),
-    /// Compare the output of two executables
-    #[command(hide = true)]
-    Compare {
-        /// Not supported yet
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        rest: Vec<String>,
-    },
+    /// Compare what two executables make of a text: divergence, same best token, perplexity
+    Compare(Compare),
     /// Show or clean the compile cache
     Cache(CacheVerb),
     /// List triples and CPUs, and which runtimes and linkers are present
@@ -78,6 +73,33 @@ pub struct Inspect {
     /// --scaling of a directory: triple [default: the host's]
     #[arg(long, value_name = "TRIPLE", requires = "scaling")]
     pub target: Option<String>,
+}
+
+/// `rcompile compare`.
+#[derive(Debug, Args)]
+pub struct Compare {
+    /// Executable that is the reference
+    pub a: PathBuf,
+    /// Executable that is measured against it
+    pub b: PathBuf,
+    /// Text that both read; of embedding models each line is a text
+    #[arg(short = 'f', long = "file", value_name = "TEXT")]
+    pub text: PathBuf,
+    /// Tokens per window, as `OUT perplexity -c` [default: the shorter context, at most 512]
+    #[arg(short = 'c', long, value_name = "WINDOW", value_parser = clap::value_parser!(u32).range(2..))]
+    pub window: Option<u32>,
+    /// Most windows
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub chunks: Option<u32>,
+    /// Threads of each executable [default: its own]
+    #[arg(short = 't', long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub threads: Option<u32>,
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+    /// No progress; the result and errors only
+    #[arg(long)]
+    pub quiet: bool,
 }
 
 /// `rcompile cache`.
@@ -472,7 +494,7 @@ impl Build {
 }
 
 /// The error for features of the contract that are still to come.
-pub fn not_yet(place: &str, help: &str) -> Error {
+fn not_yet(place: &str, help: &str) -> Error {
     Error::Unsupported { place: place.into(), what: "is not supported yet".into(), help: Some(help.into()) }
 }
 
@@ -484,7 +506,7 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Resul
         Err(e) => match e.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Err(e.to_string())),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Error::Usage {
-                what: "no verb, expected build, inspect, cache, targets or doctor".into(),
+                what: "no verb, expected build, inspect, compare, cache, targets or doctor".into(),
                 help: Some("rcompile --help".into()),
             }),
             _ => {

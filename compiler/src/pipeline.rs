@@ -19,13 +19,13 @@ use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
-use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace, not_yet};
+use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace};
 use crate::passes::quantise::Quantisation;
 use crate::passes::*;
 use crate::plan::{self, PackJob, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::tuning::Tuning;
-use crate::{doctor, inspect, pack, targets};
+use crate::{compare, doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Layout, Panels};
@@ -93,7 +93,7 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
         Command::Inspect(options) => inspect::run(&options),
         Command::Targets(options) => targets::run(options.json),
         Command::Doctor(options) => doctor::run(options.json),
-        Command::Compare { .. } => Err(not_yet("compare", "`OUT perplexity -f FILE` measures one executable")),
+        Command::Compare(options) => compare::run(&options),
         Command::Cache(verb) => cache::verb::run(&verb),
     }
 }
@@ -399,7 +399,7 @@ impl Settings {
         let compute = match o.compute {
             // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
             ComputeType::Auto if quantisation.is_any() && has_int8 => DType::I8,
-            ComputeType::Auto if stored == DType::BF16 && isa.bf16_dot && isa.bf16_dot_fast => DType::BF16,
+            ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
             ComputeType::Int8 if has_int8 => DType::I8,
             ComputeType::Int8 => {
                 return Err(Error::Unsupported {

@@ -202,7 +202,7 @@ fn input(bytes: &[u8]) -> InputFile {
 fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 6] {
     let tile = &entry.tile;
     [
-        ("mr", tile.mr, 1, isa.tile_rows, 1),
+        ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("streams", tile.streams, 1, 64, 1),
         ("k_block", tile.k_block, 0, entry.k.next_multiple_of(2), 2),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
@@ -239,6 +239,7 @@ mod compute {
             Compute::F32 => "f32",
             Compute::Bf16Dot => "dot",
             Compute::Int8Dot => "int8",
+            Compute::Bf16Mmla => "mmla",
         })
     }
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Compute, D::Error> {
@@ -246,6 +247,7 @@ mod compute {
             "f32" => Ok(Compute::F32),
             "dot" => Ok(Compute::Bf16Dot),
             "int8" => Ok(Compute::Int8Dot),
+            "mmla" => Ok(Compute::Bf16Mmla),
             other => Err(D::Error::custom(format!("compute: expected f32 or dot, found {other}"))),
         }
     }

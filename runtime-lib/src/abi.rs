@@ -174,7 +174,7 @@ pub enum Probe {
     Read4 = 2,
     /// Fused multiply-adds of f32 in registers: [`PROBE_MULTIPLY_ADDS`] per thread and row.
     F32 = 3,
-    /// Dot products of bf16 pairs in registers, likewise.
+    /// Dot or matrix products of bf16 in registers, likewise.
     Bf16Dot = 4,
     /// Dot products of four int8 codes in registers, likewise.
     Int8Dot = 5,

@@ -108,7 +108,7 @@ pub enum RegionKind {
 pub enum Arithmetic {
     /// Fused multiply-add of f32.
     F32,
-    /// Dot product of bf16 pairs, accumulated in f32.
+    /// Dot or matrix product of bf16, accumulated in f32.
     Bf16Dot,
     /// Dot product of four int8 codes, accumulated in i32.
     Int8Dot,

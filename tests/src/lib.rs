@@ -14,6 +14,7 @@ pub mod checks;
 pub mod compare;
 pub mod exe;
 pub mod faults;
+pub mod instructions;
 pub mod machine;
 pub mod reference;
 pub mod steps;

@@ -1,7 +1,7 @@
 //! Machines that executables are built for and run on: this one, and Arm CPUs under qemu's user emulation.
 
 use crate::exe::{self, Exe};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// The other target.
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
@@ -13,12 +13,14 @@ pub struct Machine {
     cpu: Option<String>,
     /// qemu's `-cpu`.
     emulated: String,
+    /// A plugin of qemu, see [`crate::instructions`].
+    plugin: Option<PathBuf>,
 }
 
 impl Machine {
     /// This machine.
     pub fn host() -> Machine {
-        Machine { cpu: None, emulated: String::new() }
+        Machine { cpu: None, emulated: String::new(), plugin: None }
     }
 
     /// Executables for `cpu` on qemu's `emulated`; `None` with a message where cross tools are missing, which on CI is a failure.
@@ -30,7 +32,12 @@ impl Machine {
             eprintln!("skipped: no executables for aarch64 here: {missing}");
             return None;
         }
-        Some(Machine { cpu: Some(cpu.into()), emulated: emulated.into() })
+        Some(Machine { cpu: Some(cpu.into()), emulated: emulated.into(), plugin: None })
+    }
+
+    /// The same with a plugin of qemu, whose lines come out on stderr.
+    pub(crate) fn with_plugin(self, library: &Path) -> Machine {
+        Machine { plugin: Some(library.into()), ..self }
     }
 
     /// The executable of a model directory with these options of `rcompile build`, see [`exe::build`].
@@ -46,7 +53,13 @@ impl Machine {
     /// Program and arguments before the executable.
     pub(crate) fn emulator(&self) -> Vec<String> {
         match (&self.cpu, qemu()) {
-            (Some(_), Some(qemu)) => vec![qemu, "-cpu".into(), self.emulated.clone()],
+            (Some(_), Some(qemu)) => {
+                let mut words = vec![qemu, "-cpu".into(), self.emulated.clone()];
+                if let Some(library) = &self.plugin {
+                    words.extend(["-d".into(), "plugin".into(), "-plugin".into(), library.display().to_string()]);
+                }
+                words
+            }
             _ => vec![],
         }
     }

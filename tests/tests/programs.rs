@@ -299,6 +299,7 @@ fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
             m.group_nests.iter().for_each(|g| writes.extend(stored(&g.nest)));
         }
         Kernel::Attention(a) => writes.extend(buffer(&a.out)),
+        Kernel::Quantise(q) => writes.extend(buffer(&q.out)),
     }
     // Whatever is named and not only written is read; a buffer may be both.
     reads.extend(operands(kernel).into_iter().filter_map(buffer));
@@ -362,7 +363,8 @@ fn loads(kernel: &Kernel, b: usize) -> bool {
     match kernel {
         Kernel::Loops(n) => in_nest(n),
         // Group nests read what the matmul has just stored.
-        Kernel::Matmul(m) => is(&m.a) || in_exprs(&m.operands, &m.exprs) || m.prologue.iter().any(in_nest),
+        Kernel::Matmul(m) => is(&m.a) || in_exprs(&m.operands, &m.exprs) || m.prologue.iter().any(in_nest) || m.quantise.iter().any(|q| is(&q.x)),
         Kernel::Attention(a) => is(&a.q),
+        Kernel::Quantise(q) => is(&q.x),
     }
 }

@@ -1,7 +1,7 @@
 //! 64-bit Arm CPUs: armv8-a, Neoverse (Graviton 2 to 4 and relatives), Apple.
 //!
-//! All of them are NEON targets: vectors of 128 bits, 32 registers. On Neoverse V1 (SVE of 256 bits on two pipes, NEON on four) both
-//! have the same peak; on V2 SVE is 128 bits wide.
+//! All of them are NEON targets: vectors of 128 bits, 32 registers, an FMA that takes one factor from a lane. On Neoverse V1 (SVE of 256
+//! bits on two pipes, NEON on four) both have the same peak; on V2 SVE is 128 bits wide.
 
 use super::{Arch, Isa};
 use crate::error::Error;
@@ -84,8 +84,11 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         panel_nr: 8,
         tile_rows: 8,
         tile_vectors: 2,
+        streams: 4,
+        lane_fma: true,
         bf16_dot: false,
         bf16_dot_fast: false,
+        bf16_mmla: features.contains("bf16"),
         features,
     })
 }

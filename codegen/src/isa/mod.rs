@@ -8,6 +8,7 @@ pub mod aarch64;
 pub mod x86_64;
 
 use crate::error::Error;
+use crate::program::{Compute, DType};
 use std::collections::BTreeSet;
 
 /// Architecture, for the few places that choose an intrinsic.
@@ -18,6 +19,9 @@ pub enum Arch {
     /// 64-bit Arm with NEON.
     Aarch64,
 }
+
+/// Rows of the largest tile of 2 x 2 blocks with `tile_vectors` vectors of columns: 24 accumulators.
+const MMLA_ROWS: u32 = 12;
 
 /// A resolved target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,10 +49,17 @@ pub struct Isa {
     /// Vectors of columns of the largest matmul tile (`tile_vectors * lanes` columns side by side; less than `panel_nr` columns: the
     /// panel is walked in pieces).
     pub tile_vectors: u32,
+    /// Most streams of weights that an instance with few rows walks side by side (each has its own address registers).
+    pub streams: u32,
+    /// FMA takes a factor from a lane of a vector: `lanes` consecutive k of a row wait in one register, where other CPUs load one
+    /// broadcast per k (which on these costs a vector instruction).
+    pub lane_fma: bool,
     /// Has a bf16 pair dot instruction on full vectors.
     pub bf16_dot: bool,
     /// It beats f32 FMA (Zen 4 and 5; on Sapphire Rapids and relatives it runs at half of FMA).
     pub bf16_dot_fast: bool,
+    /// Has BFMMLA (four times the rate of FMA on Neoverse V1 and V2).
+    pub bf16_mmla: bool,
 }
 
 impl Isa {
@@ -79,6 +90,31 @@ impl Isa {
     /// Has it the feature (LLVM's spelling)?
     pub fn has(&self, feature: &str) -> bool {
         self.features.contains(feature)
+    }
+
+    /// How a matmul of values and weights of these stored types is computed, and the `k_pack` of its panels.
+    pub fn matmul(&self, a: DType, weight: DType) -> (Compute, u32) {
+        match (a, weight) {
+            (DType::Bf16, DType::Bf16) if self.bf16_mmla => (Compute::Bf16Mmla, 4),
+            (DType::Bf16, DType::Bf16) if self.bf16_dot => (Compute::Bf16Dot, 2),
+            (_, DType::Bf16) => (Compute::F32, 2),
+            _ => (Compute::F32, 1),
+        }
+    }
+
+    /// Rows of the largest tile.
+    pub fn rows(&self, compute: Compute) -> u32 {
+        if compute == Compute::Bf16Mmla { MMLA_ROWS } else { self.tile_rows }
+    }
+
+    /// Has it an instruction on bf16 inputs?
+    pub fn bf16_inputs(&self) -> bool {
+        self.bf16_dot || self.bf16_mmla
+    }
+
+    /// Is that faster than f32 FMA?
+    pub fn bf16_inputs_fast(&self) -> bool {
+        self.bf16_dot && self.bf16_dot_fast || self.bf16_mmla
     }
 
     /// `+a,+b,...` for LLVM.

@@ -94,8 +94,11 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         panel_nr: 32,
         tile_rows: if wide { 12 } else { 6 },
         tile_vectors: 2,
+        streams: 6,
+        lane_fma: false,
         bf16_dot,
         bf16_dot_fast: bf16_dot && fast,
+        bf16_mmla: false,
         features,
     })
 }

@@ -8,17 +8,20 @@
 //! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
-//! apart for the others ([`Microkernel::unpacked`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }`.
+//! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }`.
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it; the bias in the record makes up for
 //! the offset. `VPDPBUSD` adds four products to 32 bits without saturation.
 
 use super::microkernel::{At, Feed, Keep, Microkernel, Start, Walk};
+use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 use crate::program::{Coding, DType, Panels, Quantise};
 
-/// Steps that are unrolled.
-const UNROLL: u32 = 1;
+/// Are the f32 sums of `m` rows on the stack?
+pub(super) fn sums_on_stack(isa: &Isa, m: u32) -> bool {
+    m > isa.tile_rows / 2
+}
 
 /// Bytes of a group of unpacked nibbles.
 fn unpacked_group(panels: &Panels, group: u32) -> u64 {
@@ -70,18 +73,22 @@ impl Microkernel<'_> {
         let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
         let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
 
-        let in_tile = walk.sums_in_tile(fb.isa());
+        // A trip count that LLVM does not see: it would unroll the loop, move loads of later steps up, and spill.
+        let count = fb.stack(8, 8);
+        fb.store(fb.int(steps.into()), count, 8);
+        let step_count = fb.load_again(Ty::I64, count, 8);
+        let on_stack = sums_on_stack(fb.isa(), walk.m);
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
         let store = |value: Value<'c>, at: Value<'c>| fb.store(value, at, lanes * 4);
         // On the stack, which stays in L1: the tile itself may be one of many that wait for the next block of k.
-        let local: Vec<Value<'c>> = if in_tile {
+        let local: Vec<Value<'c>> = if on_stack {
             let stack = fb.stack(tile.len() as u64 * u64::from(lanes) * 4, 64);
             (0..tile.len() as u64).map(|e| fb.offset_const(stack, e * u64::from(lanes) * 4)).collect()
         } else {
             vec![]
         };
-        if in_tile {
+        if on_stack {
             first.drain(..).zip(&local).for_each(|(value, at)| store(value, *at));
         }
         let last = fb.loop_(fb.int(0), groups, 1, &first, |i, acc| {
@@ -90,32 +97,27 @@ impl Microkernel<'_> {
             let w = fb.offset(at.w, here);
             let bias: Vec<_> = (0..walk.m).map(|r| words_of(a, r, group + 4)).collect();
             let begin: Vec<_> = (0..walk.m as usize * n).map(|e| bias[e / n]).collect();
-            let unroll = UNROLL.min(steps);
             let keep = keep.map(|keep| Keep { to: fb.index(keep.to, i, unpacked_group(panels, group)), ..keep });
-            let sums = fb.loop_(fb.int(0), fb.int((steps / unroll).into()), 1, &begin, |j, sums| {
+            let sums = fb.loop_(fb.int(0), step_count, 1, &begin, |step, sums| {
                 let mut sums = sums.to_vec();
-                let first_step = fb.mul_int(j, unroll.into());
-                let a = fb.offset(a, fb.mul_int(first_step, self.k_pack.into()));
-                for step in 0..unroll {
-                    let bytes = fb.add_int(fb.mul_int(first_step, step_bytes as i64), i64::from(step) * step_bytes as i64);
-                    match feed {
-                        Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), step_bytes),
-                        Feed::Ahead { at, step: each, stream } => {
-                            let part = fb.lshr(each, steps.trailing_zeros());
-                            let number = fb.add(fb.mul_int(i, steps.into()), fb.add_int(first_step, step.into()));
-                            self.prefetch_ahead(fb, at, fb.mul(number, part), stream);
-                        }
+                let a = fb.offset(a, fb.mul_int(step, self.k_pack.into()));
+                let bytes = fb.mul_int(step, step_bytes as i64);
+                match feed {
+                    Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, 1)),
+                    Feed::Ahead { at, step: each, stream } => {
+                        let part = fb.lshr(each, steps.trailing_zeros());
+                        let number = fb.add(fb.mul_int(i, steps.into()), step);
+                        self.prefetch_ahead(fb, at, fb.mul(number, part), stream);
                     }
-                    let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
-                    let row = |r: u32, half: u32| words_of(a, r, step * self.k_pack + half * 4);
-                    self.dots(fb, walk, &mut sums, (fb.offset(w, bytes), keep), &vectors, row);
                 }
+                let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
+                self.dots(fb, walk, &mut sums, (fb.offset(w, bytes), keep), &vectors, |r, half| words_of(a, r, half * 4));
                 sums
             });
             let scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {
                 if matches!(feed, Feed::Stream) {
                     let scales = fb.add_int(here, code_bytes as i64);
-                    self.prefetch_streams(fb, walk, &streams, at.panel, scales, u64::from(panels.nr) * DType::F16.size());
+                    self.prefetch_streams(fb, walk, &streams, at.panel, scales, (u64::from(panels.nr) * self.scale_bytes(), 1));
                 }
                 let scales = self.scales(fb, walk, fb.offset(at.scales, here));
                 if let Some(keep) = keep {

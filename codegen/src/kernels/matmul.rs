@@ -25,7 +25,7 @@
 //! distances were measured with `examples/kernel_speed.rs`.
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, loops, quantise};
+use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, loops, mmla, quantise};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
@@ -36,7 +36,7 @@ use rcompile_runtime::abi::field;
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
     check(mb.isa(), program, name, kernel)?;
-    let blocks = Blocks::new(program, kernel);
+    let blocks = Blocks::new(mb.isa(), program, kernel);
     let generator = Generator { mb, program, kernel, name, dtype: weight_type(program, kernel) };
     let epilogue = generator.epilogue();
     let rows = program.capacity(kernel.rows);
@@ -55,8 +55,13 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
 
 /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
 /// of all kernels to what it places there itself.
-pub fn private_bytes(program: &Program, kernel: &Matmul) -> u64 {
-    Blocks::new(program, kernel).map_or(0, |b| b.bytes)
+pub fn private_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
+    block_bytes(isa, program, kernel) + mmla::packed_bytes(kernel).next_multiple_of(128)
+}
+
+/// The part of [`Blocks`] in it, which comes first.
+fn block_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
+    Blocks::new(isa, program, kernel).map_or(0, |b| b.bytes)
 }
 
 fn weight_type(program: &Program, kernel: &Matmul) -> DType {
@@ -70,6 +75,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     let mut problems = vec![];
     let wanted_pack = match (dtype, panels.coding) {
         (DType::F32 | DType::F16, Coding::Elements) => 1,
+        (DType::Bf16, Coding::Elements) if kernel.compute == Compute::Bf16Mmla => mmla::K,
         (DType::Bf16, Coding::Elements) => 2,
         (DType::U8, Coding::Int8 { group: 32 | 64 | 128 }) => 4,
         (DType::U8, Coding::Int4 { group: 32 | 64 | 128 }) => 8,
@@ -91,8 +97,12 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if kernel.compute == Compute::Int8Dot && (!has_dot || panels.coding == Coding::Elements || kernel.a.dtype != DType::U8) {
         problems.push(format!("{name}: int8 dot of {} and {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
-    if program.private_bytes < private_bytes(program, kernel) {
-        problems.push(format!("{name}: needs {} bytes of private scratch, has {}", private_bytes(program, kernel), program.private_bytes));
+    if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
+        problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));
+    }
+    let needed = private_bytes(isa, program, kernel);
+    if program.private_bytes < needed {
+        problems.push(format!("{name}: needs {needed} bytes of private scratch, has {}", program.private_bytes));
     }
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
@@ -119,7 +129,7 @@ struct Blocks {
 }
 
 impl Blocks {
-    fn new(program: &Program, kernel: &Matmul) -> Option<Blocks> {
+    fn new(isa: &Isa, program: &Program, kernel: &Matmul) -> Option<Blocks> {
         let rows = program.capacity(kernel.rows);
         if rows <= kernel.tile.mr {
             return None;
@@ -129,15 +139,17 @@ impl Blocks {
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let takes_apart = match kernel.compute {
             Compute::F32 => weight_type(program, kernel) != DType::F32,
-            Compute::Bf16Dot => false,
+            Compute::Bf16Dot | Compute::Bf16Mmla => false,
             Compute::Int8Dot => matches!(panels.coding, Coding::Int4 { .. }),
         };
         let widen = kernel.tile.widen && takes_apart;
-        // The last k of an odd K in pairs has an instruction of its own after the loop: then there is one block.
-        let depth = depth(kernel);
-        let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(panels.k_pack);
+        // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
+        let micro = Microkernel::stored(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
+        let (depth, unit) = (depth(kernel), micro.k_unit());
+        let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
+        let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
         let count = if whole { 1 } else { depth.div_ceil(kernel.tile.k_block) };
-        let k = depth.div_ceil(count).next_multiple_of(panels.coding.group().unwrap_or(2));
+        let k = depth.div_ceil(count).next_multiple_of(unit.max(2));
         let count = depth.div_ceil(k);
         let block_panels = block_units * unit_panels;
         let widened_panel = match kernel.compute {
@@ -271,13 +283,29 @@ impl<'c> Generator<'_, 'c> {
                 Some(blocked) => {
                     let few = fb.cmp(Cmp::Le, share.rows, fb.int(kernel.tile.mr.into()));
                     let many = || {
-                        let scratch = fb.sub(call.u64_field(field::PRIVATE_STRIDE), fb.int(blocked.blocks.bytes as i64));
-                        self.all_blocks(fb, &share, blocked, fb.offset(call.private(), scratch), &nests);
+                        self.all_blocks(fb, &share, blocked, self.scratch(call), &nests);
                     };
                     fb.if_else(few, || done(stream), || done(many));
                 }
             }
         })
+    }
+
+    /// This kernel's part of the thread's private area.
+    fn scratch(&self, call: &Call<'_, '_, 'c>) -> Value<'c> {
+        let bytes = private_bytes(self.mb.isa(), self.program, self.kernel);
+        call.fb.offset(call.private(), call.fb.sub(call.u64_field(field::PRIVATE_STRIDE), call.fb.int(bytes as i64)))
+    }
+
+    /// Rows as the register tile wants them: `k` k of the `m` rows at `a`, packed in scratch for matrix instructions.
+    fn rows(&self, fb: &Fb<'_, 'c>, call: &[Value<'c>], m: u32, a: Value<'c>, k: Value<'c>) -> Value<'c> {
+        if self.kernel.compute != Compute::Bf16Mmla {
+            return a;
+        }
+        let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
+        let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
+        mmla::pack(fb, self.kernel, m, a, k, to);
+        to
     }
 
     /// Calls `then` for the function of `rows`, which are counted from `first`.
@@ -377,7 +405,9 @@ impl<'c> Generator<'_, 'c> {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
             let [a, w, first, last] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
-            let micro = Microkernel::stored(self.kernel, self.dtype);
+            let micro = Microkernel::stored(fb.isa(), self.kernel, self.dtype, m);
+            let k = fb.int(depth(self.kernel).into());
+            let a = self.rows(fb, call, m, a, k);
             let mut walk = Walk::choose(fb.isa(), &micro, m, panels.panels());
             let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
             let mut first = first;
@@ -387,7 +417,7 @@ impl<'c> Generator<'_, 'c> {
                 let end = if walk.panels == 1 { last } else { fb.sub(last, fb.rem(count, fb.int(walk.panels.into()))) };
                 fb.for_(first, end, walk.panels.into(), |panel| {
                     let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
-                    let steps = fb.int(i64::from(depth(self.kernel) / micro.k_step()));
+                    let steps = micro.steps(fb, k);
                     self.pieces(&micro, walk, fb, (a, w, tile), |at, _| micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream, None));
                     let column = fb.mul_int(panel, panels.nr.into());
                     let columns = fb.int((walk.panels * panels.nr).into());
@@ -412,13 +442,14 @@ impl<'c> Generator<'_, 'c> {
             let [a, w, widened, kb, k, tiles, row, first, last, ahead, ahead_part] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
             let (micro, w) = match weights {
-                Weights::Widened => (Microkernel::kept(self.kernel, blocks.widened_panel), widened),
-                _ => (Microkernel::stored(self.kernel, self.dtype), w),
+                Weights::Widened => (Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, m), widened),
+                _ => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, m), w),
             };
             let walk = Walk::choose(fb.isa(), &micro, m, 1);
             let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
-            let steps = fb.lshr(k, micro.k_step().trailing_zeros());
+            let a = self.rows(fb, call, m, a, k);
+            let steps = micro.steps(fb, k);
             let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), walk.pieces.into()));
             let keep = fb.select(fb.cmp(Cmp::Eq, kb, fb.int(0)), fb.i32(0), fb.i32(-1));
             fb.for_(fb.int(0), fb.sub(last, first), 1, |panel| {

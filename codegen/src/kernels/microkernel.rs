@@ -4,12 +4,16 @@
 //! the panels. Out: the loop over k, ended by stores of the accumulators to a tile in memory (`f32[way][row][column]`), from which the
 //! epilogue reads, or the next range of k.
 //!
+//! A row's values reach the weights in one of three ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a register
+//! that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]).
+//!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L2 `tile.prefetch` bytes ahead and to L1
 //! `tile.prefetch_l1` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 
+use super::{int_dot, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute, DType, Matmul};
@@ -59,9 +63,7 @@ impl Walk {
     pub fn choose(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
         let per_panel = micro.kernel.panels.nr / isa.lanes;
         let ways = micro.kernel.panels.ways;
-        let in_registers = micro.kernel.compute == Compute::Int8Dot && !Walk { m, panels: 1, vectors: 1, pieces: 1 }.sums_in_tile(isa);
-        let sets = if in_registers { 2 } else { 1 };
-        let fits = |vectors: u32| tile_fits(isa, m * sets, vectors, micro.held_weights(m, vectors).min(micro.held_rows(m)));
+        let fits = |vectors: u32| micro.fits(isa, m, vectors);
         let mut vectors = per_panel;
         while vectors > 1 && !fits(vectors * ways) {
             vectors /= 2;
@@ -78,15 +80,28 @@ impl Walk {
 }
 
 impl Walk {
-    /// Does an integer dot keep its f32 sums in the tile and not in registers?
-    pub fn sums_in_tile(&self, isa: &Isa) -> bool {
-        self.m > isa.tile_rows / 2
-    }
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
     pub fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
         let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
-        micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
+        micro.multiply == Multiply::Broadcast && micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
     }
+}
+
+/// Rows from which factors come from lanes. With fewer, memory limits the loop, not the broadcasts; and LLVM would load the weights of all
+/// k of a step at once, which do not fit the registers.
+const LANE_ROWS: u32 = 3;
+
+/// How the rows of a tile meet its weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Multiply {
+    /// One k of a row (or one pack of them) is loaded into all lanes.
+    Broadcast,
+    /// As many k of a row as there are lanes wait in a register; a multiply-add takes its factor from one of them.
+    Lane,
+    /// Blocks of two rows and two columns.
+    Blocks,
+    /// Exact integer dots over groups of k, see `int_dot`.
+    Groups,
 }
 
 /// First values of the accumulators.
@@ -140,7 +155,7 @@ struct StepAt<'c> {
 /// Addresses of one register tile.
 #[derive(Clone, Copy)]
 pub(super) struct At<'c> {
-    /// Rows, from the first k on.
+    /// Rows (packed ones for matrix instructions), from the first k on.
     pub a: Value<'c>,
     /// First panel: what is walked beside this piece is prefetched with it.
     pub panel: Value<'c>,
@@ -162,29 +177,41 @@ pub(super) struct Microkernel<'a> {
     pub coding: Coding,
     /// Consecutive k of one column that lie together.
     pub k_pack: u32,
+    /// k of one step of the loop: a multiple of `k_pack`.
+    pub step_k: u32,
+    multiply: Multiply,
     /// Bytes from one panel to the next (of one way).
     pub panel_bytes: u64,
 }
 
 impl<'a> Microkernel<'a> {
-    /// Weights as stored.
-    pub fn stored(kernel: &'a Matmul, dtype: DType) -> Self {
-        let panels = &kernel.panels;
-        Microkernel { kernel, dtype, coding: panels.coding, k_pack: panels.k_pack, panel_bytes: panels.panel_bytes(dtype) }
+    /// Weights as stored, for tiles of `m` rows.
+    pub fn stored(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
+        let multiply = match kernel.compute {
+            Compute::Bf16Mmla => Multiply::Blocks,
+            Compute::Int8Dot => Multiply::Groups,
+            Compute::F32 if isa.lane_fma && m >= LANE_ROWS && kernel.panels.coding == Coding::Elements => Multiply::Lane,
+            _ => Multiply::Broadcast,
+        };
+        let (coding, k_pack) = (kernel.panels.coding, kernel.panels.k_pack);
+        let step_k = match multiply {
+            Multiply::Lane => k_pack.max(isa.lanes),
+            Multiply::Groups => coding.group().unwrap_or(k_pack),
+            Multiply::Broadcast | Multiply::Blocks => k_pack,
+        };
+        Microkernel { kernel, dtype, coding, k_pack, step_k, multiply, panel_bytes: kernel.panels.panel_bytes(dtype) }
     }
     /// Weights widened to `f32[k][nr]` per panel.
-    pub fn widened(kernel: &'a Matmul, panel_bytes: u64) -> Self {
-        Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, panel_bytes }
+    pub fn widened(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
+        let multiply = if isa.lane_fma && m >= LANE_ROWS { Multiply::Lane } else { Multiply::Broadcast };
+        let step_k = if multiply == Multiply::Lane { kernel.panels.k_pack.max(isa.lanes) } else { 1 };
+        Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
-    /// Nibbles taken apart, with scales as f32; see `int_dot`.
-    pub fn unpacked(kernel: &'a Matmul, panel_bytes: u64) -> Self {
-        Microkernel { kernel, dtype: DType::U8, coding: kernel.panels.coding, k_pack: 4, panel_bytes }
-    }
-    /// Weights as an earlier block of rows kept them.
-    pub fn kept(kernel: &'a Matmul, panel_bytes: u64) -> Self {
+    /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`).
+    pub fn kept(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
         match kernel.compute {
-            Compute::Int8Dot => Self::unpacked(kernel, panel_bytes),
-            _ => Self::widened(kernel, panel_bytes),
+            Compute::Int8Dot => Microkernel { k_pack: 4, panel_bytes, ..Self::stored(isa, kernel, DType::U8, m) },
+            _ => Self::widened(isa, kernel, panel_bytes, m),
         }
     }
     /// Bytes of one column's scale in a group.
@@ -194,6 +221,36 @@ impl<'a> Microkernel<'a> {
     /// Bytes of a group's codes of all columns: what lies before its scales.
     pub fn codes_bytes(&self) -> u64 {
         self.coding.group().map_or(0, |group| u64::from(group / self.k_pack * self.kernel.panels.nr) * 4)
+    }
+    /// A block of k that is not the last one is a multiple of this.
+    pub fn k_unit(&self) -> u32 {
+        match self.coding.group() {
+            Some(group) => group,
+            None if self.multiply == Multiply::Blocks => mmla::PACK_K,
+            None => self.step_k,
+        }
+    }
+    /// Steps of `k` (i64), for [`Microkernel::emit`].
+    pub fn steps<'c>(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
+        // Packed rows are padded with zeros, as weights are: no step is left over.
+        let k = if self.multiply == Multiply::Blocks { fb.add_int(k, i64::from(self.step_k) - 1) } else { k };
+        if self.step_k == 1 { k } else { fb.lshr(k, self.step_k.trailing_zeros()) }
+    }
+    /// Do `m` rows times `vectors` fit the register file?
+    fn fits(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
+        match self.multiply {
+            Multiply::Broadcast => tile_fits(isa, m, vectors, self.held_weights(m, vectors).min(self.held_rows(m))),
+            Multiply::Groups => {
+                let sets = if int_dot::sums_on_stack(isa, m) { 1 } else { 2 };
+                tile_fits(isa, m * sets, vectors, self.held_weights(m, vectors).min(self.held_rows(m)))
+            }
+            Multiply::Lane => tile_fits(isa, m, vectors, self.held_lanes(m) + self.k_pack * vectors),
+            Multiply::Blocks => mmla::fits(isa, m, vectors),
+        }
+    }
+    /// Registers of rows in lanes, beside the one that every tile has for its rows.
+    fn held_lanes(&self, m: u32) -> u32 {
+        if self.multiply == Multiply::Lane { m - 1 } else { 0 }
     }
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
@@ -219,13 +276,6 @@ impl<'a> Microkernel<'a> {
             _ => m + 1,
         }
     }
-    /// k of one step of the loop.
-    pub fn k_step(&self) -> u32 {
-        match self.kernel.compute {
-            Compute::Int8Dot => self.coding.group().unwrap_or(1),
-            _ => self.k_pack,
-        }
-    }
     /// Bytes of a vector of columns with its k.
     pub fn vector_bytes(&self, lanes: u32) -> u64 {
         match self.coding {
@@ -243,7 +293,7 @@ impl<'a> Microkernel<'a> {
         self.streams(walk).into_iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * bytes)).collect()
     }
 
-    /// `steps` steps (and what is left of a K that is no multiple of `k_pack`) of one register tile: reads `walk.m` rows and the panels,
+    /// `steps` times `step_k` k (and what is left of a K that is no multiple) of one register tile: reads `walk.m` rows and the panels,
     /// leaves the accumulators in `tile: f32[way][m][panels * nr]`.
     #[expect(clippy::too_many_arguments, reason = "the operands of a loop")]
     pub fn emit<'c>(
@@ -256,105 +306,129 @@ impl<'a> Microkernel<'a> {
         feed: Feed<'c>,
         keep: Option<Keep<'c>>,
     ) {
-        let kernel = self.kernel;
-        if kernel.compute == Compute::Int8Dot {
+        if self.multiply == Multiply::Groups {
             return self.emit_groups(fb, walk, at, steps, start, feed, keep);
         }
+        let At { a, panel, w, scales, tile } = at;
+        let kernel = self.kernel;
         let lanes = fb.lanes();
         let panels = &kernel.panels;
         let a_size = kernel.a.dtype.size();
-        let pack = u64::from(self.k_pack);
-        let step_bytes = u64::from(panels.nr / lanes) * self.vector_bytes(lanes);
-        let streams = self.streams(walk);
-        let vectors = self.vectors(walk, lanes);
+        let step_k = u64::from(self.step_k);
+        let step_bytes = self.step_bytes(lanes);
+        let row_bytes = if self.multiply == Multiply::Blocks { mmla::step_bytes(walk.m) } else { a_size * step_k };
+        let (streams, vectors) = (self.streams(walk), self.vectors(walk, lanes));
         // Byte offset of step `i`, and of its group's scales: those of a group lie behind its codes.
-        let offset = |i: Value<'c>| fb.mul_int(i, step_bytes as i64);
-        let offsets = |i: Value<'c>| match self.coding {
-            Coding::Int4 { group } => {
-                let group = fb.lshr(i, (group / self.k_pack).trailing_zeros());
-                let scales = fb.mul_int(group, panels.group_bytes() as i64);
-                (fb.add(offset(i), fb.mul_int(group, i64::from(panels.nr) * 2)), scales)
+        let offsets = |i: Value<'c>| {
+            let offset = fb.mul_int(i, step_bytes as i64);
+            match self.coding {
+                Coding::Int4 { group } => {
+                    let group = fb.lshr(i, (group / self.k_pack).trailing_zeros());
+                    let scales = fb.mul_int(group, panels.group_bytes() as i64);
+                    (fb.add(offset, fb.mul_int(group, i64::from(panels.nr) * 2)), scales)
+                }
+                _ => (offset, offset),
             }
-            _ => (offset(i), offset(i)),
         };
 
-        let At { a, panel, w, scales, tile } = at;
         let mut acc: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|at| self.start(fb, start, fb.offset_const(tile, at))).collect();
-        let keep_at = |i: Value<'c>| keep.map(|keep| Keep { to: fb.index(keep.to, i, u64::from(panels.nr) * 4 * pack), ..keep });
+        if self.multiply == Multiply::Blocks {
+            acc = mmla::blocks_of_rows(fb, walk.m, &acc);
+        }
+        let keep_at = |i: Value<'c>| keep.map(|keep| Keep { to: fb.index(keep.to, i, u64::from(panels.nr) * 4 * step_k), ..keep });
         acc = fb.loop_(fb.int(0), steps, 1, &acc, |i, acc| {
-            let a = fb.index(a, i, a_size * pack);
+            let a = fb.index(a, i, row_bytes);
             let (codes, scale) = offsets(i);
+            let w = fb.offset(w, codes);
             match feed {
-                Feed::Stream => self.prefetch_streams(fb, walk, &streams, panel, codes, step_bytes),
+                Feed::Stream => {
+                    let packs = u64::from(self.step_k / self.k_pack);
+                    self.prefetch_streams(fb, walk, &streams, panel, codes, (step_bytes, packs));
+                }
                 Feed::Ahead { at, step, stream } => self.prefetch_ahead(fb, at, fb.mul(i, step), stream),
             }
-            let at = StepAt { a, w: fb.offset(w, codes), scales: fb.offset(scales, scale), keep: keep_at(i) };
-            self.step(fb, walk, at, &vectors, acc, self.k_pack)
+            if self.multiply == Multiply::Blocks {
+                return mmla::step(fb, walk.m, a, w, &vectors, acc);
+            }
+            let at = StepAt { a, w, scales: fb.offset(scales, scale), keep: keep_at(i) };
+            self.step(fb, walk, at, &vectors, acc, self.step_k)
         });
-        let rest = panels.k % self.k_pack;
-        if rest > 0 {
+        let left = panels.k % self.step_k;
+        if self.multiply == Multiply::Blocks {
+            acc = mmla::rows_of_blocks(fb, walk.m, &acc);
+        } else if left > 0 {
             let (codes, scale) = offsets(steps);
-            let a = fb.index(a, steps, pack * a_size);
+            let a = fb.index(a, steps, row_bytes);
             let at = StepAt { a, w: fb.offset(w, codes), scales: fb.offset(scales, scale), keep: keep_at(steps) };
-            acc = self.step(fb, walk, at, &vectors, &acc, rest);
+            acc = self.step(fb, walk, at, &vectors, &acc, left);
         }
         for (value, at) in acc.into_iter().zip(self.tile_offsets(walk, lanes)) {
             fb.store(value, fb.offset_const(tile, at), lanes * 4);
         }
     }
 
-    /// One step (the first `k` of `k_pack`), weights at `vectors` of `at.w`.
-    fn step<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: StepAt<'c>, vectors: &[u64], acc: &[Value<'c>], k: u32) -> Vec<Value<'c>> {
+    /// Bytes of a panel's step.
+    fn step_bytes(&self, lanes: u32) -> u64 {
+        u64::from(self.kernel.panels.nr / lanes * (self.step_k / self.k_pack)) * self.vector_bytes(lanes)
+    }
+
+    /// One step of `ks` k (`step_k`, or what is left at the end), weights at `vectors` of `at.w`.
+    fn step<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: StepAt<'c>, vectors: &[u64], acc: &[Value<'c>], ks: u32) -> Vec<Value<'c>> {
         let StepAt { a, w, scales, keep } = at;
         let (kernel, lanes) = (self.kernel, fb.lanes());
         let mut acc = acc.to_vec();
         let n = vectors.len();
         let dot = kernel.compute == Compute::Bf16Dot;
         // Multiply-adds per accumulator.
-        let ks = if dot { 1 } else { k };
-        let half = k < self.k_pack;
-        let row = |r: u32, k: u32| {
-            let at = fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
-            match (dot, half) {
-                (false, _) => fb.load_broadcast(kernel.a.dtype, lanes, at),
-                (true, false) => fb.splat(fb.load(Ty::I32, at, 2), lanes),
-                // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
-                (true, true) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), at, 2), Elem::I32), lanes),
-            }
+        let macs = if dot { 1 } else { ks };
+        let row_at =
+            |r: u32, k: u32| fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
+        let in_lanes: Vec<_> = match self.multiply == Multiply::Lane && ks == lanes {
+            true => (0..walk.m).map(|r| fb.load_f32(kernel.a.dtype, lanes, row_at(r, 0), kernel.a.dtype.size() as u32)).collect(),
+            false => vec![],
+        };
+        let row = |r: u32, k: u32| match (dot, in_lanes.get(r as usize)) {
+            (false, Some(&values)) => fb.shuffle(values, values, &vec![k; lanes as usize]),
+            (false, None) => fb.load_broadcast(kernel.a.dtype, lanes, row_at(r, k)),
+            (true, _) if ks == self.k_pack => fb.splat(fb.load(Ty::I32, row_at(r, k), 2), lanes),
+            // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
+            (true, _) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), row_at(r, k), 2), Elem::I32), lanes),
         };
         let align = self.vector_bytes(lanes).min(64) as u32;
         // The odd halves' words are read again where they would not find registers beside the even halves.
-        let again = !tile_fits(fb.isa(), walk.m, n as u32, 2 * n as u32);
+        let again = !tile_fits(fb.isa(), walk.m, n as u32, self.held_lanes(walk.m) + 2 * n as u32);
         let words = |at: Value<'c>, again: bool| {
             let ty = Ty::vec(Elem::I32, lanes);
             if again { fb.load_again(ty, at, align) } else { fb.load(ty, at, align) }
         };
         let scales = matches!(self.coding, Coding::Int4 { .. }).then(|| self.scales(fb, walk, scales));
         let weight = |c: usize, k: u32, again: bool| {
-            let at = fb.offset_const(w, vectors[c]);
+            if self.coding != Coding::Elements {
+                return self.decode(fb, words(fb.offset_const(w, vectors[c]), false), k, scales.as_ref().map(|s| s[c]));
+            }
+            let at = fb.offset_const(w, vectors[c] + u64::from(k / self.k_pack * kernel.panels.nr * self.k_pack) * self.dtype.size());
             match self.k_pack {
-                _ if self.coding != Coding::Elements => self.decode(fb, words(at, false), k, scales.as_ref().map(|s| s[c])),
                 2 if dot => words(at, false),
                 2 => {
                     let (even, odd) = fb.split_bf16_pair(words(at, again));
-                    if k == 0 { even } else { odd }
+                    if k.is_multiple_of(2) { even } else { odd }
                 }
                 _ => fb.load_f32(self.dtype, lanes, at, align),
             }
         };
         let mac = |acc: &mut Value<'c>, x: Value<'c>, w: Value<'c>| *acc = if dot { fb.dot_bf16(*acc, x, w) } else { fb.fma(x, w, *acc) };
         if walk.holds_rows(self) {
-            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..ks).map(|k| row(r, k)).collect()).collect();
+            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..macs).map(|k| row(r, k)).collect()).collect();
             for c in 0..n {
-                for k in 0..ks {
+                for k in 0..macs {
                     let w = weight(c, k, false);
                     rows.iter().enumerate().for_each(|(r, x)| mac(&mut acc[r * n + c], x[k as usize], w));
                 }
             }
             return acc;
         }
-        for k in 0..ks {
-            let columns: Vec<_> = (0..n).map(|c| weight(c, k, k == 1 && again)).collect();
+        for k in 0..macs {
+            let columns: Vec<_> = (0..n).map(|c| weight(c, k, k % 2 == 1 && again)).collect();
             if let Some(keep) = keep {
                 for (c, &value) in (0..).zip(&columns) {
                     let (stream, vector) = (c / walk.vectors, c % walk.vectors);
@@ -405,16 +479,28 @@ impl<'a> Microkernel<'a> {
         }
     }
 
-    /// Prefetches `done` (with [`AHEAD_SHIFT`]) bytes from `at` on, of all ways.
+    /// Prefetches a part of what comes next: the line `done` bytes (in `2^-`[`AHEAD_SHIFT`]) from `at` on, of all ways.
     pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, stream: u64) {
         let at = fb.offset(at, fb.lshr(done, AHEAD_SHIFT));
         (0..u64::from(self.kernel.panels.ways)).for_each(|way| fb.prefetch(fb.offset_const(at, way * stream), L2));
     }
 
-    /// Prefetches for `step_bytes` bytes at `here` of streams that start at `panel`.
-    pub fn prefetch_streams<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, streams: &[u64], panel: Value<'c>, here: Value<'c>, step_bytes: u64) {
+    /// Prefetches for the `step_bytes` bytes (in `packs` equal parts) at `here` of streams that start at `panel`.
+    pub fn prefetch_streams<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        walk: Walk,
+        streams: &[u64],
+        panel: Value<'c>,
+        here: Value<'c>,
+        (step_bytes, packs): (u64, u64),
+    ) {
         let tile = &self.kernel.tile;
-        let lines = (step_bytes / u64::from(walk.pieces)).div_ceil(64);
+        // Lines of a stream's step: those that begin in the vectors of its packs.
+        let pack_bytes = step_bytes / packs;
+        let pack_lines = (pack_bytes / u64::from(walk.pieces)).div_ceil(64);
+        let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
+        lines.dedup();
         if tile.prefetch >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
             for line in 0..step_bytes.div_ceil(64) {
                 let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
@@ -428,13 +514,13 @@ impl<'a> Microkernel<'a> {
             let past = fb.cmp(Cmp::Ge, at, fb.int(self.panel_bytes as i64));
             let skip = (streams.len() as u64 - 1) * self.panel_bytes;
             let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
-            for (stream, line) in streams.iter().flat_map(|s| (0..lines).map(move |line| (s, line))) {
+            for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L2);
             }
         }
         if tile.prefetch_l1 > 0 {
             let at = fb.offset(panel, fb.add_int(here, tile.prefetch_l1.into()));
-            for (stream, line) in streams.iter().flat_map(|s| (0..lines).map(move |line| (s, line))) {
+            for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L1);
             }
         }

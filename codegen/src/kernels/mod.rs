@@ -8,6 +8,7 @@ mod int_dot;
 pub mod loops;
 pub mod matmul;
 mod microkernel;
+mod mmla;
 pub mod probe;
 pub mod quantise;
 pub mod step;

@@ -24,7 +24,7 @@ pub fn symbol(probe: Probe) -> String {
 /// Probes that make sense for a target.
 pub fn probes(isa: &Isa) -> impl Iterator<Item = Probe> {
     let has = |probe: &Probe| match probe {
-        Probe::Bf16Dot => isa.bf16_dot,
+        Probe::Bf16Dot => isa.bf16_inputs(),
         Probe::Int8Dot => isa.int8_dot_intrinsic(isa.lanes).is_some(),
         _ => true,
     };
@@ -46,6 +46,10 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
                     let [a, b, ints] = [a, b, sum].map(|v| fb.bitcast(v, words));
                     fb.bitcast(fb.dot_int8(ints, a, b), sum.ty())
                 })
+            }
+            Probe::Bf16Dot if fb.isa().bf16_mmla => {
+                let eight = Ty::vec(Elem::Bf16, 8);
+                multiply(&call, 4, |fb, a, b, sum| fb.bfmmla(sum, fb.bitcast(a, eight), fb.bitcast(b, eight)))
             }
             Probe::Bf16Dot => {
                 let words = Ty::vec(Elem::I32, fb.lanes());

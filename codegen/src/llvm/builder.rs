@@ -803,6 +803,10 @@ impl<'m, 'c> Fb<'m, 'c> {
         let name = self.isa().int8_dot_intrinsic(acc.ty.lanes).expect("no int8 dot on this target");
         self.intrinsic(name, acc.ty, &[acc, unsigned, signed])
     }
+    /// bf16 matrix product: `acc: [2 rows][2 columns]` plus `a: [2 rows][4 k]` times `b: [2 columns][4 k]` (Arm only).
+    pub fn bfmmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {
+        self.intrinsic("llvm.aarch64.neon.bfmmla", acc.ty, &[acc, a, b])
+    }
     /// Return.
     pub fn ret(&self, value: Option<Value<'c>>) {
         let raw = value.map(|v| v.raw);

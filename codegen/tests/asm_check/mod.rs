@@ -34,7 +34,9 @@ struct Syntax {
     frame: (&'static str, &'static str),
 }
 
-const SYNTAXES: &[Syntax] = &[Syntax {
+const SYNTAXES: &[Syntax] = &[X86_64, AARCH64];
+
+const X86_64: Syntax = Syntax {
     arch: "x86_64",
     multiply_adds: &["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd"],
     jumps: &["j"],
@@ -46,7 +48,21 @@ const SYNTAXES: &[Syntax] = &[Syntax {
     vector_registers: &["%xmm", "%ymm", "%zmm"],
     stack: "(%rsp",
     frame: ("(%rbp", "movq\t%rsp, %rbp"),
-}];
+};
+
+const AARCH64: Syntax = Syntax {
+    arch: "aarch64",
+    multiply_adds: &["fmla", "fmls", "bfmmla", "smmla", "sdot"],
+    jumps: &["b.", "b\t", "cb", "tb"],
+    call: "bl\t",
+    compares: &["cmp", "ccmp", "tst", "prfm"],
+    moves: &["mov\tv"],
+    destination_last: false,
+    addends: &[],
+    vector_registers: &["v", "q"],
+    stack: "[sp",
+    frame: ("[x29", "mov\tx29, sp"),
+};
 
 /// An innermost loop with multiply-adds: the lines from its label to the jump back.
 #[derive(Clone, Debug)]
@@ -66,6 +82,18 @@ pub fn hot_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<HotLoop<'a>>
     let loops = inner_loops(&body, syntax).into_iter();
     // A jump back around a call is no inner loop, whatever the order of blocks.
     loops.map(|lines| HotLoop { lines, syntax, has_frame }).filter(|l| l.multiply_adds() > 0 && l.count(syntax.call) == 0).collect()
+}
+
+/// Innermost loops of the function `name` that only move data: they load and store vectors, and call nothing.
+pub fn packing_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<Vec<&'a str>> {
+    let arch = triple.split('-').next().unwrap_or_default();
+    let syntax = SYNTAXES.iter().find(|s| s.arch == arch).unwrap_or_else(|| panic!("no assembly syntax for {triple}"));
+    let starts = |line: &&str, list: &[&str]| list.iter().any(|word| line.starts_with(word));
+    let is_store = |l: &&str| l.starts_with("st") && operands(l).iter().any(|o| starts(&o.as_str(), syntax.vector_registers));
+    let packs = |lines: &Vec<&str>| {
+        lines.iter().any(is_store) && !lines.iter().any(|l| starts(l, syntax.multiply_adds) || l.starts_with(syntax.call))
+    };
+    inner_loops(&function(asm, name), syntax).into_iter().filter(packs).collect()
 }
 
 impl HotLoop<'_> {
@@ -147,7 +175,8 @@ impl HotLoop<'_> {
 
 /// Lines of a function, trimmed.
 fn function<'a>(asm: &'a str, name: &str) -> Vec<&'a str> {
-    let lines: Vec<&str> = asm.lines().map(str::trim).collect();
+    // `{vex}` in front of a mnemonic chooses an encoding.
+    let lines: Vec<&str> = asm.lines().map(|l| l.trim().trim_start_matches("{vex}").trim_start()).collect();
     let labels = [format!("{name}:"), format!("\"{name}\":")];
     let begin = lines.iter().position(|l| labels.iter().any(|label| l.starts_with(label)));
     let begin = begin.unwrap_or_else(|| panic!("no function {name}"));

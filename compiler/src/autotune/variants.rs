@@ -7,7 +7,8 @@ use rcompile_codegen::program::MatmulTile;
 /// The heuristic's tile, then others; none twice.
 pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
     let t = heuristic;
-    let others = if key.rows <= u64::from(isa.tile_rows) {
+    let tile_rows = isa.rows(key.compute);
+    let others = if key.rows <= u64::from(tile_rows) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
         vec![
             MatmulTile { prefetch: t.prefetch * 2, ..t },
@@ -21,7 +22,7 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
             MatmulTile { n_block: (t.n_block / 2).max(1), ..t },
             MatmulTile { n_block: t.n_block * 2, ..t },
             MatmulTile { k_block: (t.k_block / 2).next_multiple_of(2).min(t.k_block), ..t },
-            MatmulTile { mr: (isa.tile_rows * 2 / 3).min(t.mr), ..t },
+            MatmulTile { mr: (tile_rows * 2 / 3).min(t.mr), ..t },
         ]
     };
     let mut list = vec![heuristic];

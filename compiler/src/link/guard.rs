@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -179,27 +179,57 @@ pub struct Finished {
 pub fn run(command: &mut Command, dir: &Path, timeout: Duration) -> std::io::Result<Finished> {
     let log_path = dir.join("log");
     let log = File::create(&log_path)?;
-    command.current_dir(dir).env("LC_ALL", "C").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
-    let mut child = {
-        let mut alive = alive();
-        let child = command.spawn()?;
-        alive.children.push(child.id());
-        child
-    };
-    let (start, mut pause) = (Instant::now(), Duration::from_millis(1));
+    command.current_dir(dir).env("LC_ALL", "C").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+    let mut running = start(command)?;
+    let (begin, mut pause) = (Instant::now(), Duration::from_millis(1));
     let status = loop {
-        if let Some(status) = child.try_wait()? {
+        if let Some(status) = running.child.try_wait()? {
             break Some(status);
         }
-        if start.elapsed() > timeout {
-            kill_group(child.id());
-            child.wait()?;
+        if begin.elapsed() > timeout {
             break None;
         }
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(20));
     };
-    alive().children.retain(|&c| c != child.id());
+    drop(running);
     let text = String::from_utf8_lossy(&std::fs::read(&log_path)?).into_owned();
     Ok(Finished { status, text })
+}
+
+/// A program that runs, in a process group of its own. SIGINT and SIGTERM to this process kill it, and so does dropping it.
+#[derive(Debug)]
+pub struct Running {
+    child: Child,
+}
+
+/// Starts a program.
+pub fn start(command: &mut Command) -> std::io::Result<Running> {
+    command.process_group(0);
+    let mut alive = alive();
+    let child = command.spawn()?;
+    alive.children.push(child.id());
+    Ok(Running { child })
+}
+
+impl Running {
+    /// Its stderr, if that is a pipe and was not taken before.
+    pub fn take_stderr(&mut self) -> Option<ChildStderr> {
+        self.child.stderr.take()
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+            kill_group(self.child.id());
+            let _ = self.child.wait();
+        }
+        alive().children.retain(|&c| c != self.child.id());
+    }
 }

@@ -3,6 +3,7 @@ use super::*;
 use crate::pack::Sink;
 use rcompile_codegen::isa::HOST_TRIPLE;
 use rcompile_runtime::abi::PayloadHeader;
+use std::io::Read;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -227,4 +228,15 @@ fn header_offsets() {
     assert_eq!(offset_of!(PayloadHeader, manifest_hash), 88);
     assert_eq!(offset_of!(PayloadHeader, weights_hash), 88 + 96);
     assert_eq!(offset_of!(PayloadHeader, code_begin), 88 + 128);
+}
+
+#[test]
+fn a_program_ends_with_its_owner() {
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    let running = guard::start(Command::new("sleep").arg("100").stdout(writer)).unwrap();
+    let start = std::time::Instant::now();
+    drop(running);
+    // The pipe ends when nobody can write into it any more.
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+    assert!(start.elapsed().as_secs() < 50);
 }

@@ -120,8 +120,9 @@ pub fn weight_storage(dtype: g::DType) -> Option<DType> {
     if dtype.is_quantised() { Some(DType::U8) } else { storage(dtype) }
 }
 
-/// Panels of `nr` columns of a weight's type: `groups` of `group_cols` columns, `ways` of them alternating, `k` deep.
-pub fn panels(dtype: g::DType, nr: u32, k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> Panels {
+/// Panels of `nr` columns (and packs of `k_pack` k, if not coded) of a weight's type: `groups` of `group_cols` columns, `ways` of them
+/// alternating, `k` deep.
+pub fn panels(dtype: g::DType, (nr, k_pack): (u32, u32), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> Panels {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
     let row_group = |dtype| quantise::row_type(dtype).and_then(group_of).map_or(0, |g| g.len(0) as u32);
     let coding = match dtype {
@@ -129,7 +130,7 @@ pub fn panels(dtype: g::DType, nr: u32, k: u32, (groups, group_cols, ways): (u32
         g::DType::Q4(_) => Coding::Int4 { group: row_group(dtype) },
         _ => Coding::Elements,
     };
-    let k_pack = coding.k_pack().unwrap_or(if dtype == g::DType::BF16 { 2 } else { 1 });
+    let k_pack = coding.k_pack().unwrap_or(k_pack);
     Panels { nr, k_pack, k, groups, group_cols, ways, coding }
 }
 

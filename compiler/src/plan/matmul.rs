@@ -39,11 +39,18 @@ impl Plan<'_> {
         let group_cols = head_dim.unwrap_or(n / chain.ways);
         let dtype =
             weight_storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
-        let panels = panels(weight_ty.dtype, self.cx.isa.panel_nr, depth, (n / chain.ways / group_cols, group_cols, chain.ways));
-        // Left operand: private norm at few rows, else a buffer. Codes are made from it, by each thread or in a region of their own.
+        // Codes of rows are made from floats: by each thread where rows are few, else in a region of their own.
+        let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
+        let (compute, k_pack) = match coded {
+            Some(_) => (Compute::Int8Dot, 0),
+            None if weight_ty.dtype.is_quantised() => (Compute::F32, 0),
+            None => self.cx.isa.matmul(self.stored_type(frame.func.ty(node.inputs[0]).dtype)?, dtype),
+        };
+        let columns = (n / chain.ways / group_cols, group_cols, chain.ways);
+        let panels = panels(weight_ty.dtype, (self.cx.isa.panel_nr, k_pack), depth, columns);
+        // Left operand: private norm at few rows, else a buffer.
         let row_dim = node.ty.shape[0];
         let row_bound = self.bound(frame, row_dim);
-        let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
         let x = coded.map_or(node.inputs[0], |x| frame.func.node(x).inputs[0]);
         let few = row_bound <= PRIVATE_ROWS && coded.is_none_or(|x| frame.users[x.index()].len() == 1);
         let private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
@@ -79,13 +86,6 @@ impl Plan<'_> {
         let (a, a_stride, quantise) = match coded {
             Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels), few)?,
             _ => (a, a_stride, None),
-        };
-        let compute = if coded.is_some() {
-            Compute::Int8Dot
-        } else if a.dtype == DType::Bf16 && dtype == DType::Bf16 && self.cx.isa.bf16_dot {
-            Compute::Bf16Dot
-        } else {
-            Compute::F32
         };
         // Epilogue.
         let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };

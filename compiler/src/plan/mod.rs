@@ -231,7 +231,7 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     memory::assign(&mut program);
     let scratch = program.regions.iter().map(|r| match &r.kernel {
         Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
-        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(&program, m),
+        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(cx.isa, &program, m),
         Kernel::Loops(_) | Kernel::Quantise(_) => 0,
     });
     // Kernels take their scratch from the end of the private area.
@@ -330,7 +330,9 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         let Some(p) = param(node.inputs[1]).filter(|p| looked_up.contains(p)) else { continue };
         let ty = &module.params[p.index()].ty;
         if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
-            panels.insert(p, lower::panels(ty.dtype, cx.isa.panel_nr, k as u32, (1, n as u32, 1)));
+            let stored = |dtype| lower::storage(dtype).unwrap_or(DType::F32);
+            let (_, k_pack) = cx.isa.matmul(stored(f.ty(node.inputs[0]).dtype), stored(ty.dtype));
+            panels.insert(p, lower::panels(ty.dtype, (cx.isa.panel_nr, k_pack), k as u32, (1, n as u32, 1)));
         }
     }
     panels

@@ -109,10 +109,10 @@ impl Plan<'_> {
         }
     }
 
-    /// Type in which a value lies in memory: bf16 values stay (rounded) f32 where the CPU has no bf16 dot instruction.
+    /// Type in which a value lies in memory: bf16 values stay (rounded) f32 where the CPU has no instruction on bf16 inputs.
     pub(super) fn stored_type(&self, dtype: g::DType) -> Result<DType, PlanError> {
         match storage(dtype) {
-            Some(DType::Bf16) if !self.cx.isa.bf16_dot => Ok(DType::F32),
+            Some(DType::Bf16) if !self.cx.isa.bf16_inputs() => Ok(DType::F32),
             Some(d) => Ok(d),
             None => Err(PlanError::Unsupported(format!("storing {dtype}"))),
         }

@@ -9,9 +9,7 @@ use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
 const L2_BLOCK_BYTES: u64 = 512 << 10;
 /// Inner dimension of a block: its rows of the left operand and a panel of weights pass through L1 together.
 const K_BLOCK: u32 = 1024;
-/// Weights that stream from memory: panels side by side.
-const STREAMS: u32 = 6;
-/// And prefetch distances in bytes: to L2, to L1.
+/// Prefetch distances in bytes of weights that stream from memory: to L2, to L1.
 const PREFETCH_BYTES: (u32, u32) = (8192, 1024);
 
 /// Tile of a matmul with at most `rows` rows: as `--tuning` says, else by the heuristic.
@@ -35,8 +33,8 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     };
     let panel_bytes = read * u64::from(panels.ways);
     MatmulTile {
-        mr: isa.tile_rows.min(rows as u32),
-        streams: STREAMS,
+        mr: isa.rows(compute).min(rows as u32),
+        streams: isa.streams,
         k_block,
         n_block: (L2_BLOCK_BYTES / panel_bytes).clamp(1, 64) as u32,
         widen,

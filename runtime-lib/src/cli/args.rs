@@ -133,6 +133,10 @@ pub struct PerplexityArgs {
     /// Most windows
     #[arg(long, value_name = "N", value_parser = positive)]
     pub chunks: Option<usize>,
+    /// Write the logits of every scored position: "RCLOGIT1", vocabulary u32, window u32, positions u64, then per position its token
+    /// u32, the next token u32 and a logit f32 per token of the vocabulary; little-endian
+    #[arg(long, value_name = "FILE", value_parser = data_file)]
+    pub logits: Option<String>,
     #[command(flatten)]
     pub threads: ThreadArgs,
     /// Print one JSON object
@@ -292,6 +296,10 @@ fn seed(text: &str) -> Result<u64, String> {
 
 fn stop(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("expected a text that is not empty".into()) } else { Ok(text.to_owned()) }
+}
+
+fn data_file(text: &str) -> Result<String, String> {
+    if matches!(text, "" | "-") { Err("expected a file: stdout carries the result".into()) } else { Ok(text.to_owned()) }
 }
 
 fn threads(text: &str) -> Result<usize, String> {

@@ -1,5 +1,8 @@
 //! `logits` and `perplexity`: what the model thinks of a text.
 
+use std::fs::File;
+use std::io;
+
 use clap::ArgMatches;
 use serde::Serialize;
 
@@ -7,10 +10,8 @@ use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::Failure;
 use super::{Cx, Input, input, print, print_json, read_text};
 use crate::decode::Decoder;
+use crate::logits::{Header, LogitsWriter, Row, WINDOW};
 use crate::sample::{nll, top};
-
-/// Default window, where the context is not shorter.
-const WINDOW: usize = 512;
 
 pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(), Failure> {
     #[derive(Serialize)]
@@ -42,7 +43,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
         ppl: f64,
     }
     let ctx_size = cx.manifest().ctx_size as usize;
-    let window = args.window.unwrap_or(WINDOW.min(ctx_size));
+    let window = args.window.unwrap_or(ctx_size.min(WINDOW as usize));
     if window > ctx_size {
         return Err(Failure::new(7, "context", format!("a window of {window} tokens, the executable was built for {ctx_size}"))
             .help("use a smaller -c, or build with a larger --ctx-size"));
@@ -54,20 +55,31 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let leading = text.leading_special()?;
     let ids = text.encode(&source, false)?;
     let windows = windows(&ids, &leading, window)?;
-    let chunks = args.chunks.unwrap_or(usize::MAX);
+    let count = windows.len().min(args.chunks.unwrap_or(usize::MAX));
+    let positions = count as u64 * (window as u64 - 1);
+    if positions == 0 {
+        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", args.file, ids.len()))
+            .help("give a longer text or a smaller -c"));
+    }
+    let header = Header { vocab_size: cx.manifest().vocab_size, window: window as u32, positions };
+    let failed = |e: io::Error| Failure::new(8, "output", format!("{}: {e}", args.logits.as_deref().unwrap_or_default()));
+    let create = |path: &String| File::create(path).and_then(|file| LogitsWriter::new(file, header)).map_err(failed);
+    let mut rows = args.logits.as_ref().map(create).transpose()?;
     let (mut sum, mut tokens) = (0.0, 0);
-    for window in windows.take(chunks) {
+    for window in windows.take(count) {
         decoder.truncate(0, 0);
+        let mut written = Ok(());
         // The last token's logits predict what lies outside of the window.
         decoder.score(0, &window[..window.len() - 1], |i, logits| {
             sum += nll(logits, window[i + 1]);
             tokens += 1;
+            if let (Some(rows), true) = (&mut rows, written.is_ok()) {
+                written = rows.row(Row { token: window[i], next: window[i + 1], logits });
+            }
         })?;
+        written.map_err(failed)?;
     }
-    if tokens == 0 {
-        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", args.file, ids.len()))
-            .help("give a longer text or a smaller -c"));
-    }
+    rows.map_or(Ok(()), LogitsWriter::finish).map_err(failed)?;
     let nll = sum / tokens as f64;
     let report = Report { tokens, nll, ppl: nll.exp() };
     if args.json {
@@ -77,7 +89,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
 }
 
 /// Full windows of `window` tokens side by side, each with the leading special tokens in front, which count.
-fn windows<'t>(ids: &'t [u32], leading: &'t [u32], window: usize) -> Result<impl Iterator<Item = Vec<u32>> + 't, Failure> {
+fn windows<'t>(ids: &'t [u32], leading: &'t [u32], window: usize) -> Result<impl ExactSizeIterator<Item = Vec<u32>> + 't, Failure> {
     let room = window
         .checked_sub(leading.len())
         .filter(|&r| r > 0)
