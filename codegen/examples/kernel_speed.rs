@@ -217,7 +217,10 @@ impl Matmuls {
         let widen = self.dtype != DType::F32
             && (self.compute == Compute::F32 || self.compute == Compute::Int8Dot && nibbles)
             && env("WIDEN", 1) == 1;
-        let k_block = self.k.div_ceil(self.k.div_ceil(env("KBLOCK", 1024))).next_multiple_of(self.coding.group().unwrap_or(2));
+        let k_block = self
+            .k
+            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute == Compute::Int8Dot { 2048 } else { 1024 })))
+            .next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
             (true, Compute::Int8Dot) => u64::from(k_block * panels.nr),
             (true, _) => u64::from(k_block * panels.nr) * 4,

@@ -318,7 +318,7 @@ fn every_rule_reports() {
         }),
         ("panels differ from those of w1", |p| qkv(p).panels.k = 62),
         ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
-        ("bf16 dot wants", |p| p.weights[1].dtype = DType::F32),
+        ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
         ("groups 2..9 of 6", |p| qkv(p).group_nests[0].groups = 2..9),
         ("outer variables, not 2", |p| _ = qkv(p).group_nests[0].nest.outer.pop()),
         ("acc0 does not exist here", |p| {

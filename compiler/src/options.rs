@@ -268,7 +268,7 @@ pub struct Quantize {
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = CodeType::None)]
     pub quantize: CodeType,
     /// Elements that share a scale of --quantize int4
-    #[arg(long, value_name = "32|64|128", value_parser = parse_group, requires = "quantize")]
+    #[arg(long, value_name = "32|64|128", value_parser = parse_group)]
     pub group_size: Option<Group>,
     /// The head's weights, and a tied embedding's [default: int8 with --quantize, else none]
     #[arg(long, value_enum, value_name = "TYPE")]
@@ -615,7 +615,7 @@ mod tests {
     #[test]
     fn refusals() {
         let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
-        for later in ["--quantize int8", "--kv-dtype int8", "--compute int8", "--link dynamic", "--keep a=f32"] {
+        for later in ["--quantize int8 --calibrate f", "--kv-dtype int8", "--link dynamic"] {
             assert_eq!(code(later), 6, "{later}");
         }
         for wrong in [
@@ -629,12 +629,22 @@ mod tests {
             "--dtype f64",
             "--no-cache --cache-dir d",
             "--autotune fast --dry-run",
+            "--compute int8",
+            "--keep a=f32",
+            "--group-size 32",
+            "--quantize int8 --group-size 32",
+            "--quantize int4 --group-size 48",
+            "--quantize int4 --keep a",
+            "--quantize int4 --keep a=int8",
         ] {
             assert_eq!(code(wrong), 2, "{wrong}");
         }
         for fine in [
             "--target aarch64-unknown-linux-gnu",
             "--quantize none",
+            "--quantize int8 --compute int8",
+            "--quantize int4 --group-size 128 --quantize-head none --keep *.down_proj.*=bf16 --keep a=auto",
+            "--quantize-head int4 --group-size 64",
             "--autotune off",
             "--autotune fast --tuning f",
             "--no-cache",

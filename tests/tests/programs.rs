@@ -363,7 +363,9 @@ fn loads(kernel: &Kernel, b: usize) -> bool {
     match kernel {
         Kernel::Loops(n) => in_nest(n),
         // Group nests read what the matmul has just stored.
-        Kernel::Matmul(m) => is(&m.a) || in_exprs(&m.operands, &m.exprs) || m.prologue.iter().any(in_nest) || m.quantise.iter().any(|q| is(&q.x)),
+        Kernel::Matmul(m) => {
+            is(&m.a) || in_exprs(&m.operands, &m.exprs) || m.prologue.iter().any(in_nest) || m.quantise.iter().any(|q| is(&q.x))
+        }
         Kernel::Attention(a) => is(&a.q),
         Kernel::Quantise(q) => is(&q.x),
     }

@@ -9,6 +9,8 @@ use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
 const L2_BLOCK_BYTES: u64 = 512 << 10;
 /// Inner dimension of a block: its rows of the left operand and a panel of weights pass through L1 together.
 const K_BLOCK: u32 = 1024;
+/// The same for int8 codes, of which four take the place of one f32.
+const K_BLOCK_CODES: u32 = 2048;
 /// Prefetch distances in bytes of weights that stream from memory: to L2, to L1.
 const PREFETCH_BYTES: (u32, u32) = (8192, 1024);
 
@@ -21,7 +23,7 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute == Compute::Int8Dot && nibbles;
-    let k_blocks = panels.k.div_ceil(K_BLOCK);
+    let k_blocks = panels.k.div_ceil(if compute == Compute::Int8Dot { K_BLOCK_CODES } else { K_BLOCK });
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
     // As the loops read them: nibbles one to a byte.
     let read = if compute == Compute::Int8Dot {
