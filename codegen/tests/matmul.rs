@@ -355,6 +355,7 @@ impl Case {
         step.run(loaded, threads, layer as u32);
 
         let mut bits = vec![vec![0u32; real]; rows as usize];
+        let (mut error, mut signal) = (0.0, 0.0);
         for row in 0..rows as usize {
             for column in 0..real {
                 let at = buffers[2].offset as usize + (row * columns + padded(column)) * self.out.size() as usize;
@@ -371,11 +372,16 @@ impl Case {
                 };
                 let negated = self.group_nest && column >= p.group_cols as usize;
                 let want = if negated { -want } else { want };
+                error += (f64::from(got) - want).powi(2);
+                signal += want.powi(2);
                 let relative = if self.out == DType::F32 { 2e-5 } else { 5e-3 };
                 let tolerance = relative * (f64::from(p.k).sqrt() + want.abs());
                 assert!((f64::from(got) - want).abs() <= tolerance, "{self:?} on {}: [{row}, {column}] = {got}, expected {want}", isa.name);
             }
         }
+        // One wrong code would show: integer parts are exact.
+        let exact = !compare || self.coding == Coding::Elements || self.out != DType::F32 || error <= 1e-8 * signal;
+        assert!(exact, "{self:?} on {}: normalised squared error {:e}", isa.name, error / signal);
         bits
     }
 }

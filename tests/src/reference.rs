@@ -1,6 +1,7 @@
 //! The graph of a model directory, run by the reference interpreter.
 
 use rcompile::pack::stored_type;
+use rcompile::passes::quantise::{self, Quantisation};
 use rcompile::passes::{PassCx, compute_dtype};
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
@@ -12,7 +13,7 @@ const ROWS_MAX: u64 = 512;
 /// Texts of one run at most.
 const RUNS_MAX: u64 = 16;
 
-/// An open model and its traced graph, before any pass but `compute-dtype`.
+/// An open model and its traced graph, before any pass but `quantise` and `compute-dtype`.
 pub struct Reference {
     model: Model,
     module: Module,
@@ -21,6 +22,11 @@ pub struct Reference {
 impl Reference {
     /// Opens and traces; `compute` as `--compute`, the KV cache has the same type.
     pub fn open(dir: &Path, compute: DType) -> Reference {
+        Reference::quantised(dir, compute, compute, &Quantisation::default())
+    }
+
+    /// With quantised weights; `compute` is `I8` for integer dots.
+    pub fn quantised(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation) -> Reference {
         let options = OpenOptions { tokenizer_optional: true, ..OpenOptions::default() };
         let model = rcompile_models::open(dir, &options).unwrap_or_else(|e| panic!("{e}"));
         let options = TraceOptions {
@@ -28,12 +34,13 @@ impl Reference {
             logit_rows: ROWS_MAX,
             runs: RUNS_MAX,
             ctx_size: model.facts().max_positions.min(4096) as u64,
-            kv_dtype: compute,
+            kv_dtype,
             weight_dtype: None,
         };
         let stored = |name: &str| model.weights.get(name).and_then(|t| stored_type(t.dtype));
         let mut module = trace(&*model.net, model.arch.task, &stored, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-        let mut cx = PassCx { compute: Some(compute), ..PassCx::default() };
+        let mut cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
+        quantise::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
         compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
         Reference { model, module }
     }

@@ -136,7 +136,7 @@ fn weight_of(f: &Function, node: &rcompile_graph::Node) -> Option<ParamId> {
 
 fn converted(param: &Param, dtype: DType) -> Param {
     let ty = Type::new(dtype, param.ty.shape.iter().copied());
-    Param { name: param.name.clone(), ty, recipe: Recipe::Convert { of: Box::new(param.recipe.clone()), dtype } }
+    Param { name: format!("{}.{dtype}", param.name), ty, recipe: Recipe::Convert { of: Box::new(param.recipe.clone()), dtype } }
 }
 
 /// Weights of matmuls whose result reaches an output elementwise or by rows: heads.
@@ -249,7 +249,7 @@ mod tests {
     fn layers_head_and_kept_tensors_get_their_types() {
         let keep = vec![Keep { pattern: "d*n".into(), dtype: None }];
         let text = quantised(Quantisation { body: Some(DType::Q4(Group::G32)), head: Some(DType::Q8(Group::Row)), keep });
-        assert!(text.contains("q4g32[64, 64] = convert(source \"up\", q4g32)"), "{text}");
+        assert!(text.contains("@up.q4g32 : q4g32[64, 64] = convert(source \"up\", q4g32)"), "{text}");
         assert!(text.contains("bf16[64, 64] = source \"down\""), "{text}");
         // The tied table is there once, and looked up as f32.
         assert!(text.contains("q8[96, 64] = convert(source \"embed\", q8)") && !text.contains("bf16[96, 64]"), "{text}");

@@ -451,10 +451,16 @@ fn element_indices(nest: &LoopNest, e: ExprId, buffer: BufferId, found: &mut Vec
     }
 }
 
+/// A parameter's name without the type that a pass converted it to.
+pub(super) fn without_type(name: &str) -> &str {
+    let types = [rcompile_graph::DType::BF16].into_iter().chain(rcompile_graph::DType::QUANTISED);
+    types.fold(name, |name, t| name.strip_suffix(t.name()).and_then(|n| n.strip_suffix('.')).unwrap_or(name))
+}
+
 /// `model.layers.0.self_attn.q_proj.weight+model.layers.0.self_attn.k_proj.weight` -> `q_proj+k_proj`
 fn weight_label(name: &str) -> String {
     let part = |p: &str| {
-        let p = p.trim_end_matches(".bf16").trim_end_matches(".t").trim_end_matches(".weight");
+        let p = without_type(p).trim_end_matches(".t").trim_end_matches(".weight");
         p.rsplit('.').next().unwrap_or(p).to_string()
     };
     name.split('+').map(part).collect::<Vec<_>>().join("+")

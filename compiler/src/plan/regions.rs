@@ -235,7 +235,7 @@ fn region_name(frame: &Frame<'_>, v: ValueId) -> String {
     let table = (node.op == Op::Embedding).then(|| &frame.func.node(node.inputs[0]).op);
     if let Some(Op::Param(p)) = table {
         let name = &frame.module.params[frame.params.get(p).map_or(*p, |layers| layers[0]).index()].name;
-        return match name.strip_suffix(".weight") {
+        return match super::matmul::without_type(name).strip_suffix(".weight") {
             Some(path) => path.rsplit('.').next().unwrap_or(path).to_string(),
             None => name.clone(),
         };

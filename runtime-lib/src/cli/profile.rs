@@ -309,11 +309,12 @@ impl Report {
     fn text(&self) -> String {
         let rate = |rate: Option<f64>, unit: &str| rate.map_or("unknown".into(), |r| format!("{r:.1} {unit}"));
         let mut out = format!(
-            "threads {}; limits measured in this process: read {}, f32 {}, bf16 dot {}\n",
+            "threads {}; limits measured in this process: read {}, f32 {}, bf16 dot {}, int8 dot {}\n",
             self.threads,
             rate(self.limits.read_gb_per_s, "GB/s"),
             rate(self.limits.f32_gflop_per_s, "GFLOP/s"),
             rate(self.limits.bf16_dot_gflop_per_s, "GFLOP/s"),
+            rate(self.limits.int8_dot_gflop_per_s, "GFLOP/s"),
         );
         for phase in &self.phases {
             let steps = if phase.steps == 1 { "step" } else { "steps" };

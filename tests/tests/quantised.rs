@@ -1,0 +1,141 @@
+//! Quantised weights: executables against the interpreter of the same quantised graph, bits, and what the rounding costs.
+
+use rcompile::passes::quantise::{Keep, Quantisation};
+use rcompile_graph::{DType, Group};
+use rcompile_tests::checks::{bits, cases, check};
+use rcompile_tests::{Exe, Reference, assets, build, difference, golden, tol};
+use serde_json::Value;
+use std::path::Path;
+
+const BASE: &str = "--no-tokenizer --kv-dtype f32 --buckets 1,8,64";
+
+fn int8() -> Quantisation {
+    Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), keep: vec![] }
+}
+
+fn int4(group: Group) -> Quantisation {
+    Quantisation { body: Some(DType::Q4(group)), ..int8() }
+}
+
+fn wide(row: &[f32]) -> Vec<f64> {
+    row.iter().map(|x| f64::from(*x)).collect()
+}
+
+/// The longest prompt: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.
+fn agrees(dir: &Path, options: &str, quantisation: &Quantisation, compute: DType) {
+    let gate = if compute == DType::I8 { tol::INT8 } else { tol::F32 };
+    let exe = build(dir, &format!("{BASE} {options}"));
+    let reference = Reference::quantised(dir, compute, DType::F32, quantisation);
+    let case = cases(dir).pop().unwrap();
+    let what = format!("{} {options}", dir.display());
+    let found = exe.logits(&case.tokens, &["-t", "1"]);
+    let d = check(&what, gate, &wide(&found), &reference.runner().logits(&case.tokens));
+    println!("{what}: {d}; to f32 {}", difference(&wide(&found), &case.logits));
+    assert_eq!(bits(&exe.logits(&case.tokens, &["-t", "2"])), bits(&found), "{what}: two threads");
+    let one = build(dir, &format!("--no-tokenizer --kv-dtype f32 --buckets 1 {options}"));
+    assert_eq!(bits(&one.logits(&case.tokens, &[])), bits(&found), "{what}: bucket 1");
+}
+
+/// Does this machine have integer dots?
+fn has_dot() -> bool {
+    let isa = rcompile_codegen::isa::Isa::native().unwrap();
+    isa.int8_dot_intrinsic(isa.lanes).is_some()
+}
+
+macro_rules! golden {
+    ($($name:ident: $dir:literal,)*) => { $(
+        mod $name {
+            use super::*;
+            /// Codes expanded to f32: inner dimensions of golden models are no multiples of a group.
+            #[test]
+            fn codes_as_f32() {
+                agrees(&golden($dir), "--quantize int8 --compute f32", &int8(), DType::F32);
+                agrees(&golden($dir), "--quantize int4 --compute f32", &int4(Group::G32), DType::F32);
+            }
+            #[test]
+            fn integer_dots() {
+                if !has_dot() {
+                    return eprintln!("skipped: no integer dots on this CPU");
+                }
+                agrees(&golden($dir), "--quantize int8 --compute int8", &int8(), DType::I8);
+                agrees(&golden($dir), "--quantize int4 --group-size 64 --compute int8", &int4(Group::G64), DType::I8);
+            }
+        } )*
+    }
+}
+
+golden! {
+    gpt2_gelu: "gpt2-gelu",
+    granite: "granite",
+    llama_gqa_tied: "llama-gqa-tied",
+    llama_llama3_bias: "llama-llama3-bias",
+    mistral_window: "mistral-window",
+    phi3_partial: "phi3-partial",
+    qwen2: "qwen2",
+    qwen3_gqa: "qwen3-gqa",
+}
+
+#[test]
+fn avx2() {
+    agrees(&golden("llama-gqa-tied"), "--cpu x86-64-v3 --quantize int4", &int4(Group::G32), DType::F32);
+    agrees(&golden("gpt2-gelu"), "--cpu x86-64-v3 --quantize int8", &int8(), DType::F32);
+}
+
+#[test]
+fn kept_tensors_and_an_int4_head() {
+    let keep =
+        vec![Keep { pattern: "*.down_proj.weight".into(), dtype: None }, Keep { pattern: "*q_proj*".into(), dtype: Some(DType::BF16) }];
+    let quantisation = Quantisation { keep, head: Some(DType::Q4(Group::G32)), ..int4(Group::G32) };
+    let options = "--quantize int4 --quantize-head int4 --keep *.down_proj.weight=auto --keep *q_proj*=bf16 --compute f32";
+    agrees(&golden("llama-gqa-tied"), options, &quantisation, DType::F32);
+}
+
+/// A planted fault of the smallest kind, another group size, is far outside of the gate.
+#[test]
+fn another_group_size_is_noticed() {
+    let dir = golden("llama-gqa-tied");
+    let exe = build(&dir, &format!("{BASE} --quantize int4 --group-size 32 --compute f32"));
+    let reference = Reference::quantised(&dir, DType::F32, DType::F32, &int4(Group::G64));
+    let case = cases(&dir).pop().unwrap();
+    let d = difference(&wide(&exe.logits(&case.tokens, &[])), &reference.runner().logits(&case.tokens));
+    assert!(!tol::F32.holds(&d) && !tol::INT8.holds(&d), "{d}");
+}
+
+/// Divergence from f32 of a trained model: that of the same codes in the interpreter within 3 %, and small for int8.
+#[test]
+fn cost_of_rounding_on_a_trained_model() {
+    let Some(dir) = assets("models/stories260k-llama") else { return };
+    let exact = Reference::open(&dir, DType::F32);
+    let text = "Once upon a time there was a little dog named Max. Max liked to run in the park with his friend Lily. One day";
+    let build = |options: &str| build(&dir, &format!("--kv-dtype f32 {options}"));
+    let tokens: Vec<u32> = rcompile_tests::ids(&tokenize(&build(""), text));
+    assert!(tokens.len() > 30);
+    let wanted = exact.runner().feed(&tokens);
+    let mean = |found: &[Vec<f64>]| found.iter().zip(&wanted).map(|(f, w)| difference(f, w).kld).sum::<f64>() / wanted.len() as f64;
+    let mut list =
+        vec![("--quantize int8 --compute f32", int8(), DType::F32), ("--quantize int4 --compute f32", int4(Group::G32), DType::F32)];
+    if has_dot() {
+        list.push(("--quantize int8", int8(), DType::I8));
+        list.push(("--quantize int4 --group-size 64", int4(Group::G64), DType::I8));
+    }
+    for (options, quantisation, compute) in list {
+        let exe = build(options);
+        let found: Vec<Vec<f64>> = (1..=tokens.len()).map(|n| wide(&exe.logits(&tokens[..n], &[]))).collect();
+        let expected = Reference::quantised(&dir, compute, DType::F32, &quantisation).runner().feed(&tokens);
+        let (found, expected) = (mean(&found), mean(&expected));
+        println!("{options}: divergence {found:.6}, interpreter {expected:.6}");
+        assert!((found - expected).abs() <= 0.03 * expected, "{options}: {found} and {expected}");
+        assert!(quantisation.body != Some(DType::Q8(Group::Row)) || found <= 0.003, "{options}: {found}");
+    }
+}
+
+fn tokenize(exe: &Exe, text: &str) -> Value {
+    exe.json(["tokenize", "-p", text])["tokens"].clone()
+}
+
+#[test]
+fn info_says_what_was_quantised() {
+    let exe = build(&golden("llama-gqa-tied"), "--no-tokenizer --quantize int4 --compute f32");
+    let info = exe.json(["info"]);
+    assert_eq!((&info["quantization"], &info["compute"]), (&Value::from("int4 by 32, head int8"), &Value::from("f32")), "{info}");
+}
