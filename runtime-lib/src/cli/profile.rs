@@ -416,7 +416,8 @@ mod tests {
     #[test]
     fn operations_add_up_to_the_phase() {
         let mut phases = profiled(0);
-        let limits = Limits { read_gb_per_s: Some(1e-3), f32_gflop_per_s: Some(1e-3), bf16_dot_gflop_per_s: None };
+        let limits =
+            Limits { read_gb_per_s: Some(1e-3), f32_gflop_per_s: Some(1e-3), bf16_dot_gflop_per_s: None, int8_dot_gflop_per_s: None };
         for (phase, profile) in &mut phases {
             let sum: f64 = phase.ops.iter().map(|o| o.ms).sum();
             assert!((sum / phase.ms - 1.0).abs() < 1e-9, "{phase:?}");
