@@ -159,7 +159,8 @@ pub enum Layout {
 pub enum Coding {
     /// In the weight's type.
     Elements,
-    /// `P[panel]{ [k / 4][nr][4] codes + 128, [nr] f32 scales }`, K padded to whole groups. The weight's type is `u8`.
+    /// `P[panel]{ [k / 4][nr][4] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes themselves) or `u8` (codes
+    /// + 128), as the CPU's dot product wants them.
     Int8 {
         /// k per scale of the quantised left operand: 32, 64 or 128.
         group: u32,
@@ -180,10 +181,11 @@ impl Coding {
             Coding::Int8 { group } | Coding::Int4 { group } => Some(group),
         }
     }
-    /// What is added to a code to make it unsigned.
-    pub fn offset(self) -> i32 {
+    /// What is added to a code before it is stored in a weight of type `dtype`.
+    pub fn offset(self, dtype: DType) -> i32 {
         match self {
             Coding::Elements => 0,
+            Coding::Int8 { .. } if dtype == DType::I8 => 0,
             Coding::Int8 { .. } => 128,
             Coding::Int4 { .. } => 8,
         }
@@ -598,7 +600,7 @@ pub enum Compute {
 /// Rows of floats to int8 codes with a scale per group of k: `q8g32`, `q8g64` or `q8g128` of the graph.
 ///
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `bias` (i32) = minus `code_offset` times the sum of the
-/// codes: what makes up for the offset of unsigned weight codes. The last group is padded with zero codes.
+/// codes: what makes up for the offset of the weights' codes. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.

@@ -432,7 +432,8 @@ impl<'a> Verifier<'a> {
         self.inside(&q.out, (0, (rows - 1) * i64::from(q.out_stride) + i64::from(width) - 1), "out");
         if let Some(m) = of {
             let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
-            let coding = Some(q.group) == m.panels.coding.group() && q.code_offset == m.panels.coding.offset();
+            let coding = Some(q.group) == m.panels.coding.group()
+                && self.program.weights.get(m.weight.index()).is_none_or(|w| q.code_offset == m.panels.coding.offset(w.dtype));
             self.check(same && coding, || "the records are not those that the matmul reads".into());
         }
     }

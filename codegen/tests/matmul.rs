@@ -154,7 +154,7 @@ impl Case {
             out_stride: record_stride,
             k: self.k,
             group,
-            code_offset: self.coding.offset(),
+            code_offset: self.coding.offset(self.dtype),
         });
         let (a, a_stride_read) = if quantise.is_some() { (records, record_stride) } else { (x, a_stride) };
         let matmul = Matmul {
@@ -292,7 +292,7 @@ impl Case {
                 let panel = (group * ppg + inside / p.nr as usize) * p.ways as usize + way;
                 let panel = program.weights[0].offsets[layer] as usize + panel * p.panel_bytes(self.dtype) as usize;
                 if p.coding != Coding::Elements {
-                    put_codes(&p, &mut step, &mut rng, panel, inside % p.nr as usize, ks);
+                    put_codes(&p, self.dtype, &mut step, &mut rng, panel, inside % p.nr as usize, ks);
                     continue;
                 }
                 for (k, value) in ks.iter_mut().enumerate() {
@@ -387,7 +387,7 @@ impl Case {
 }
 
 /// Random codes and scales of column `c` of the panel at `panel`, in the file as `Coding` says, and their values.
-fn put_codes(p: &Panels, step: &mut Step, rng: &mut Rng, panel: usize, c: usize, values: &mut [f32]) {
+fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: usize, c: usize, values: &mut [f32]) {
     let (group, nr) = (p.coding.group().unwrap() as usize, p.nr as usize);
     let mut scale = 0.0;
     let mut bytes = vec![0u8; group / 2];
@@ -400,7 +400,7 @@ fn put_codes(p: &Panels, step: &mut Step, rng: &mut Rng, panel: usize, c: usize,
                     step.weights.put(panel + p.padded_k() as usize * nr + c * 4, &scale.to_le_bytes());
                 }
                 let code = code(127.0, rng);
-                step.weights.put(panel + (k / 4 * nr + c) * 4 + k % 4, &[(code + 128) as u8]);
+                step.weights.put(panel + (k / 4 * nr + c) * 4 + k % 4, &[(code + p.coding.offset(dtype)) as u8]);
                 *value = code as f32 * scale;
             }
             _ => {
@@ -429,13 +429,21 @@ fn to_codes(group: &mut [f32]) {
     group.iter_mut().for_each(|v| *v = (*v * (127.0 / largest)).round_ties_even() * (largest / 127.0));
 }
 
-/// Codes with each arithmetic that the CPU has.
+/// As what codes are stored.
+fn code_type(isa: &Isa, coding: Coding) -> DType {
+    if matches!(coding, Coding::Int8 { .. }) { isa.code_type() } else { DType::U8 }
+}
+
+/// Codes with each arithmetic that the CPU has, and in f32 from either form.
 fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
     let mut list = vec![];
     for &coding in codings {
-        let case = Case { coding, ..Case::new(isa, DType::U8) };
+        let case = Case { coding, ..Case::new(isa, code_type(isa, coding)) };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
             list.push(Case { compute: Compute::Int8Dot, ..case.clone() });
+        }
+        if isa.code_type() == DType::U8 && matches!(coding, Coding::Int8 { .. }) {
+            list.push(Case { dtype: DType::I8, ..case.clone() });
         }
         list.push(case);
     }
@@ -545,13 +553,14 @@ fn private_prologue() {
     }
 }
 
+const ARM: &str = "aarch64-unknown-linux-gnu";
+/// On Arm nothing stands beside the multiply-adds of a tile that is limited by them: no broadcasts, no moves.
+const BESIDE: [&str; 5] = ["mov\tv", "dup", "ld1r", "zip", "ext\tv"];
+
 /// Every register tile, from one row to the largest: nothing goes to the stack, every accumulator is updated once per k of a step, and
 /// the largest tile has all the registers that it is meant to have.
 #[test]
 fn hot_loop_asm() {
-    const ARM: &str = "aarch64-unknown-linux-gnu";
-    // On Arm nothing stands beside the multiply-adds of a tile that is limited by them: no broadcasts, no moves.
-    const BESIDE: [&str; 5] = ["mov\tv", "dup", "ld1r", "zip", "ext\tv"];
     let mut failures: Vec<String> = vec![];
     for (triple, cpu, dtype, compute, rows, instruction) in [
         (HOST_TRIPLE, "x86-64-v3", DType::F32, Compute::F32, 6u32, "vfmadd"),
@@ -621,10 +630,18 @@ fn hot_loop_asm() {
 #[test]
 fn hot_loop_asm_of_codes() {
     let mut failures: Vec<String> = vec![];
-    for (cpu, dot) in [("alderlake", "vpdpbusd"), ("icelake-server", "vpdpbusd"), ("sapphirerapids", "vpdpbusd"), ("znver5", "vpdpbusd")] {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+    for (triple, cpu, dot) in [
+        (HOST_TRIPLE, "alderlake", "vpdpbusd"),
+        (HOST_TRIPLE, "icelake-server", "vpdpbusd"),
+        (HOST_TRIPLE, "sapphirerapids", "vpdpbusd"),
+        (HOST_TRIPLE, "znver5", "vpdpbusd"),
+        (ARM, "neoverse-n1", "sdot"),
+        (ARM, "neoverse-v1", "sdot"),
+        (ARM, "apple-m1", "sdot"),
+    ] {
+        let isa = Isa::lookup(triple, cpu, &[]).unwrap();
         for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 128 }] {
-            let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, DType::U8) };
+            let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
             let case = Case { tile: MatmulTile { k_block: 1024, widen: true, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
@@ -633,16 +650,21 @@ fn hot_loop_asm_of_codes() {
             let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
             let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four || *name == "block"));
             for (m, name) in functions {
-                let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.{name}{m}"));
+                let hot = hot_loops(&asm, triple, &format!("kernel.{name}{m}"));
                 let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
                 // Nibbles, where they were not taken apart before, are two dots a step.
-                let per_step = if four && name != "block" { 2 } else { 1 };
+                let halves = if four && name != "block" { 2 } else { 1 };
+                // Sixteen codes of a row in a register, where dots take four of them from a lane.
+                let per_step = if triple == ARM && m > 2 { 4 } else { halves };
                 let loops: Vec<_> = hot.iter().filter(|l| l.count(dot) > 0).collect();
                 if loops.is_empty() {
                     fail("no hot loop".into(), String::new());
                 }
                 for l in &loops {
                     l.problems(m).into_iter().for_each(|p| fail(p, l.text()));
+                    if let Some(word) = BESIDE.iter().find(|word| triple == ARM && m > 2 && l.count(word) > 0) {
+                        fail(format!("{word} in the loop"), l.text());
+                    }
                     if l.count(dot) != l.multiply_adds() || !l.multiply_adds().is_multiple_of(per_step * l.accumulators()) {
                         fail(format!("{} {dot} for {} sums", l.count(dot), l.accumulators()), l.text());
                     }

@@ -76,11 +76,11 @@ fn probes_measure_what_they_say() {
             let count = |word: &str| asm.lines().filter(|l| l.trim().trim_start_matches("{vex}").trim_start().starts_with(word)).count();
             let chains = if isa.registers == 32 { 24 } else { 12 };
             let x86 = isa.arch == Arch::X86_64;
-            let [fma, bf16] = if x86 { ["vfmadd", "vdpbf16ps"] } else { ["fmla", "bfmmla"] };
+            let [fma, bf16, int8] = if x86 { ["vfmadd", "vdpbf16ps", "vpdpbusd"] } else { ["fmla", "bfmmla", "sdot"] };
             match probe {
                 Probe::F32 => assert!(count(fma) >= chains && count(fma) % chains == 0, "{cpu}: {asm}"),
                 Probe::Bf16Dot => assert!(count(bf16) >= chains && count(bf16) % chains == 0, "{cpu}: {asm}"),
-                Probe::Int8Dot => assert!(count("vpdpbusd") >= chains && count("vpdpbusd") % chains == 0, "{cpu}: {asm}"),
+                Probe::Int8Dot => assert!(count(int8) >= chains && count(int8) % chains == 0, "{cpu}: {asm}"),
                 Probe::Read1 | Probe::Read4 if x86 => {
                     assert!(count("prefetch") >= 4 && count("vxorps") + count("vpxor") >= 4, "{cpu}: {asm}")
                 }

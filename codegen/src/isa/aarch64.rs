@@ -92,3 +92,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         features,
     })
 }
+
+pub(super) fn int8_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> {
+    (lanes == 4 && isa.has("dotprod")).then_some("llvm.aarch64.neon.sdot.v4i32.v16i8")
+}

@@ -159,11 +159,19 @@ impl Isa {
         self.arch == Arch::Aarch64 && self.has("bf16")
     }
 
-    /// Intrinsic `(<n x i32>, <n x i32>, <n x i32>) -> <n x i32>`: four products of unsigned and signed bytes per lane, not saturated.
+    /// Type of the weight bytes that [`Isa::int8_dot_intrinsic`] multiplies with signed ones.
+    pub fn code_type(&self) -> DType {
+        match self.arch {
+            Arch::X86_64 => DType::U8,
+            Arch::Aarch64 => DType::I8,
+        }
+    }
+
+    /// Intrinsic that adds four products of weight bytes ([`Isa::code_type`]) and signed bytes to each i32 lane, not saturated; see `Fb::dot_int8`.
     pub fn int8_dot_intrinsic(&self, lanes: u32) -> Option<&'static str> {
         match self.arch {
             Arch::X86_64 => x86_64::int8_dot_intrinsic(self, lanes),
-            Arch::Aarch64 => None,
+            Arch::Aarch64 => aarch64::int8_dot_intrinsic(self, lanes),
         }
     }
 

@@ -10,10 +10,13 @@
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
 //! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }`.
 //!
-//! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it; the bias in the record makes up for
-//! the offset. `VPDPBUSD` adds four products to 32 bits without saturation.
+//! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
+//! code + 8) for `SDOT`; the bias in the record makes up for the offset. Both add four products to 32 bits without saturation.
+//!
+//! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from a lane
+//! ([`Isa::lane_fma`]), from a register that holds sixteen.
 
-use super::microkernel::{At, Feed, Keep, Microkernel, Start, Walk};
+use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk};
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 use crate::program::{Coding, DType, Panels, Quantise};
@@ -37,6 +40,14 @@ impl Microkernel<'_> {
     /// Are these nibbles that an earlier block of rows took apart?
     fn is_unpacked(&self) -> bool {
         matches!(self.coding, Coding::Int4 { .. }) && self.k_pack == 4
+    }
+    /// Do codes of `m` rows wait in registers, sixteen each?
+    pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
+        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS
+    }
+    /// k of a step of the loop over a group.
+    fn group_step(&self, isa: &Isa, m: u32) -> u32 {
+        if self.codes_in_lanes(isa, m) { 16 } else { self.k_pack }
     }
     /// Bytes of a group, and of its codes.
     fn group_bytes(&self) -> (u64, u64) {
@@ -65,8 +76,10 @@ impl Microkernel<'_> {
         let panels = &kernel.panels;
         let group = self.coding.group().expect("codes");
         let (group_bytes, code_bytes) = self.group_bytes();
-        let steps = group / self.k_pack;
-        let step_bytes = u64::from(panels.nr) * 4;
+        let step_k = self.group_step(fb.isa(), walk.m);
+        let steps = group / step_k;
+        let packs = step_k / self.k_pack;
+        let step_bytes = u64::from(panels.nr * packs) * 4;
         let streams = self.streams(walk);
         let vectors = self.vectors(walk, lanes);
         let n = vectors.len();
@@ -77,6 +90,7 @@ impl Microkernel<'_> {
         let count = fb.stack(8, 8);
         fb.store(fb.int(steps.into()), count, 8);
         let step_count = fb.load_again(Ty::I64, count, 8);
+        let ints = Ty::vec(Elem::I32, lanes);
         let on_stack = sums_on_stack(fb.isa(), walk.m);
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
@@ -95,15 +109,16 @@ impl Microkernel<'_> {
             let a = fb.index(at.a, i, Quantise::record(group).into());
             let here = fb.mul_int(i, group_bytes as i64);
             let w = fb.offset(at.w, here);
-            let bias: Vec<_> = (0..walk.m).map(|r| words_of(a, r, group + 4)).collect();
+            let bias: Vec<_> =
+                (0..walk.m).map(|r| if self.coding.offset(self.dtype) == 0 { fb.zero(ints) } else { words_of(a, r, group + 4) }).collect();
             let begin: Vec<_> = (0..walk.m as usize * n).map(|e| bias[e / n]).collect();
             let keep = keep.map(|keep| Keep { to: fb.index(keep.to, i, unpacked_group(panels, group)), ..keep });
             let sums = fb.loop_(fb.int(0), step_count, 1, &begin, |step, sums| {
                 let mut sums = sums.to_vec();
-                let a = fb.offset(a, fb.mul_int(step, self.k_pack.into()));
+                let a = fb.offset(a, fb.mul_int(step, step_k.into()));
                 let bytes = fb.mul_int(step, step_bytes as i64);
                 match feed {
-                    Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, 1)),
+                    Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, packs.into())),
                     Feed::Ahead { at, step: each, stream } => {
                         let part = fb.lshr(each, steps.trailing_zeros());
                         let number = fb.add(fb.mul_int(i, steps.into()), step);
@@ -111,7 +126,20 @@ impl Microkernel<'_> {
                     }
                 }
                 let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
-                self.dots(fb, walk, &mut sums, (fb.offset(w, bytes), keep), &vectors, |r, half| words_of(a, r, half * 4));
+                // Of a row: sixteen codes in a register, or four in each lane.
+                let in_lanes: Vec<_> = match self.codes_in_lanes(fb.isa(), walk.m) {
+                    true => (0..walk.m).map(|r| fb.load(ints, row_at(a, r, 0), 4)).collect(),
+                    false => vec![],
+                };
+                for pack in 0..packs {
+                    let w = fb.offset_const(fb.offset(w, bytes), u64::from(pack * panels.nr) * 4);
+                    let first = pack * self.k_pack / 4;
+                    let keep = keep.map(|keep| Keep { to: fb.offset_const(keep.to, u64::from(pack * panels.nr) * 8), ..keep });
+                    self.dots(fb, walk, &mut sums, (w, keep), &vectors, |r, half| match in_lanes.get(r as usize) {
+                        Some(&words) => fb.shuffle(words, words, &vec![first + half; lanes as usize]),
+                        None => words_of(a, r, (first + half) * 4),
+                    });
+                }
                 sums
             });
             let scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {

@@ -77,7 +77,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
         (DType::F32 | DType::F16, Coding::Elements) => 1,
         (DType::Bf16, Coding::Elements) if kernel.compute == Compute::Bf16Mmla => mmla::K,
         (DType::Bf16, Coding::Elements) => 2,
-        (DType::U8, Coding::Int8 { group: 32 | 64 | 128 }) => 4,
+        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 }) => 4,
         (DType::U8, Coding::Int4 { group: 32 | 64 | 128 }) => 8,
         (dtype, coding) => {
             problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));
@@ -93,9 +93,10 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
     }
-    let has_dot = isa.int8_dot_intrinsic(isa.lanes).is_some();
+    let signed = matches!(panels.coding, Coding::Int8 { .. }).then(|| isa.code_type());
+    let has_dot = isa.int8_dot_intrinsic(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
     if kernel.compute == Compute::Int8Dot && (!has_dot || panels.coding == Coding::Elements || kernel.a.dtype != DType::U8) {
-        problems.push(format!("{name}: int8 dot of {} and {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
+        problems.push(format!("{name}: int8 dot of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
     if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));

@@ -89,7 +89,7 @@ impl Walk {
 
 /// Rows from which factors come from lanes. With fewer, memory limits the loop, not the broadcasts; and LLVM would load the weights of all
 /// k of a step at once, which do not fit the registers.
-const LANE_ROWS: u32 = 3;
+pub(super) const LANE_ROWS: u32 = 3;
 
 /// How the rows of a tile meet its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -242,7 +242,11 @@ impl<'a> Microkernel<'a> {
             Multiply::Broadcast => tile_fits(isa, m, vectors, self.held_weights(m, vectors).min(self.held_rows(m))),
             Multiply::Groups => {
                 let sets = if int_dot::sums_on_stack(isa, m) { 1 } else { 2 };
-                tile_fits(isa, m * sets, vectors, self.held_weights(m, vectors).min(self.held_rows(m)))
+                let held = match self.codes_in_lanes(isa, m) {
+                    true => m - 1 + self.held_weights(m, vectors),
+                    false => self.held_weights(m, vectors).min(self.held_rows(m)),
+                };
+                tile_fits(isa, m * sets, vectors, held)
             }
             Multiply::Lane => tile_fits(isa, m, vectors, self.held_lanes(m) + self.k_pack * vectors),
             Multiply::Blocks => mmla::fits(isa, m, vectors),
@@ -447,7 +451,10 @@ impl<'a> Microkernel<'a> {
     /// Code `k` of each column's four bytes as f32, times the column's scale where there is one. Exact: 4 + 11 bits.
     fn decode<'c>(&self, fb: &Fb<'_, 'c>, words: Value<'c>, k: u32, scale: Option<Value<'c>>) -> Value<'c> {
         let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), fb.lanes());
-        let offset = fb.f32s(-self.coding.offset() as f32, fb.lanes());
+        if self.dtype == DType::I8 {
+            return fb.int_to_float(fb.ashr(fb.shl(words, 24 - 8 * k), 24));
+        }
+        let offset = fb.f32s(-self.coding.offset(self.dtype) as f32, fb.lanes());
         let (shift, mask) = if self.k_pack == 8 { (8 * (k % 4) + 4 * (k / 4), 0xf) } else { (8 * k, 0xff) };
         let code = fb.int_to_float(fb.and(fb.lshr(words, shift), all(mask)));
         match scale {

@@ -7,7 +7,7 @@
 //! No fast-math flags anywhere: `a * b + c` is fused only by [`Fb::fma`], sums keep their order. Integers wrap.
 //! Methods take `&self`, so that closures of loops can use the builder that they are nested in.
 
-use crate::isa::Isa;
+use crate::isa::{Arch, Isa};
 use crate::program::DType;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
@@ -797,11 +797,16 @@ impl<'m, 'c> Fb<'m, 'c> {
         let pairs = Ty::vec(Elem::Bf16, 2 * lanes);
         self.intrinsic(name, acc.ty, &[acc, self.bitcast(a, pairs), self.bitcast(b, pairs)])
     }
-    /// int8 dot: `acc[i] + sum of unsigned[4i + j] * signed[4i + j]` per i32 lane, both as words of four codes, by the target's instruction.
-    /// Panics where the target has none, see `Isa::int8_dot_intrinsic`.
-    pub fn dot_int8(&self, acc: Value<'c>, unsigned: Value<'c>, signed: Value<'c>) -> Value<'c> {
-        let name = self.isa().int8_dot_intrinsic(acc.ty.lanes).expect("no int8 dot on this target");
-        self.intrinsic(name, acc.ty, &[acc, unsigned, signed])
+    /// int8 dot: `acc[i] + sum of weights[4i + j] * rows[4i + j]` per i32 lane, both as words of four codes, by the target's instruction. Rows are
+    /// signed, weights as `Isa::code_type` says. Panics where the target has none, see `Isa::int8_dot_intrinsic`.
+    pub fn dot_int8(&self, acc: Value<'c>, weights: Value<'c>, rows: Value<'c>) -> Value<'c> {
+        let lanes = acc.ty.lanes;
+        let name = self.isa().int8_dot_intrinsic(lanes).expect("no int8 dot on this target");
+        let codes = |words: Value<'c>| match self.isa().arch {
+            Arch::X86_64 => words,
+            Arch::Aarch64 => self.bitcast(words, Ty::vec(Elem::I8, 4 * lanes)),
+        };
+        self.intrinsic(name, acc.ty, &[acc, codes(weights), codes(rows)])
     }
     /// bf16 matrix product: `acc: [2 rows][2 columns]` plus `a: [2 rows][4 k]` times `b: [2 columns][4 k]` (Arm only).
     pub fn bfmmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {

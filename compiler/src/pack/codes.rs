@@ -16,12 +16,13 @@ pub(super) fn dtype(coding: Coding) -> Option<DType> {
     }
 }
 
-/// Fills the panels of one way in `out`, which holds `panels` of all ways and is zero so far. `block` holds exactly the [`rows`], `k` elements
+/// Fills the panels (stored as `stored`) of one way in `out`, which holds `panels` of all ways and is zero so far. `block` holds exactly the [`rows`], `k` elements
 /// each.
-pub(super) fn fill(p: &Panels, way: u32, panels: &Range<u64>, block: Vec<f32>, out: &mut [u8]) {
+pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, block: Vec<f32>, out: &mut [u8]) {
     let Some(dtype) = dtype(p.coding) else { return };
     let (k, nr, padded) = (p.k as usize, p.nr as usize, p.padded_k() as usize);
-    let panel_bytes = p.panel_bytes(Stored::U8) as usize;
+    let panel_bytes = p.panel_bytes(stored) as usize;
+    let offset = p.coding.offset(stored);
     let first = rows(p, 0, panels).start;
     let mut codes = vec![0i8; padded];
     for (i, panel) in panels.clone().enumerate() {
@@ -38,7 +39,7 @@ pub(super) fn fill(p: &Panels, way: u32, panels: &Range<u64>, block: Vec<f32>, o
                 _ => {
                     let scale = if row.is_empty() { 0.0 } else { quantise_group(dtype, row, &mut codes[..k]) };
                     for (word, codes) in codes.as_chunks::<4>().0.iter().enumerate() {
-                        out[(word * nr + c) * 4..][..4].copy_from_slice(&codes.map(|code| (i32::from(code) + 128) as u8));
+                        out[(word * nr + c) * 4..][..4].copy_from_slice(&codes.map(|code| (i32::from(code) + offset) as u8));
                     }
                     out[padded * nr + c * 4..][..4].copy_from_slice(&scale.to_le_bytes());
                 }

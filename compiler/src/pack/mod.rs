@@ -188,7 +188,7 @@ fn evaluate(
                 let rows = panels::rows(&p, way, &item.units);
                 let mut block = vec![0; ((rows.end - rows.start) * view.row_bytes()) as usize];
                 view.block(rows, 0..view.cols(), &mut block, tensors, &mut seen)?;
-                codes::fill(&p, way, &item.units, convert::to_f32(view.dtype(), &block), &mut bytes);
+                codes::fill(&p, job.dtype, way, &item.units, convert::to_f32(view.dtype(), &block), &mut bytes);
             }
         }
         Layout::Panels(p) => {
@@ -255,7 +255,10 @@ fn coded(job: &PackJob, p: &Panels, tensors: &dyn Tensors) -> Result<View, Error
     if !view.dtype().is_float() || view.shape() != job.shape || (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.is_empty() {
         return bug(format!("[{}, {}] of {} does not fit {p:?}", view.rows(), view.cols(), view.dtype()));
     }
-    if codes::dtype(p.coding) != Some(dtype) || job.dtype != program::DType::U8 || p.bytes(job.dtype) != job.bytes {
+    if codes::dtype(p.coding) != Some(dtype)
+        || !matches!(job.dtype, program::DType::U8 | program::DType::I8)
+        || p.bytes(job.dtype) != job.bytes
+    {
         return bug(format!("{dtype} as {:?} in {} bytes", p.coding, job.bytes));
     }
     Ok(view)

@@ -7,6 +7,7 @@
 
 use super::kernel::KernelBuilder;
 use crate::passes::quantise;
+use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{
     BinaryOp, BufferId, CmpOp, Coding, DType, Expr, ExprId, Layout, Operand, Panels, Place, ReduceOp, Table, UnaryOp, WeightId,
 };
@@ -100,6 +101,8 @@ pub trait WeightSource {
     fn weight(&mut self, params: &[ParamId], layout: Layout) -> WeightId;
     /// Layout in which lookups read a parameter (panels where a matmul reads it too).
     fn lookup_layout(&self, param: ParamId) -> Layout;
+    /// Storage type of a weight of a graph type, see [`weight_storage`].
+    fn storage(&self, dtype: g::DType) -> Option<DType>;
 }
 
 /// Storage type of a graph type; `None` for types that are never stored.
@@ -115,9 +118,13 @@ pub fn storage(dtype: g::DType) -> Option<DType> {
     })
 }
 
-/// Storage type of a weight; `u8` where it is coded.
-pub fn weight_storage(dtype: g::DType) -> Option<DType> {
-    if dtype.is_quantised() { Some(DType::U8) } else { storage(dtype) }
+/// Storage type of a weight: of codes what the CPU multiplies, of four bits a byte of two.
+pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
+    match dtype {
+        g::DType::Q8(_) => Some(isa.code_type()),
+        g::DType::Q4(_) => Some(DType::U8),
+        _ => storage(dtype),
+    }
 }
 
 /// Panels of `nr` columns (and packs of `k_pack` k, if not coded) of a weight's type: `groups` of `group_cols` columns, `ways` of them
@@ -374,12 +381,12 @@ impl<'m> Frame<'m> {
         let ty = &self.module.params[p.index()].ty;
         let layout = ws.lookup_layout(p);
         let weight = ws.weight(&self.params[&p], layout);
+        let dtype = ws.storage(ty.dtype).unwrap_or(DType::F32);
         let index = match layout {
             Layout::Plain => linear(k, &ty.shape, idx),
-            Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(k, weight, &panels, idx[0], idx[1]),
+            Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(k, (weight, dtype), &panels, idx[0], idx[1]),
             Layout::Panels(panels) => panel_index(k, &panels, idx[0], idx[1]),
         };
-        let dtype = storage(ty.dtype).unwrap_or(DType::F32);
         k.load(Place::Weight(weight), dtype, index)
     }
 
@@ -622,9 +629,9 @@ fn panel_of(k: &mut KernelBuilder, p: &Panels, row: ExprId) -> (ExprId, ExprId) 
 }
 
 /// `w[row, col]` of coded panels: `(code - offset) * scale`.
-fn coded(k: &mut KernelBuilder, weight: WeightId, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Panels, row: ExprId, col: ExprId) -> ExprId {
     let (panel, lane) = panel_of(k, p, row);
-    let panel = k.mul_int(panel, p.panel_bytes(DType::U8) as i64);
+    let panel = k.mul_int(panel, p.panel_bytes(dtype) as i64);
     let sum = |k: &mut KernelBuilder, terms: &[(ExprId, i64)]| {
         terms.iter().fold(panel, |sum, (e, factor)| {
             let term = k.mul_int(*e, *factor);
@@ -640,7 +647,7 @@ fn coded(k: &mut KernelBuilder, weight: WeightId, p: &Panels, row: ExprId, col: 
             let (word, nibble) = k.div_rem(inside, 8);
             let (high, byte) = k.div_rem(nibble, 4);
             let at = sum(k, &[(group_number, bytes), (word, nr * 4), (lane, 4), (byte, 1)]);
-            let both = k.load(Place::Weight(weight), DType::U8, at);
+            let both = k.load(Place::Weight(weight), dtype, at);
             let (upper, lower) = k.div_rem(both, 16);
             let zero = k.int(0);
             let is_high = k.exprs.add(Expr::Cmp(CmpOp::Gt, high, zero));
@@ -652,14 +659,14 @@ fn coded(k: &mut KernelBuilder, weight: WeightId, p: &Panels, row: ExprId, col: 
         _ => {
             let (word, byte) = k.div_rem(col, 4);
             let at = sum(k, &[(word, nr * 4), (lane, 4), (byte, 1)]);
-            let code = k.load(Place::Weight(weight), DType::U8, at);
+            let code = k.load(Place::Weight(weight), dtype, at);
             let at = sum(k, &[(one, i64::from(p.padded_k()) * nr), (lane, 4)]);
             let (at, _) = k.div_rem(at, 4);
             (code, k.load(Place::Weight(weight), DType::F32, at))
         }
     };
     let code = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, code));
-    let offset = k.exprs.float(p.coding.offset() as f32);
+    let offset = k.exprs.float(p.coding.offset(dtype) as f32);
     let code = k.exprs.add(Expr::Binary(BinaryOp::Sub, code, offset));
     k.exprs.add(Expr::Binary(BinaryOp::Mul, code, scale))
 }

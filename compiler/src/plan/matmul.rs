@@ -5,7 +5,7 @@
 //! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
 
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, panels, storage, weight_storage};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, panels, storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
@@ -37,8 +37,7 @@ impl Plan<'_> {
         let out_cols = self.row_width(frame, chain.end);
         let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
         let group_cols = head_dim.unwrap_or(n / chain.ways);
-        let dtype =
-            weight_storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
+        let dtype = self.storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
         // Codes of rows are made from floats: by each thread where rows are few, else in a region of their own.
         let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
         let (compute, k_pack) = match coded {
@@ -84,7 +83,7 @@ impl Plan<'_> {
             }
         };
         let (a, a_stride, quantise) = match coded {
-            Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels), few)?,
+            Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels, dtype), few)?,
             _ => (a, a_stride, None),
         };
         // Epilogue.
@@ -121,13 +120,13 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Records of the codes `x` of the rows `(a, a_stride)`: private to each thread where rows are few, else stored by a region of its own.
+    /// Records of the codes `x` of the rows `(a, a_stride)`, for panels stored as `weight`: private to each thread where rows are few, else stored by a region of its own.
     fn codes(
         &mut self,
         frame: &mut Frame<'_>,
         x: ValueId,
         (a, x_stride): (Operand, u32),
-        (rows, panels): (Dim, &Panels),
+        (rows, panels, weight): (Dim, &Panels, DType),
         private: bool,
     ) -> Result<(Operand, u32, Option<Quantise>), PlanError> {
         let group = panels.coding.group().ok_or_else(|| PlanError::Internal("codes of rows for a weight without codes".into()))?;
@@ -149,7 +148,7 @@ impl Plan<'_> {
             Place::Buffer(id)
         };
         let out = Operand { place: out, dtype: DType::U8 };
-        let code_offset = panels.coding.offset();
+        let code_offset = panels.coding.offset(weight);
         let kernel = Quantise {
             rows: self.extent(frame, rows)?,
             x: a,

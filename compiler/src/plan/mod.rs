@@ -164,6 +164,9 @@ impl WeightSource for Plan<'_> {
     fn lookup_layout(&self, param: ParamId) -> Layout {
         self.panels_of.get(&param).map_or(Layout::Plain, |p| Layout::Panels(*p))
     }
+    fn storage(&self, dtype: rcompile_graph::DType) -> Option<DType> {
+        lower::weight_storage(self.cx.isa, dtype)
+    }
 }
 
 /// Plans one bucket.
@@ -251,10 +254,11 @@ impl Plan<'_> {
     /// Gives every weight its offsets: tensors of a layer lie together, layers in order.
     fn place_weights(&mut self, module: &Module, table: &mut WeightTable) {
         let mut offsets: Vec<Vec<u64>> = self.weight_keys.iter().map(|((params, _), _)| vec![0; params.len()]).collect();
+        let isa = self.cx.isa;
         let place = |table: &mut WeightTable, param: ParamId, layout: Layout| {
             let p = &module.params[param.index()];
             let shape: Vec<u64> = p.ty.shape.iter().filter_map(|d| d.constant()).collect();
-            table.place(&p.name, &p.recipe, lower::weight_storage(p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
+            table.place(&p.name, &p.recipe, lower::weight_storage(isa, p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
         };
         let mut done = 0;
         for (i, ((params, layout), group)) in self.weight_keys.iter().enumerate() {
@@ -277,7 +281,7 @@ impl Plan<'_> {
         for (((params, layout), _), offsets) in self.weight_keys.iter().zip(offsets) {
             let p = &module.params[params[0].index()];
             let name = if params.len() > 1 { p.name.replacen(".0.", ".*.", usize::MAX) } else { p.name.clone() };
-            let dtype = lower::weight_storage(p.ty.dtype).unwrap_or(DType::F32);
+            let dtype = lower::weight_storage(isa, p.ty.dtype).unwrap_or(DType::F32);
             self.program.weights.push(Weight { name, dtype, layout: *layout, offsets });
         }
     }
