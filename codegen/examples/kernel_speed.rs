@@ -28,10 +28,11 @@ fn main() {
         types.push(elements(DType::Bf16, Compute::Bf16Dot));
     }
     for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 64 }, Coding::Int4 { group: 128 }] {
+        let dtype = if matches!(coding, Coding::Int8 { .. }) { isa.code_type() } else { DType::U8 };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
-            types.push((DType::U8, Compute::Int8Dot, coding));
+            types.push((dtype, Compute::Int8Dot, coding));
         }
-        types.push((DType::U8, Compute::F32, coding));
+        types.push((dtype, Compute::F32, coding));
     }
     // `WEIGHTS=int4`: these only.
     let only = std::env::var("WEIGHTS").unwrap_or_default();

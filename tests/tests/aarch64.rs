@@ -3,7 +3,8 @@
 //! `neoverse-v1` runs all of them; `neoverse-n1`, `neoverse-v2` and `generic` one model per family, and all with `RCOMPILE_TEST_ALL=1`
 //! (`./x test --all`). qemu has no model of V1 and V2: `max` has their features, with the length of SVE vectors as an option.
 
-use rcompile_graph::DType;
+use rcompile::passes::quantise::Quantisation;
+use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{self, bits};
 use rcompile_tests::instructions::count;
 use rcompile_tests::toy::Toy;
@@ -103,6 +104,42 @@ fn bits_do_not_depend_on_rows_buckets_and_threads() {
                         let found = bits(&wide.logits(&tokens[..len], &["-t", threads]));
                         assert!(found == alone, "{cpu}, {compute}, {len} rows, {threads} threads: not the bits of bucket 1");
                     }
+                }
+            }
+        }
+    }
+}
+
+/// Quantised weights: the interpreter's logits of the same graph, and the same bits for every number of rows, threads and buckets.
+/// `neoverse-n1` and `neoverse-v1` multiply codes, `generic` makes f32 of them.
+#[test]
+fn quantised_weights() {
+    // Inner dimensions with whole groups, partial ones, and several blocks of k.
+    let deep = Toy { vocab: 64, hidden: 96, heads: 3, kv_heads: 1, intermediate: 2200, layers: 1 };
+    let models = [("toy", Toy::SMALL), ("toy-deep-codes", deep)].map(|(name, toy)| model_dir(name, |dir| toy.write(dir)));
+    let int8 = Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), keep: vec![] };
+    let int4 = |group| Quantisation { body: Some(DType::Q4(group)), ..int8.clone() };
+    let tokens: Vec<u32> = (0..29).map(|i| 3 + i * 7 % 60).collect();
+    for (cpu, compute, gate) in
+        [("neoverse-n1", DType::I8, tol::INT8), ("neoverse-v1", DType::I8, tol::INT8), ("generic", DType::F32, tol::F32)]
+    {
+        let Some(machine) = machine(cpu) else { return };
+        let options = [("int8", int8.clone()), ("int4", int4(Group::G32)), ("int4 --group-size 64", int4(Group::G64))];
+        for (model, (option, quantisation)) in models.iter().flat_map(|m| options.iter().map(move |o| (m, o))) {
+            let what = format!("{cpu}, {option}, {}", model.display());
+            let build =
+                |buckets: &str| machine.build(model, &format!("--no-tokenizer --kv-dtype f32 --quantize {option} --buckets {buckets}"));
+            let (one, wide) = (build("1"), build("1,8"));
+            assert_eq!(wide.json(["info"])["compute"], if compute == DType::I8 { "int8" } else { "f32" }, "{what}");
+            let reference = Reference::quantised(model, compute, DType::F32, quantisation);
+            for len in [5, 29] {
+                let found = one.logits(&tokens[..len], &["-t", "1"]);
+                let wide_logits: Vec<f64> = found.iter().map(|x| f64::from(*x)).collect();
+                let d = checks::check(&what, gate, &wide_logits, &reference.runner().logits(&tokens[..len]));
+                println!("{what}, {len} rows: {d}");
+                for threads in ["1", "2"] {
+                    let other = wide.logits(&tokens[..len], &["-t", threads]);
+                    assert!(bits(&other) == bits(&found), "{what}, {len} rows, {threads} threads: not the bits of bucket 1");
                 }
             }
         }
