@@ -193,12 +193,9 @@ fn not_supported() {
     // A model that is fine, asked for what does not exist yet.
     let case = Case::new("llama-gqa-tied");
     for (flags, name) in [
-        (&["--quantize", "int4"][..], "--quantize"),
-        (&["--group-size", "32"], "--group-size"),
-        (&["--keep", "lm_head=f32"], "--keep"),
-        (&["--calibrate", "x"], "--calibrate"),
+        (&["--calibrate", "x"][..], "--calibrate"),
         (&["--kv-dtype", "int8"], "--kv-dtype"),
-        (&["--compute", "int8"], "--compute"),
+        (&["--quantize", "int8", "--compute", "int8"], "--compute int8"),
         (&["--link", "dynamic"], "--link"),
         (&["--task", "classify"], "--task"),
         (&["--task", "embed"], "--task"),
@@ -217,6 +214,9 @@ fn wrong_command_lines() {
     let case = Case::new("llama-gqa-tied");
     for flags in [
         &["--buckets", "0"][..],
+        &["--compute", "int8"],
+        &["--group-size", "32"],
+        &["--keep", "lm_head=f32"],
         &["--buckets", "8-4+1"],
         &["--ctx-size", "0"],
         &["--jobs", "0"],

@@ -3,7 +3,8 @@
 //! In: a file with a module in text form and directives in comments. Out: nothing, or what does not hold, with the text that was found.
 //!
 //! ```text
-//! // test: pass=fuse-rms-norm                       run this pass (several, in order, with commas); `compute=bf16` for compute-dtype
+//! // test: pass=fuse-rms-norm                       run this pass (several, in order, with commas); `compute=bf16` (int8) for compute-dtype,
+//!                                                `quantise=q4g32 head=q8` for quantise
 //! // test: plan bucket=1                            run all passes, plan for x86-64-v4 with `T` bounded by 1
 //! // check: %y = rms_norm %x, @norm.weight {eps=1e-5}   a line has this text; several checks match lines in order
 //! // not: rsqrt                                     no line has it
@@ -14,6 +15,7 @@
 //! A line that starts with `// ---` begins another test in the same file. A `%name` in a pattern stands for any value, the same at each place. In a checked graph, parameters and constants are written where
 //! they are used: `mul %x, @w`, `add %m, 1e-5`. Spaces match any run of spaces, `..` any text within the line.
 
+use rcompile::passes::quantise::Quantisation;
 use rcompile::passes::{Pass, PassCx};
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PlanCx, Planned, WeightTable, plan};
@@ -25,11 +27,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 /// Allowed difference of an output, relative to the largest element of its row (or absolute, where the row is smaller than 1).
-pub const TOLERANCES: [(&str, f64, &str); 4] = [
+pub const TOLERANCES: [(&str, f64, &str); 5] = [
     ("exact", 0.0, "the same roundings in the same order"),
     ("rms_norm", 4e-7, "the fused op rounds once, the raw form after each of six steps of f32"),
     ("layer_norm", 1e-6, "the same with ten steps, and a difference of near values"),
     ("bf16", 2e-2, "matmul inputs are rounded to 8 bits"),
+    ("int8", 5e-2, "weights, and perhaps matmul inputs, are rounded to 127 steps of the largest"),
 ];
 
 /// Bound of `T` in `tests/program` when the directive names none.
@@ -145,7 +148,11 @@ pub fn pass(name: &str) -> Result<Pass, String> {
 
 /// Runs passes in order, verifying after each. Out: did any change something, and the notes.
 pub fn run_passes(module: &mut Module, passes: &[Pass], compute: DType) -> Result<(bool, Vec<String>), String> {
-    let mut cx = PassCx { compute: Some(compute), ..PassCx::default() };
+    run_passes_in(module, passes, PassCx { compute: Some(compute), ..PassCx::default() })
+}
+
+/// The same with everything that passes may ask.
+pub fn run_passes_in(module: &mut Module, passes: &[Pass], mut cx: PassCx) -> Result<(bool, Vec<String>), String> {
     let mut changed = false;
     for pass in passes {
         let before = print(module);
@@ -229,6 +236,7 @@ pub fn check_text(text: &str) -> Result<(), String> {
     }
     let compute = match option(test, "compute") {
         Some("bf16") => DType::BF16,
+        Some("int8") => DType::I8,
         _ => DType::F32,
     };
     if option(test, "plan").is_some() {
@@ -237,7 +245,12 @@ pub fn check_text(text: &str) -> Result<(), String> {
     let names = option(test, "pass").ok_or("`// test:` names neither a pass nor `plan`")?;
     let passes = names.split(',').map(pass).collect::<Result<Vec<Pass>, _>>()?;
     let before = module.clone();
-    let (changed, notes) = run_passes(&mut module, &passes, compute)?;
+    let code = |name: &str| match option(test, name) {
+        Some(name) => DType::QUANTISED.into_iter().find(|d| d.name() == name).map(Some).ok_or_else(|| format!("no quantised type {name}")),
+        None => Ok(None),
+    };
+    let quantisation = Quantisation { body: code("quantise")?, head: code("head")?, keep: vec![] };
+    let (changed, notes) = run_passes_in(&mut module, &passes, PassCx { compute: Some(compute), quantisation, ..PassCx::default() })?;
     let after = print(&module);
     if let Some(expected) = directives.one("changed")
         && (expected == "yes") != changed
