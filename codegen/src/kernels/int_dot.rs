@@ -204,15 +204,7 @@ impl Microkernel<'_> {
             let low = fb.splat(fb.int_of(Elem::I32, 0x0f0f_0f0f), fb.lanes());
             vec![fb.and(words, low), fb.and(fb.lshr(words, 4), low)]
         };
-        if keep.is_none() && walk.holds_rows(self) {
-            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..halves).map(|half| row(r, half)).collect()).collect();
-            for c in 0..n {
-                for (half, w) in codes(c).into_iter().enumerate() {
-                    rows.iter().enumerate().for_each(|(r, x)| sums[r * n + c] = fb.dot_int8(sums[r * n + c], w, x[half]));
-                }
-            }
-            return;
-        }
+        // All columns first, also of a single row: LLVM takes their codes when it needs them. Rows first were 3 % slower in decoding.
         let columns: Vec<_> = (0..n).map(codes).collect();
         if let Some(keep) = keep {
             for half in 0..halves {

@@ -81,7 +81,7 @@ impl Walk {
 
 impl Walk {
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
-    pub fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
+    fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
         let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
         micro.multiply == Multiply::Broadcast && micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
     }
