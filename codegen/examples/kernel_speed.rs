@@ -1,7 +1,8 @@
 //! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
-//! shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
+//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `WIDEN`, `NEAR`, `PAD` and `ROWS` are for trials. Integer dots are
+//! measured against four times the FMA peak; shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
 
 #[path = "../tests/kernel_harness/mod.rs"]
 mod kernel_harness;

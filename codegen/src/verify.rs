@@ -344,13 +344,10 @@ impl<'a> Verifier<'a> {
         let p = self.program;
         let len = match &o.place {
             Place::Buffer(id) => p.buffers.get(id.index()).map(|b| i64::from(b.rows) * i64::from(b.stride)),
-            Place::Weight(id) => match p.weights.get(id.index()).map(|w| w.layout) {
-                Some(Layout::Panels(panels)) => {
-                    let stored = p.weights.iter().find(|w| w.layout == Layout::Panels(panels)).map_or(o.dtype, |w| w.dtype);
-                    Some((panels.bytes(stored) / o.dtype.size()) as i64)
-                }
-                _ => None,
-            },
+            Place::Weight(id) => p.weights.get(id.index()).and_then(|w| match w.layout {
+                Layout::Panels(panels) => Some((panels.bytes(w.dtype) / o.dtype.size()) as i64),
+                Layout::Plain => None,
+            }),
             Place::Private(offset) => Some((p.private_bytes.saturating_sub(*offset) / o.dtype.size()) as i64),
             _ => None,
         };

@@ -8,6 +8,7 @@ use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, to_bf16, to_f
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
+use rcompile_graph::quant::quantise_group;
 
 /// Epilogues under test.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -425,8 +426,9 @@ fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: us
 
 /// What the codes of a group stand for.
 fn to_codes(group: &mut [f32]) {
-    let largest = group.iter().fold(0f32, |m, v| m.max(v.abs()));
-    group.iter_mut().for_each(|v| *v = (*v * (127.0 / largest)).round_ties_even() * (largest / 127.0));
+    let mut codes = vec![0; group.len()];
+    let scale = quantise_group(rcompile_graph::DType::Q8(rcompile_graph::Group::Row), group, &mut codes);
+    group.iter_mut().zip(codes).for_each(|(v, code)| *v = f32::from(code) * scale);
 }
 
 /// As what codes are stored.

@@ -20,7 +20,7 @@ use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
 use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace};
-use crate::passes::quantise::Quantisation;
+use crate::passes::quantise::{Keep, Quantisation};
 use crate::passes::*;
 use crate::plan::{self, PackJob, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
@@ -394,7 +394,8 @@ impl Settings {
             WeightType::Bf16 => Some(DType::BF16),
         };
         let stored = weight_dtype.unwrap_or_else(|| main_type(model));
-        let quantisation = o.quantize.plan();
+        let plan = o.quantize.plan();
+        let quantisation = Quantisation { keep: kept(&plan.keep, model)?, ..plan };
         let has_int8 = isa.int8_dot_intrinsic(isa.lanes).is_some();
         let compute = match o.compute {
             // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
@@ -442,6 +443,26 @@ impl Settings {
         }
         Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, ctx_size, slots })
     }
+}
+
+/// `--keep` by the graph's names of tensors: patterns are of the checkpoint's.
+fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
+    let mut kept = Vec::new();
+    for keep in patterns {
+        let named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
+        let before = kept.len();
+        kept.extend(named.map(|t| Keep { pattern: t.name.clone(), dtype: keep.dtype }));
+        if kept.len() == before {
+            let pattern = rcompile_models::error::escape(&keep.pattern);
+            return Err(Error::Usage {
+                what: format!(
+                    "--keep {pattern}: expected the name of a tensor of the checkpoint, or a pattern of names, found none that it matches"
+                ),
+                help: Some("a pattern stands for the whole name: '*.down_proj.weight'".into()),
+            });
+        }
+    }
+    Ok(kept)
 }
 
 /// The type of most elements of the checkpoint.

@@ -209,6 +209,28 @@ fn not_supported() {
     refused(&case, &case.build(&[NO_TOKENIZER, &["--tuning", "/nowhere/tuning.json"]].concat()), 3, &["/nowhere/tuning.json"]);
 }
 
+/// `--keep` speaks of the checkpoint's names, not of those that the graph gives them.
+#[test]
+fn keep_by_names_of_the_checkpoint() {
+    let case = Case::new("gpt2-gelu");
+    case.header(|h| {
+        let names: Vec<String> = h.keys().cloned().collect();
+        for name in names {
+            if let (Some(bare), Some(tensor)) = (name.strip_prefix("transformer."), h.get(&name).cloned()) {
+                h.insert(bare.to_string(), tensor);
+                h.remove(&name);
+            }
+        }
+    });
+    let build =
+        |pattern: &str| case.build(&[NO_TOKENIZER, &["--quantize", "int8", "--keep", pattern, "--stop-after", "quantise"]].concat());
+    let kept = build("h.?.mlp.c_fc.weight=auto");
+    let graph = String::from_utf8(kept.stdout).expect("text");
+    assert_eq!(kept.status.code(), Some(0), "{}", String::from_utf8_lossy(&kept.stderr));
+    assert!(graph.contains("c_proj.weight.t.q8 ") && !graph.contains("c_fc.weight.t.q8 "), "{graph}");
+    refused(&case, &build("transformer.h.0.mlp.c_fc.weight=auto"), 2, &["--keep", "transformer.h.0.mlp.c_fc.weight"]);
+}
+
 #[test]
 fn wrong_command_lines() {
     let case = Case::new("llama-gqa-tied");

@@ -5,7 +5,7 @@
 
 use rcompile_graph::DType;
 use rcompile_tests::checks::{self, PLACES, POOLED, VECTORS, cases, check};
-use rcompile_tests::{Machine, Reference, argmax, difference, faults, golden, ids, numbers, read_json, reference_json, tol};
+use rcompile_tests::{Machine, Reference, argmax, build, difference, faults, golden, ids, numbers, read_json, reference_json, tol};
 use std::path::Path;
 
 /// One test per model and kind of check, so that they run side by side and fail one by one.
@@ -50,6 +50,18 @@ golden! {
     qwen2_window: "qwen2-window",
     qwen3: "qwen3",
     qwen3_gqa: "qwen3-gqa",
+}
+
+/// bf16 inputs where the CPU has no bf16 dot: values are rounded all the same, the attention's output too.
+#[test]
+fn bf16_without_a_dot() {
+    let dir = golden("llama-linear");
+    let exe = build(&dir, "--no-tokenizer --compute bf16 --cpu x86-64-v4 --buckets 1,64");
+    let reference = Reference::open(&dir, DType::BF16);
+    for case in cases(&dir) {
+        let found: Vec<f64> = exe.logits(&case.tokens, &[]).into_iter().map(f64::from).collect();
+        check("llama-linear, x86-64-v4", tol::BF16, &found, &reference.runner().logits(&case.tokens));
+    }
 }
 
 fn interpreter_agrees(name: &str) {
