@@ -316,7 +316,7 @@ impl Quantize {
         };
         let body = dtype(self.quantize);
         let head = self.quantize_head.unwrap_or(if body.is_some() { CodeType::Int8 } else { CodeType::None });
-        Quantisation { body, head: dtype(head), keep: self.keep.clone() }
+        Quantisation { body, head: dtype(head), keep: self.keep.clone(), calibrated: false }
     }
 }
 

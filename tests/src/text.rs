@@ -249,7 +249,7 @@ pub fn check_text(text: &str) -> Result<(), String> {
         Some(name) => DType::QUANTISED.into_iter().find(|d| d.name() == name).map(Some).ok_or_else(|| format!("no quantised type {name}")),
         None => Ok(None),
     };
-    let quantisation = Quantisation { body: code("quantise")?, head: code("head")?, keep: vec![] };
+    let quantisation = Quantisation { body: code("quantise")?, head: code("head")?, ..Quantisation::default() };
     let (changed, notes) = run_passes_in(&mut module, &passes, PassCx { compute: Some(compute), quantisation, ..PassCx::default() })?;
     let after = print(&module);
     if let Some(expected) = directives.one("changed")

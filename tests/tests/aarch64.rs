@@ -117,7 +117,7 @@ fn quantised_weights() {
     // Inner dimensions with whole groups, partial ones, and several blocks of k.
     let deep = Toy { vocab: 64, hidden: 96, heads: 3, kv_heads: 1, intermediate: 2200, layers: 1 };
     let models = [("toy", Toy::SMALL), ("toy-deep-codes", deep)].map(|(name, toy)| model_dir(name, |dir| toy.write(dir)));
-    let int8 = Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), keep: vec![] };
+    let int8 = Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), ..Quantisation::default() };
     let int4 = |group| Quantisation { body: Some(DType::Q4(group)), ..int8.clone() };
     let tokens: Vec<u32> = (0..29).map(|i| 3 + i * 7 % 60).collect();
     for (cpu, compute, gate) in

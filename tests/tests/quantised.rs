@@ -10,7 +10,7 @@ use std::path::Path;
 const BASE: &str = "--no-tokenizer --kv-dtype f32 --buckets 1,8,64";
 
 fn int8() -> Quantisation {
-    Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), keep: vec![] }
+    Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), ..Quantisation::default() }
 }
 
 fn int4(group: Group) -> Quantisation {

@@ -55,29 +55,47 @@ fn nearest(x: f32) -> f32 {
     (x + SHIFT) - SHIFT
 }
 
-/// Codes and scale of one group; `codes` has the length of `x`. `dtype` is one of the quantised types.
-pub fn quantise_group(dtype: DType, x: &[f32], codes: &mut [i8]) -> f32 {
-    // The magnitudes' bits order like integers, which needs no branches; NaN is above all.
-    let largest = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
-    let magnitude = f32::from_bits(largest);
-    if magnitude < TINY {
-        codes.fill(0);
-        return 0.0;
-    }
-    match dtype {
-        DType::Q4(_) => {
+/// How the elements of a group become codes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// What a code is multiplied by.
+    pub scale: f32,
+    inverse: f32,
+    least: f32,
+    most: f32,
+}
+
+impl Step {
+    /// The step of a group of this type with elements `x`.
+    pub fn of(dtype: DType, x: &[f32]) -> Step {
+        // The magnitudes' bits order like integers, which needs no branches; NaN is above all.
+        let largest = x.iter().fold(0u32, |m, v| m.max(v.to_bits() & 0x7fff_ffff));
+        let magnitude = f32::from_bits(largest);
+        let four = matches!(dtype, DType::Q4(_));
+        let (least, most) = if four { (-8.0, 7.0) } else { (-127.0, 127.0) };
+        if magnitude < TINY {
+            return Step { scale: 0.0, inverse: 0.0, least, most };
+        }
+        if four {
             let at = x.iter().position(|v| v.to_bits() & 0x7fff_ffff == largest).unwrap_or(0);
             let scale = round(DType::F16, f64::from(x[at] / -8.0)) as f32;
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-            codes.iter_mut().zip(x).for_each(|(c, v)| *c = nearest((v * inverse).clamp(-8.0, 7.0)) as i8);
-            scale
-        }
-        _ => {
-            let inverse = 127.0 / magnitude;
-            codes.iter_mut().zip(x).for_each(|(c, v)| *c = nearest(v * inverse) as i8);
-            magnitude / 127.0
+            Step { scale, inverse, least, most }
+        } else {
+            Step { scale: magnitude / 127.0, inverse: 127.0 / magnitude, least, most }
         }
     }
+    /// The code of an element; one outside of the group's range gets the nearest that there is.
+    pub fn code(&self, x: f32) -> i8 {
+        nearest((x * self.inverse).clamp(self.least, self.most)) as i8
+    }
+}
+
+/// Codes and scale of one group; `codes` has the length of `x`. `dtype` is one of the quantised types.
+pub fn quantise_group(dtype: DType, x: &[f32], codes: &mut [i8]) -> f32 {
+    let step = Step::of(dtype, x);
+    codes.iter_mut().zip(x).for_each(|(c, v)| *c = step.code(*v));
+    step.scale
 }
 
 /// The group of a quantised type.
@@ -88,20 +106,51 @@ pub fn group_of(dtype: DType) -> Option<Group> {
     }
 }
 
+/// Rows of a quantised matrix.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Coded {
+    /// One of the quantised types.
+    pub dtype: DType,
+    /// Elements of a row.
+    pub width: usize,
+    /// `[rows][width]`.
+    pub codes: Vec<i8>,
+    /// `[rows][groups]`.
+    pub scales: Vec<f32>,
+}
+
+impl Coded {
+    /// Rows of `width` floats rounded to nearest.
+    pub fn quantise(dtype: DType, x: &[f32], width: usize) -> Coded {
+        let width = width.max(1);
+        let group = group_of(dtype).map_or(width, |g| g.len(width));
+        let mut codes = vec![0; x.len()];
+        let rows = x.chunks(width).zip(codes.chunks_mut(width));
+        let groups = rows.flat_map(|(x, codes)| x.chunks(group).zip(codes.chunks_mut(group)));
+        let scales = groups.map(|(x, codes)| quantise_group(dtype, x, codes)).collect();
+        Coded { dtype, width, codes, scales }
+    }
+    /// Elements of a group; the last one of a row may be shorter.
+    pub fn group(&self) -> usize {
+        group_of(self.dtype).map_or(self.width, |g| g.len(self.width)).max(1)
+    }
+    /// Groups of a row.
+    pub fn groups(&self) -> usize {
+        self.width.div_ceil(self.group())
+    }
+    /// What the elements stand for, exactly.
+    pub fn values(&self) -> Vec<f64> {
+        let rows = self.codes.chunks(self.width.max(1)).zip(self.scales.chunks(self.groups().max(1)));
+        let groups = rows.flat_map(|(codes, scales)| codes.chunks(self.group()).zip(scales));
+        groups.flat_map(|(codes, scale)| codes.iter().map(|c| f64::from(*c) * f64::from(*scale))).collect()
+    }
+}
+
 /// `x` (of a float type, its last axis the rows) converted to a quantised type.
 pub fn quantise(dtype: DType, x: &Tensor) -> Vec<f64> {
-    let width = x.shape.last().copied().unwrap_or(1).max(1);
-    let group = group_of(dtype).map_or(width, |g| g.len(width));
-    let mut out = Vec::with_capacity(x.data.len());
-    let mut codes = vec![0; group];
-    for part in x.data.chunks(width).flat_map(|row| row.chunks(group)) {
-        let part: Vec<f32> = part.iter().map(|v| *v as f32).collect();
-        let codes = &mut codes[..part.len()];
-        let scale = f64::from(quantise_group(dtype, &part, codes));
-        // Not a number and infinity make the scale one: all of the group with it.
-        out.extend(codes.iter().map(|c| f64::from(*c) * scale));
-    }
-    out
+    let floats: Vec<f32> = x.data.iter().map(|v| *v as f32).collect();
+    // Not a number and infinity make the scale one: all of the group with it.
+    Coded::quantise(dtype, &floats, x.shape.last().copied().unwrap_or(1)).values()
 }
 
 #[cfg(test)]

@@ -16,6 +16,7 @@ use crate::plan::{PackJob, WeightTable};
 use rayon::prelude::*;
 use rcompile_codegen::program;
 use rcompile_codegen::program::{Coding, Layout, Panels};
+use rcompile_graph::quant::Coded;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
 use rcompile_models::weights::WeightIndex;
@@ -31,8 +32,12 @@ use view::{Seen, View};
 pub trait Tensors: Sync {
     /// Element type and shape of a tensor.
     fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)>;
-    /// Reads bytes of a tensor from `offset` on.
+    /// Reads bytes of a tensor (not of codes) from `offset` on.
     fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error>;
+    /// Rows of a tensor whose type is a quantised one: given codes, which are packed as they are.
+    fn codes(&self, tensor: &str, _rows: Range<u64>) -> Result<Coded, Error> {
+        Err(Error::bug("pack", format_args!("tensor {tensor} has no codes")))
+    }
     /// An error about a tensor, or one element of it, by the name in its file.
     fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error;
 }
@@ -151,9 +156,7 @@ impl InOrder<'_> {
             self.position = item.offset + item.bytes;
             if let Some((tensor, index, value)) = &done.seen.nonfinite {
                 if !self.allow_nonfinite {
-                    let found = if value.is_nan() { "NaN" } else { "infinity" };
-                    let e = self.tensors.error(tensor, Some(*index), Kind::Malformed, "is not finite", "a finite number", found);
-                    return Err(e.help("--allow-nonfinite compiles it as it is").into());
+                    return Err(not_finite(self.tensors, tensor, *index, *value).help("--allow-nonfinite compiles it as it is").into());
                 }
                 self.nonfinite.get_or_insert_with(|| (tensor.clone(), *index));
             }
@@ -162,6 +165,23 @@ impl InOrder<'_> {
             }
         }
         Ok(())
+    }
+}
+
+fn not_finite(tensors: &dyn Tensors, tensor: &str, index: u64, value: f32) -> rcompile_models::Error {
+    let found = if value.is_nan() { "NaN" } else { "infinity" };
+    tensors.error(tensor, Some(index), Kind::Malformed, "is not finite", "a finite number", found)
+}
+
+/// Rows of a float matrix as f32. Errors: not finite (4), reading.
+pub fn floats(recipe: &Recipe, rows: Range<u64>, tensors: &dyn Tensors) -> Result<Vec<f32>, Error> {
+    let view = View::new(recipe, tensors)?;
+    let mut seen = Seen::default();
+    let mut block = vec![0; ((rows.end - rows.start) * view.row_bytes()) as usize];
+    view.block(rows, 0..view.cols(), &mut block, tensors, &mut seen)?;
+    match seen.nonfinite {
+        Some((tensor, index, value)) => Err(not_finite(tensors, &tensor, index, value).into()),
+        None => Ok(convert::to_f32(view.dtype(), &block)),
     }
 }
 
@@ -185,10 +205,9 @@ fn evaluate(
         Layout::Plain => view.block(item.units.clone(), 0..view.cols(), &mut bytes, tensors, &mut seen)?,
         Layout::Panels(p) if p.coding != Coding::Elements => {
             for way in 0..p.ways {
-                let rows = panels::rows(&p, way, &item.units);
-                let mut block = vec![0; ((rows.end - rows.start) * view.row_bytes()) as usize];
-                view.block(rows, 0..view.cols(), &mut block, tensors, &mut seen)?;
-                codes::fill(&p, job.dtype, way, &item.units, convert::to_f32(view.dtype(), &block), &mut bytes);
+                let dtype = codes::dtype(p.coding).ok_or_else(|| Error::bug("pack", "codes of no type"))?;
+                let matrix = view.coded(dtype, panels::rows(&p, way, &item.units), tensors, &mut seen)?;
+                codes::fill(&p, job.dtype, way, &item.units, &matrix, &mut bytes);
             }
         }
         Layout::Panels(p) => {
@@ -243,23 +262,21 @@ fn check_job(job: &PackJob, tensors: &dyn Tensors) -> Result<View, Error> {
     Ok(view)
 }
 
-/// The view of a job of codes: of the floats that they are made from.
+/// The view of a job of codes: of codes that are given, else of the floats that they are made from.
 fn coded(job: &PackJob, p: &Panels, tensors: &dyn Tensors) -> Result<View, Error> {
     let bug = |what: String| Err(Error::bug(format_args!("pack {}", job.name), what));
-    let (of, dtype) = match &job.recipe {
-        Recipe::Convert { of, dtype } if dtype.is_quantised() => (of, *dtype),
-        other => return bug(format!("{:?} of {other:?}", p.coding)),
+    let of: &Recipe = match &job.recipe {
+        Recipe::Convert { of, dtype } if Some(*dtype) == codes::dtype(p.coding) => of,
+        given => given,
     };
     let view = View::new(of, tensors)?;
     let rows = u64::from(p.ways) * u64::from(p.groups) * u64::from(p.group_cols);
-    if !view.dtype().is_float() || view.shape() != job.shape || (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.is_empty() {
+    let fits = if of == &job.recipe { Some(view.dtype()) == codes::dtype(p.coding) } else { view.dtype().is_float() };
+    if !fits || view.shape() != job.shape || (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.is_empty() {
         return bug(format!("[{}, {}] of {} does not fit {p:?}", view.rows(), view.cols(), view.dtype()));
     }
-    if codes::dtype(p.coding) != Some(dtype)
-        || !matches!(job.dtype, program::DType::U8 | program::DType::I8)
-        || p.bytes(job.dtype) != job.bytes
-    {
-        return bug(format!("{dtype} as {:?} in {} bytes", p.coding, job.bytes));
+    if !matches!(job.dtype, program::DType::U8 | program::DType::I8) || p.bytes(job.dtype) != job.bytes {
+        return bug(format!("{:?} in {} bytes of {}", p.coding, job.bytes, job.dtype));
     }
     Ok(view)
 }

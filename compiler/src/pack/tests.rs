@@ -45,7 +45,7 @@ fn source(name: &str) -> Recipe {
     Recipe::Source { tensor: name.into() }
 }
 
-fn run(table: &WeightTable, tensors: &Memory, threads: usize, allow: bool) -> Result<(Vec<u8>, Packed), Error> {
+fn run(table: &WeightTable, tensors: &dyn Tensors, threads: usize, allow: bool) -> Result<(Vec<u8>, Packed), Error> {
     let file = tempfile::tempfile().unwrap();
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let sink = Sink { file: &file, path: Path::new("test"), base: 100 };
@@ -241,4 +241,65 @@ fn random_recipes_equal_the_reference() {
         // Vectors have room behind them.
         assert!(all[..expected.len()] == expected[..], "case {case}: {recipe:?}");
     }
+}
+
+/// A tensor of codes: the first rows of what `quantised` gives, each code one less.
+struct Given(Memory);
+
+fn less_one(dtype: DType, x: &[f32], width: usize) -> Coded {
+    let mut coded = Coded::quantise(dtype, x, width);
+    coded.codes.iter_mut().for_each(|c| *c = (*c - 1).max(-8));
+    coded
+}
+
+impl Tensors for Given {
+    fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)> {
+        match tensor.split_once('.') {
+            Some((of, "q4g32")) => Some((DType::Q4(rcompile_graph::Group::G32), self.0.info(of)?.1)),
+            _ => self.0.info(tensor),
+        }
+    }
+    fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error> {
+        self.0.read_into(tensor, offset, into)
+    }
+    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<Coded, Error> {
+        let (of, _) = tensor.split_once('.').unwrap();
+        let (stored, shape) = self.0.info(of).unwrap();
+        let width = shape[1];
+        let mut bytes = vec![0; ((rows.end - rows.start) * width * stored.size()) as usize];
+        self.0.read_into(of, rows.start * width * stored.size(), &mut bytes)?;
+        Ok(less_one(DType::Q4(rcompile_graph::Group::G32), &convert::to_f32(stored, &bytes), width as usize))
+    }
+    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
+        self.0.error(tensor, element, kind, what, expected, found)
+    }
+}
+
+/// Given codes arrive unchanged, through slices and concatenations, in several items.
+#[test]
+fn given_codes_are_packed_as_they_are() {
+    let q4 = DType::Q4(rcompile_graph::Group::G32);
+    let (rows, k) = (9000, 70);
+    let m = Given(Memory(vec![("big", DType::F32, vec![rows, k], bytes(DType::F32, &values(rows * k, 3)))]));
+    let cut = |start, end| Recipe::Slice { of: Box::new(source("big.q4g32")), start, end };
+    let whole = Recipe::Concat(vec![cut(0, 4001), cut(4001, rows)]);
+    let p = Panels { nr: 32, k_pack: 8, k: k as u32, groups: 1, group_cols: rows as u32, ways: 1, coding: Coding::Int4 { group: 32 } };
+    let mut table = WeightTable::default();
+    table.place("given", &whole, P::U8, &[rows, k], Layout::Panels(p));
+    let rounded = Recipe::Convert { of: Box::new(source("big")), dtype: q4 };
+    table.place("rounded", &rounded, P::U8, &[rows, k], Layout::Panels(p));
+    let (all, _) = run(&table, &m, 2, false).unwrap();
+    let part = |job: usize| &all[table.jobs[job].offset as usize..][..table.jobs[job].bytes as usize];
+    let floats = values(rows * k, 3);
+    for (job, coded) in [(0, less_one(q4, &floats, k as usize)), (1, Coded::quantise(q4, &floats, k as usize))] {
+        let mut expected = vec![0; p.bytes(P::U8) as usize];
+        codes::fill(&p, P::U8, 0, &(0..u64::from(p.panels())), &coded, &mut expected);
+        assert!(part(job) == expected, "job {job}");
+    }
+    assert!(part(0) != part(1));
+    // A planned type that the tensor has not.
+    let mut table = WeightTable::default();
+    let p = Panels { coding: Coding::Int4 { group: 64 }, ..p };
+    table.place("other", &source("big.q4g32"), P::U8, &[rows, k], Layout::Panels(p));
+    assert_eq!(run(&table, &m, 1, false).unwrap_err().exit_code(), 70);
 }

@@ -1,9 +1,11 @@
 //! A recipe as something that rectangular blocks can be read from.
 //!
+//! Tensors that are stored as codes are read by rows, their codes as they are.
 //! Conversions are moved to the leaves (they are elementwise), so that a leaf knows which tensor does not fit a type.
 
 use super::{Tensors, convert};
 use crate::error::Error;
+use rcompile_graph::quant::Coded;
 use rcompile_graph::recipe::rope_value;
 use rcompile_graph::{DType, Recipe};
 use std::ops::Range;
@@ -111,7 +113,44 @@ impl View {
         self.cols() * self.dtype.size()
     }
 
-    /// Writes elements `rows x cols`, row-major and without gaps, to `out`.
+    /// Rows as codes of `dtype`: rounded to nearest, or as they are stored.
+    pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, seen: &mut Seen) -> Result<Coded, Error> {
+        let width = self.cols() as usize;
+        if self.dtype.is_float() {
+            let mut block = vec![0; ((rows.end - rows.start) * self.row_bytes()) as usize];
+            self.block(rows, 0..self.cols(), &mut block, tensors, seen)?;
+            return Ok(Coded::quantise(dtype, &convert::to_f32(self.dtype, &block), width));
+        }
+        match &self.node {
+            Node::Source { tensor, .. } => {
+                let found = tensors.codes(tensor, rows)?;
+                if (found.dtype, found.width) != (dtype, width) {
+                    let what = format!("{tensor} is {} by {}, planned {dtype} by {width}", found.dtype, found.width);
+                    return Err(Error::bug("pack codes", what));
+                }
+                Ok(found)
+            }
+            Node::Concat(parts) => {
+                let mut all = Coded { dtype, width, codes: vec![], scales: vec![] };
+                let mut first = 0;
+                for part in parts {
+                    let begin = rows.start.clamp(first, first + part.rows()) - first;
+                    let end = rows.end.clamp(first, first + part.rows()) - first;
+                    if begin < end {
+                        let part = part.coded(dtype, begin..end, tensors, seen)?;
+                        all.codes.extend(part.codes);
+                        all.scales.extend(part.scales);
+                    }
+                    first += part.rows();
+                }
+                Ok(all)
+            }
+            Node::Slice { of, start } => of.coded(dtype, rows.start + start..rows.end + start, tensors, seen),
+            Node::Transpose(_) | Node::Rope { .. } => Err(Error::bug("pack codes", "groups along columns")),
+        }
+    }
+
+    /// Writes elements `rows x cols` (not of codes), row-major and without gaps, to `out`.
     pub fn block(&self, rows: Range<u64>, cols: Range<u64>, out: &mut [u8], tensors: &dyn Tensors, seen: &mut Seen) -> Result<(), Error> {
         let (height, width) = (rows.end - rows.start, cols.end - cols.start);
         debug_assert_eq!(out.len() as u64, height * width * self.dtype.size());

@@ -90,7 +90,8 @@ fn segments(f: &Function) -> Vec<std::ops::Range<usize>> {
     segments.into_iter().map(|s| s.1).collect()
 }
 
-fn layer_of(origin: &str) -> Option<u64> {
+/// The layer that an origin names.
+pub(crate) fn layer_of(origin: &str) -> Option<u64> {
     let mut parts = origin.split('.');
     parts.find(|p| *p == "layers")?;
     parts.next()?.parse().ok()

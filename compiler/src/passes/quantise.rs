@@ -3,13 +3,15 @@
 //! ```text
 //! %y = mm %x, @w {rhs_t}               ->  %y = mm %x, @w' {rhs_t},  @w' : q4g32 = convert(recipe of @w, q4g32)
 //! embedding of the head's table (tied) ->  embedding of @w', as f32
+//! calibrated, in a layer:              ->  @w' : q4g32 = source "w.q4g32"
 //! ```
 //! Rounding to a quantised type is a conversion like that to bf16: visible in the graph, evaluated by the pack stage, judged by the
-//! interpreter. Norms, biases, tables of positions and embeddings that no matmul reads keep their type. What the rows are
+//! interpreter. Codes that are given are a tensor of that type. Norms, biases, tables of positions and embeddings that no matmul reads keep their type. What the rows are
 //! converted to is a matter of `compute-dtype`, which runs next.
 //!
 //! `--keep PATTERN=TYPE` names tensors of the checkpoint; a matmul that reads one of them keeps (or gets) that type.
 
+use super::outline_layers::layer_of;
 use super::rewrite::rewrite_all;
 use super::{PassCx, PassError};
 use rcompile_graph::{DType, Function, Group, Module, Op, Param, ParamId, Recipe, Type, ValueId};
@@ -24,6 +26,8 @@ pub struct Quantisation {
     pub head: Option<DType>,
     /// Tensors by name with a type of their own, the first match counts.
     pub keep: Vec<Keep>,
+    /// Codes of the layers' weights are given (`--calibrate`), not rounded from floats: tensors with the parameter's name and type.
+    pub calibrated: bool,
 }
 
 /// One `--keep PATTERN=TYPE`.
@@ -82,7 +86,8 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
                 continue;
             }
             cx.notes.push(format!("quantise: {}: {dtype}", param.name));
-            let new = converted(param, dtype);
+            let given = quantisation.calibrated && layer_of(&node.origin).is_some() && !heads.contains(&p);
+            let new = if given { coded(param, dtype) } else { converted(param, dtype) };
             made.insert(p, ParamId(module.params.len() as u32));
             module.params.push(new);
         }
@@ -137,6 +142,12 @@ fn weight_of(f: &Function, node: &rcompile_graph::Node) -> Option<ParamId> {
 fn converted(param: &Param, dtype: DType) -> Param {
     let ty = Type::new(dtype, param.ty.shape.iter().copied());
     Param { name: format!("{}.{dtype}", param.name), ty, recipe: Recipe::Convert { of: Box::new(param.recipe.clone()), dtype } }
+}
+
+/// The parameter whose codes are given.
+fn coded(param: &Param, dtype: DType) -> Param {
+    let param = converted(param, dtype);
+    Param { recipe: Recipe::Source { tensor: param.name.clone() }, ..param }
 }
 
 /// Weights of matmuls whose result reaches an output elementwise or by rows: heads.
@@ -238,7 +249,11 @@ mod tests {
 ";
 
     fn quantised(quantisation: Quantisation) -> String {
-        let mut module = rcompile_graph::parse(GRAPH).unwrap_or_else(|e| panic!("{e}"));
+        quantised_graph(GRAPH, quantisation)
+    }
+
+    fn quantised_graph(graph: &str, quantisation: Quantisation) -> String {
+        let mut module = rcompile_graph::parse(graph).unwrap_or_else(|e| panic!("{e}"));
         run(&mut module, &mut PassCx { quantisation, ..PassCx::default() }).unwrap();
         super::super::dce::run(&mut module, &mut PassCx::default()).unwrap();
         rcompile_graph::verify(&module).unwrap();
@@ -248,12 +263,24 @@ mod tests {
     #[test]
     fn layers_head_and_kept_tensors_get_their_types() {
         let keep = vec![Keep { pattern: "d*n".into(), dtype: None }];
-        let text = quantised(Quantisation { body: Some(DType::Q4(Group::G32)), head: Some(DType::Q8(Group::Row)), keep });
+        let text =
+            quantised(Quantisation { body: Some(DType::Q4(Group::G32)), head: Some(DType::Q8(Group::Row)), keep, calibrated: false });
         assert!(text.contains("@up.q4g32 : q4g32[64, 64] = convert(source \"up\", q4g32)"), "{text}");
         assert!(text.contains("bf16[64, 64] = source \"down\""), "{text}");
         // The tied table is there once, and looked up as f32.
         assert!(text.contains("q8[96, 64] = convert(source \"embed\", q8)") && !text.contains("bf16[96, 64]"), "{text}");
         assert!(!text.contains("= convert %"), "{text}");
+    }
+
+    #[test]
+    fn codes_of_layers_are_given() {
+        let graph = GRAPH.replace("%b = mm %a, %d {rhs_t} : f32[T, 64]", "%b = mm %a, %d {rhs_t} : f32[T, 64]  // layers.3.down");
+        assert_ne!(graph, GRAPH);
+        let q8 = Some(DType::Q8(Group::Row));
+        let text = quantised_graph(&graph, Quantisation { body: q8, head: q8, calibrated: true, ..Quantisation::default() });
+        assert!(text.contains("@down.q8 : q8[64, 64] = source \"down.q8\""), "{text}");
+        // What lies outside of layers is rounded to nearest.
+        assert!(text.contains("= convert(source \"up\", q8)") && text.contains("= convert(source \"embed\", q8)"), "{text}");
     }
 
     #[test]
