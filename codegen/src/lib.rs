@@ -3,6 +3,7 @@
 pub mod error;
 pub mod expr;
 pub mod fingerprint;
+pub mod host;
 pub mod isa;
 pub mod kernels;
 pub mod llvm;

@@ -2,6 +2,7 @@
 
 pub mod autotune;
 pub mod cache;
+pub mod calibrate;
 pub mod compare;
 pub mod doctor;
 pub mod error;

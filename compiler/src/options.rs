@@ -255,10 +255,6 @@ pub struct Build {
     /// Codes in place of weights.
     #[command(flatten)]
     pub quantize: Quantize,
-
-    /// Flags of features that do not exist yet.
-    #[command(flatten)]
-    pub later: Later,
 }
 
 /// How weights become codes.
@@ -276,6 +272,9 @@ pub struct Quantize {
     /// Keep tensors of the checkpoint out: a name, `*` and `?` allowed, and the type to store them in (`auto`, f32, f16, bf16)
     #[arg(long, value_name = "PATTERN=TYPE", value_parser = parse_keep)]
     pub keep: Vec<Keep>,
+    /// Choose the codes of the layers' weights by what the model computes on this text (GPTQ), not by rounding to nearest
+    #[arg(long, value_name = "FILE")]
+    pub calibrate: Option<PathBuf>,
 }
 
 /// `--quantize`, `--quantize-head`.
@@ -304,6 +303,9 @@ impl Quantize {
         if !self.keep.is_empty() && !plan.is_any() {
             return usage("--keep without quantised weights, expected --quantize, found none", "without it all weights are kept");
         }
+        if self.calibrate.is_some() && plan.body.is_none() {
+            return usage("--calibrate without quantised layers, expected --quantize, found none", "--quantize int4 --calibrate FILE");
+        }
         Ok(())
     }
 
@@ -316,7 +318,7 @@ impl Quantize {
         };
         let body = dtype(self.quantize);
         let head = self.quantize_head.unwrap_or(if body.is_some() { CodeType::Int8 } else { CodeType::None });
-        Quantisation { body, head: dtype(head), keep: self.keep.clone(), calibrated: false }
+        Quantisation { body, head: dtype(head), keep: self.keep.clone(), calibrated: self.calibrate.is_some() }
     }
 }
 
@@ -334,14 +336,6 @@ fn parse_keep(text: &str) -> Result<Keep, String> {
         other => return Err(format!("type: expected auto, f32, f16 or bf16, found '{other}'")),
     };
     Ok(Keep { pattern: pattern.into(), dtype })
-}
-
-/// Flags of the contract whose feature does not exist yet: each is refused by name.
-#[derive(Clone, Debug, Default, Args)]
-#[allow(missing_docs)]
-pub struct Later {
-    #[arg(long, hide = true)]
-    calibrate: Option<PathBuf>,
 }
 
 /// Rows per step, ascending.
@@ -450,9 +444,7 @@ pub enum EmitKind {
 impl Build {
     /// Refuses what is known but not supported yet, and contradictions.
     pub fn check(&self) -> Result<(), Error> {
-        let later = &self.later;
         let refused = [
-            ("--calibrate", later.calibrate.is_some(), "leave it out: codes are rounded to nearest"),
             ("--kv-dtype int8", self.kv_dtype == ComputeType::Int8, "use --kv-dtype auto, f32 or bf16"),
             ("--task", !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
             ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
@@ -461,6 +453,16 @@ impl Build {
             return Err(not_yet(flag, help));
         }
         self.quantize.check(self.compute)?;
+        let without = [
+            (self.no_tokenizer, "--no-tokenizer", "leave --no-tokenizer out"),
+            (self.allow_nonfinite, "--allow-nonfinite", "leave one of them out"),
+        ];
+        if let Some((_, flag, help)) = without.into_iter().find(|w| w.0 && self.quantize.calibrate.is_some()) {
+            return Err(Error::Usage {
+                what: format!("--calibrate runs the model over a text, which {flag} rules out"),
+                help: Some(help.into()),
+            });
+        }
         if self.autotune == Autotune::Fast && !self.writes_exe() {
             return Err(Error::usage("--autotune fast measures executables, expected -o OUT without --dry-run and --stop-after"));
         }
@@ -615,7 +617,7 @@ mod tests {
     #[test]
     fn refusals() {
         let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
-        for later in ["--quantize int8 --calibrate f", "--kv-dtype int8", "--link dynamic"] {
+        for later in ["--kv-dtype int8", "--link dynamic"] {
             assert_eq!(code(later), 6, "{later}");
         }
         for wrong in [
@@ -635,6 +637,10 @@ mod tests {
             "--quantize int8 --group-size 32",
             "--quantize int4 --group-size 48",
             "--quantize int4 --keep a",
+            "--calibrate f",
+            "--quantize-head int8 --calibrate f",
+            "--quantize int4 --calibrate f --no-tokenizer",
+            "--quantize int4 --calibrate f --allow-nonfinite",
             "--quantize int4 --keep a=int8",
         ] {
             assert_eq!(code(wrong), 2, "{wrong}");
@@ -643,6 +649,7 @@ mod tests {
             "--target aarch64-unknown-linux-gnu",
             "--quantize none",
             "--quantize int8 --compute int8",
+            "--quantize int8 --calibrate f",
             "--quantize int4 --group-size 128 --quantize-head none --keep *.down_proj.*=bf16 --keep a=auto",
             "--quantize-head int4 --group-size 64",
             "--autotune off",

@@ -6,6 +6,7 @@
 //! passes   per bucket: graph -> fused graph, layers outlined      (PASSES below)
 //! autotune with `--autotune fast`: tiles measured on this machine  (autotune)
 //! plan     per bucket: graph -> program; one weight table for all (plan)
+//! calibrate with `--calibrate`: codes of weights from what the model computes on a text (calibrate)
 //! codegen  all buckets' distinct units -> objects, in parallel    (codegen); meanwhile the input files are hashed
 //! link     objects + runtime archive -> executable without weights (link)
 //! pack     weights into their final place                         (pack)
@@ -13,19 +14,20 @@
 //! ```
 //! `--stop-after` takes the names of stages up to codegen and of passes.
 
-use crate::autotune;
 use crate::cache::{self, Cache};
+use crate::calibrate::{self, CalibrationText};
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
 use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace};
+use crate::pack::Tensors;
 use crate::passes::quantise::{Keep, Quantisation};
 use crate::passes::*;
 use crate::plan::{self, PackJob, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::tuning::Tuning;
-use crate::{compare, doctor, inspect, pack, targets};
+use crate::{autotune, compare, doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Layout, Panels};
@@ -127,6 +129,10 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     }
     let stage = progress.stage("open", 0, false);
     let model = Arc::new(open(o)?);
+    let text = match &o.quantize.calibrate {
+        Some(path) => calibrate::check(&model).and_then(|()| CalibrationText::read(path, &model)).map(Some)?,
+        None => None,
+    };
     let facts = model.facts();
     stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.weights.parameters()));
     for warning in &model.warnings {
@@ -227,7 +233,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
             let objects = units.par_iter().map(compile_one).collect::<Result<Vec<_>, Error>>()?;
             let linked = link::link(work, tools, Inputs { steps: &steps, objects: &objects, archive })?;
             let mut blobs = Blobs::default();
-            let manifest = manifest(o, &model, &isa, &settings, plans, weights, (Vec::new(), None), &mut blobs)?;
+            let manifest = manifest(o, &model, &isa, &settings, plans, weights, (Vec::new(), None, Vec::new()), &mut blobs)?;
             payload::append(work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: false })
         };
         let cx = autotune::Cx { isa: &isa, ctx_size: settings.ctx_size, plan: &plan_all, link: &link_trial, work };
@@ -264,6 +270,15 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     if let Some((_, work, _, archive)) = &place {
         payload::check_space(work.path(), weights.len + archive.len() as u64 + LINKED_BYTES)?;
     }
+
+    // calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows here.
+    let calibration = match (&text, &place) {
+        (Some(text), Some((_, work, _, _))) => {
+            let cx = calibrate::Cx { model: &model, quantisation: &settings.quantisation, passes: PASSES, cache: &cache, work };
+            Some(calibrate::run(&cx, text, &mut progress)?)
+        }
+        _ => None,
+    };
 
     // codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit. Units of earlier builds are cached.
     let codegen_options = CodegenOptions {
@@ -312,7 +327,9 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let tokenizer = joined(compact)?;
     let manifest = |mut inputs: Vec<InputFile>, blobs: &mut Blobs| {
         inputs.extend(tuning_input.clone());
-        manifest(o, &model, &isa, &settings, &plans, &weights, (inputs, tokenizer.clone()), blobs)
+        inputs.extend(text.as_ref().map(|t| t.input.clone()));
+        let notes = calibration.iter().map(|c| c.note.clone()).collect();
+        manifest(o, &model, &isa, &settings, &plans, &weights, (inputs, tokenizer.clone(), notes), blobs)
     };
     let mut blobs = Blobs::default();
     // Hashes of the weight files may take longer than all that is to do: they are filled in at the end.
@@ -325,9 +342,11 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     // pack: the weights go straight to their final place in the file, where an earlier build has packed them as a copy.
     let stage = progress.stage("pack", weights.len, true);
     let advance = |bytes| stage.advance(bytes);
-    let pack_all =
-        |exe: &Unsealed, advance: &(dyn Fn(u64) + Sync)| pack::pack(&weights, &model.weights, exe.sink(), o.allow_nonfinite, advance);
-    let weights_key = cache.has_weights().then(|| cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite));
+    let with_codes = calibration.as_ref().map(|c| c.codes.over(&model.weights));
+    let tensors: &dyn Tensors = with_codes.as_ref().map_or(&model.weights, |t| t);
+    let pack_all = |exe: &Unsealed, advance: &(dyn Fn(u64) + Sync)| pack::pack(&weights, tensors, exe.sink(), o.allow_nonfinite, advance);
+    let given = calibration.as_ref().map_or("", |c| &c.identity);
+    let weights_key = cache.has_weights().then(|| cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite, given));
     let mut loaded = weights_key.and_then(|key| cache.load_weights(&key, weights.len, exe.sink(), &advance));
     let mut packed = match &loaded {
         Some(loaded) => loaded.packed.clone(),
@@ -797,7 +816,7 @@ fn manifest(
     settings: &Settings,
     plans: &[Planned],
     weights: &WeightTable,
-    (inputs, tokenizer): (Vec<InputFile>, Option<Vec<u8>>),
+    (inputs, tokenizer, notes): (Vec<InputFile>, Option<Vec<u8>>, Vec<String>),
     blobs: &mut Blobs,
 ) -> Result<Vec<u8>, Error> {
     let facts = model.facts();
@@ -872,7 +891,7 @@ fn manifest(
             .into(),
             normalize: p.normalize,
         }),
-        notes: Vec::new(),
+        notes,
     };
     serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! object    unit key (kernel, buffers, weights' places, ISA, options), compiler fingerprint              -> object file
-//! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, this program -> weights area
+//! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, calibration text, this program -> weights area
 //! ```
 //! The key of an object holds all its inputs. Packed weights are found, and copied, by what is known of the files before they have been read, which
 //! takes as long as the copy; that their content is what the entry was packed from, by sha256, is known before the executable gets its name
@@ -117,11 +117,11 @@ impl Cache {
         self.with_weights && self.store.is_some()
     }
 
-    /// The key of a weights area: what is packed, from which files, whether NaN is accepted.
-    pub fn weights_key(&self, table: &WeightTable, files: &[rcompile_models::dir::File], allow_nonfinite: bool) -> Key {
+    /// The key of a weights area: what is packed, from which files, whether NaN is accepted, where given codes come from.
+    pub fn weights_key(&self, table: &WeightTable, files: &[rcompile_models::dir::File], allow_nonfinite: bool, given: &str) -> Key {
         let files: String = files.iter().map(|f| format!("{} {} {:?}\n", f.name(), f.size(), f.modified())).collect();
         let what = format!("{allow_nonfinite} {table:?}");
-        key(&fingerprint::weights(), &[files.as_bytes(), what.as_bytes()])
+        key(&fingerprint::weights(), &[files.as_bytes(), what.as_bytes(), given.as_bytes()])
     }
 
     /// Copies packed weights of `len` bytes into place; whether they are right is still to be seen.

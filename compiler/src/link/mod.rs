@@ -14,6 +14,7 @@ pub mod tools;
 
 use crate::error::Error;
 use guard::WorkDir;
+use rcompile_codegen::host::SINGLE_THREAD_RUNTIME;
 use std::fmt::Write;
 use std::path::PathBuf;
 use tools::Tools;
@@ -114,6 +115,19 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     let bytes = std::fs::read(&path).map_err(|e| Error::output(&path, "reading", &e))?;
     let image = elf::check(&bytes, &tools.triple, &path)?;
     Ok(Linked { path, triple: tools.triple.clone(), image, len: bytes.len() as u64 })
+}
+
+/// Links objects to a shared object for this process, on one thread. `tools` are this machine's.
+pub fn link_host(work: &WorkDir, tools: &Tools, objects: &[Vec<u8>]) -> Result<PathBuf, Error> {
+    work.write("host.c", SINGLE_THREAD_RUNTIME.as_bytes())?;
+    let mut args: Vec<String> = ["-O2", "-shared", "-fPIC", "-nostdlib", "-o", "host.so", "host.c"].map(String::from).into();
+    for (index, bytes) in objects.iter().enumerate() {
+        let name = object_name(index);
+        work.write(&name, bytes)?;
+        args.push(name);
+    }
+    tools.run(&args, work.path(), "linking code for this machine")?;
+    Ok(work.path().join("host.so"))
 }
 
 /// Name of an object in the work directory.

@@ -45,7 +45,7 @@ impl Quantisation {
         self.body.is_some() || self.head.is_some()
     }
 
-    /// As `info` names it: `int4 by 32, head int8`.
+    /// As `info` names it: `int4 by 32, head int8, calibrated`.
     pub fn name(&self) -> String {
         let one = |dtype: Option<DType>| match dtype {
             Some(DType::Q4(group)) => format!("int4 by {}", group.len(0)),
@@ -53,7 +53,8 @@ impl Quantisation {
             None => "none".to_string(),
         };
         let (body, head) = (one(self.body), one(self.head));
-        if body == head { body } else { format!("{body}, head {head}") }
+        let calibrated = if self.calibrated { ", calibrated" } else { "" };
+        if body == head { format!("{body}{calibrated}") } else { format!("{body}, head {head}{calibrated}") }
     }
 
     /// The type for a weight; `None`: as it is.

@@ -1,0 +1,126 @@
+//! GPTQ: rows of weights to codes, one column after the other, so that the columns to come make up for the error so far.
+//!
+//! With `H = X^T X` (damped) and errors `D = W - Q`, what rounding costs is `|D R|^2`, where `R R^T = H` and R is upper triangular: column c of `D R` holds
+//! the errors up to column c only. So the best value for column c, given the errors before it, is
+//!
+//! ```text
+//! w'[c] = w[c] + s[c] / R[c, c],   s[c] = sum over i < c of D[i] R[i, c]
+//! ```
+//! which is rounded to a code; that is the error feedback of GPTQ without the inverse of H. A group's scale is taken from its `w'` as they would be
+//! without further errors, when its first column is reached; the one scale of an int8 row from the row itself. Columns keep their order (no act-order).
+//!
+//! In: rows of floats, a [`Factor`]. Out: [`Coded`] rows. Each row is independent of all others.
+//!
+//! Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, <https://arxiv.org/abs/2210.17323>; Chen, Shabanzadeh, Crncevic, Hoefler, Alistarh 2025,
+//! <https://arxiv.org/abs/2507.18553> (this form: Babai's nearest plane).
+
+use super::blocks::Panels;
+use super::hessian::Factor;
+use crate::error::Error;
+use rcompile_graph::DType;
+use rcompile_graph::quant::{Coded, Step};
+
+/// Columns that are worked on together where a row has a single scale.
+const COLUMNS: usize = 32;
+
+/// Rows that are worked on together, so that a block of the factor is read once for all of them.
+pub const BAND: usize = 256;
+
+/// The factor with what all bands share.
+pub struct Gptq<'f, 'p> {
+    factor: &'f Factor<'p>,
+    /// Blocks above the diagonal, transposed, as right operands.
+    above: Vec<Vec<Panels>>,
+}
+
+impl<'f, 'p> Gptq<'f, 'p> {
+    /// Prepares products with the factor.
+    pub fn new(factor: &'f Factor<'p>) -> Gptq<'f, 'p> {
+        use rayon::prelude::*;
+        let side = factor.product.side;
+        let panels = |i: usize, j: usize| {
+            let r = factor.block(i, j);
+            factor.product.panels(|n, k| r[k * side + n])
+        };
+        let above = (0..factor.count).into_par_iter().map(|j| (0..j).map(|i| panels(i, j)).collect()).collect();
+        Gptq { factor, above }
+    }
+
+    /// Rounds rows of `k` weights each, at most [`BAND`] of them.
+    pub fn round(&self, dtype: DType, weights: &[f32], k: usize) -> Result<Coded, Error> {
+        let (side, rows) = (self.factor.product.side, weights.len() / k);
+        let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![] };
+        let (group, groups) = (coded.group(), coded.groups());
+        let whole_row = groups == 1;
+        coded.scales = vec![0.0; rows * groups];
+        let mut steps: Vec<Step> = weights.chunks(k).map(|row| Step::of(dtype, row)).collect();
+        if whole_row {
+            coded.scales.iter_mut().zip(&steps).for_each(|(s, step)| *s = step.scale);
+        }
+        // Errors by block of columns: [block][rows][side].
+        let mut errors: Vec<Vec<f32>> = Vec::new();
+        let mut sums = vec![0.0f32; rows * side];
+        for j in 0..self.factor.count {
+            sums.fill(0.0);
+            for (errors, r) in errors.iter().zip(&self.above[j]) {
+                self.factor.product.run(errors, r, |c| sums.iter_mut().zip(c).for_each(|(s, c)| *s += c))?;
+            }
+            let r = self.factor.block(j, j);
+            let mut of_block = vec![0.0f32; rows * side];
+            let wide = if whole_row { COLUMNS } else { group };
+            let end = side.min(k - j * side);
+            for first in (0..end).step_by(wide) {
+                let columns = first..end.min(first + wide);
+                for row in 0..rows {
+                    let s = &mut sums[row * side..][..side];
+                    let d = &mut of_block[row * side..][..side];
+                    let w = &weights[row * k + j * side..][..end];
+                    if !whole_row {
+                        steps[row] = Step::of(dtype, &free(w, s, r, side, columns.clone()));
+                        coded.scales[row * groups + (j * side + first) / group] = steps[row].scale;
+                    }
+                    let codes = &mut coded.codes[row * k + j * side..][..end];
+                    for c in columns.clone() {
+                        let best = w[c] + s[c] / r[c * side + c];
+                        let code = steps[row].code(best);
+                        codes[c] = code;
+                        d[c] = w[c] - f32::from(code) * steps[row].scale;
+                        push(&mut s[c + 1..columns.end], d[c], &r[c * side + c + 1..]);
+                    }
+                    // The columns behind, four errors at a time.
+                    let behind = columns.end..end;
+                    for c in columns.clone().step_by(4) {
+                        let of = |i: usize| if c + i < columns.end { (d[c + i], (c + i) * side) } else { (0.0, c * side) };
+                        let at = |i: usize| &r[of(i).1 + behind.start..of(i).1 + behind.end];
+                        let (r0, r1, r2, r3) = (at(0), at(1), at(2), at(3));
+                        let (d0, d1, d2, d3) = (of(0).0, of(1).0, of(2).0, of(3).0);
+                        for (i, s) in s[behind.clone()].iter_mut().enumerate() {
+                            *s = *s + d0 * r0[i] + d1 * r1[i] + d2 * r2[i] + d3 * r3[i];
+                        }
+                    }
+                }
+            }
+            errors.push(of_block);
+        }
+        Ok(coded)
+    }
+}
+
+/// What a group's weights would be best if they were not rounded.
+fn free(w: &[f32], s: &[f32], r: &[f32], side: usize, columns: std::ops::Range<usize>) -> Vec<f32> {
+    let mut s = s[columns.clone()].to_vec();
+    let first = columns.start;
+    columns
+        .clone()
+        .map(|c| {
+            let error = -s[c - first] / r[c * side + c];
+            push(&mut s[c - first + 1..], error, &r[c * side + c + 1..]);
+            w[c] - error
+        })
+        .collect()
+}
+
+/// An error's part in the sums of later columns.
+fn push(sums: &mut [f32], error: f32, r: &[f32]) {
+    sums.iter_mut().zip(r).for_each(|(s, r)| *s += error * r);
+}

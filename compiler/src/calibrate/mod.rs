@@ -1,0 +1,350 @@
+//! `--calibrate FILE`: codes of the layers' weights by GPTQ, from what the layers see when the model reads a text.
+//!
+//! ```text
+//! text -> chunks of tokens                                                      (text)
+//! trace, passes (f32, weights of layers are codes that are given) -> stages     (stages)
+//! per stage: plan, compile and load for this machine                            (host)
+//!   hidden states -> inputs X of linear layers -> H = X^T X -> R R^T = H        (hessian; blocks: products by compiled code)
+//!     weights, R -> codes, which the next stages and the pack stage read        (gptq, codes)
+//!   hidden states -> those that enter the next layer
+//! ```
+//! A layer's inputs are taken with all weights before them rounded already, those of the same layer included. One Hessian exists at a time; the
+//! hidden states of the text stay in memory. The model runs with f32 activations, whatever the executable will compute with.
+//!
+//! The codes depend on model, text, `--quantize` and the level that the code is compiled for (vector widths decide in which order norms and
+//! softmax are summed), which the executable names; not on target, threads or buckets.
+
+mod blocks;
+mod codes;
+mod gptq;
+mod hessian;
+mod host;
+mod stages;
+mod text;
+
+pub use codes::{Calibrated, Codes};
+pub use text::CalibrationText;
+
+use crate::cache::Cache;
+use crate::error::Error;
+use crate::link::guard::WorkDir;
+use crate::pack::{self, Sink, Tensors};
+use crate::passes::{Pass, PassCx, quantise::Quantisation};
+use crate::plan::{PackJob, Planned, WeightTable};
+use crate::report::{Progress, Stage as Bar};
+use blocks::Product;
+use gptq::{BAND, Gptq};
+use hessian::Hessian;
+use host::HostCompiler;
+use rayon::prelude::*;
+use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
+use rcompile_codegen::program::{self, Layout};
+use rcompile_graph::{DType, Dim, Module, Recipe};
+use rcompile_models::arch::Task;
+use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::{Kind, Model};
+use stages::{HIDDEN, Stage};
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// What calibration needs of the build that it is part of.
+pub struct Cx<'a> {
+    /// The model.
+    pub model: &'a Model,
+    /// What is wanted.
+    pub quantisation: &'a Quantisation,
+    /// All passes.
+    pub passes: &'a [Pass],
+    /// For compiled code.
+    pub cache: &'a Cache,
+    /// For objects and codes.
+    pub work: &'a WorkDir,
+}
+
+/// What came out.
+#[derive(Debug)]
+pub struct Calibration {
+    /// The codes.
+    pub codes: Codes,
+    /// For `info`.
+    pub note: String,
+    /// What they depend on beside the model and the command line.
+    pub identity: String,
+}
+
+/// Refuses models that cannot be calibrated.
+pub fn check(model: &Model) -> Result<(), Error> {
+    if model.arch.task == Task::Generate {
+        return Ok(());
+    }
+    let what = format!("is for models that continue a text, found {}", model.arch.class_names[0]);
+    Err(Error::Unsupported { place: "--calibrate".into(), what, help: Some("leave it out: codes are rounded to nearest".into()) })
+}
+
+/// A planned stage.
+struct Planning {
+    stage: Stage,
+    planned: Planned,
+    weights: WeightTable,
+    /// About what it takes, in multiply-adds.
+    cost: u64,
+}
+
+/// A tensor whose codes are wanted.
+struct Wanted {
+    dtype: DType,
+    floats: Recipe,
+    rows: u64,
+    width: usize,
+}
+
+/// Runs the model over a text and rounds layer by layer.
+pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Result<Calibration, Error> {
+    let bar = progress.stage("calibrate", 100, false);
+    let chunks = &text.chunks;
+    let (length, rows) = (chunks[0].len(), chunks.iter().map(Vec::len).sum::<usize>());
+    let mut host = HostCompiler::new(cx.cache, cx.work)?;
+    let (module, wanted) = traced(cx, length)?;
+    let mut plannings = Vec::new();
+    for stage in stages::stages(&module, rows as u64)? {
+        plannings.push(planning(&host, stage, length, rows, &wanted)?);
+    }
+    let mut done = Done { bar: &bar, total: plannings.iter().map(|p| p.cost).sum(), so_far: 0, shown: 0 };
+    let mut forward = Forward::new(chunks, &plannings)?;
+    let mut codes = Codes::create(cx.work.path())?;
+    let mut products: BTreeMap<usize, Product> = BTreeMap::new();
+    for planning in &plannings {
+        let step = forward.prepare(&mut host, planning, &codes.over(&cx.model.weights))?;
+        let tensors = planning.stage.tensors.iter().map(|name| (name, &wanted[name])).collect::<Vec<_>>();
+        let Some((_, first)) = tensors.first() else {
+            forward.advance(&step)?;
+            done.add(planning.cost);
+            continue;
+        };
+        let width = first.width;
+        bar.message(tensors.iter().map(|t| t.0.as_str()).collect::<Vec<_>>().join(", "));
+        let side = blocks::side_of(width);
+        if !products.contains_key(&side) {
+            products.insert(side, Product::new(&mut host, side)?);
+        }
+        let mut hessian = Hessian::new(&products[&side], width);
+        let share = planning.cost / forward.batches() as u64;
+        forward.inputs(&step, width, |inputs| {
+            done.add(share);
+            hessian.add(inputs)
+        })?;
+        let Some(factor) = hessian.factor()? else { return Err(not_finite(text, &tensors)) };
+        let gptq = Gptq::new(&factor);
+        for (name, wanted) in tensors {
+            codes.add(name, wanted.dtype, wanted.rows, width);
+            round(&gptq, &codes, name, wanted, &cx.model.weights)?;
+        }
+        done.add(planning.cost - share * forward.batches() as u64);
+    }
+    let level = host.isa.name.clone();
+    bar.finish(&format!("{} tensors, {} chunks of {length} tokens, code for {level}", wanted.len(), chunks.len()));
+    let identity = format!("{} {level} {}", text.input.sha256, rcompile_codegen::fingerprint::text());
+    let note =
+        format!("calibrated with {} chunks of {length} tokens and code for {level}; another level may give other codes", chunks.len());
+    Ok(Calibration { codes, note, identity })
+}
+
+fn not_finite(text: &CalibrationText, tensors: &[(&String, &Wanted)]) -> Error {
+    let tensor = tensors.first().map_or("", |t| t.0.as_str());
+    let e = rcompile_models::Error::new(
+        Kind::Disagree,
+        "--calibrate",
+        tensor,
+        "its inputs are not finite",
+        "finite numbers",
+        format!("an infinity or NaN on {}", text.input.name),
+    );
+    e.help("leave --calibrate out: codes are rounded to nearest").into()
+}
+
+/// Shows progress in percent of the cost.
+struct Done<'a, 'p> {
+    bar: &'a Bar<'p>,
+    total: u64,
+    so_far: u64,
+    shown: u64,
+}
+
+impl Done<'_, '_> {
+    fn add(&mut self, cost: u64) {
+        self.so_far += cost;
+        let now = (self.so_far as u128 * 100 / u128::from(self.total.max(1))) as u64;
+        if now > self.shown {
+            self.bar.advance(now - self.shown);
+            self.shown = now;
+        }
+    }
+}
+
+/// The model as calibration runs it, and the tensors of codes that it names.
+fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>), Error> {
+    let model = cx.model;
+    let options =
+        TraceOptions { bucket: length as u64, logit_rows: 1, runs: 1, ctx_size: length as u64, kv_dtype: DType::F32, weight_dtype: None };
+    let stored = |name: &str| model.weights.get(name).and_then(|t| pack::stored_type(t.dtype));
+    let mut module = trace(&*model.net, model.arch.task, &stored, &options).map_err(|e| Error::bug("calibrate trace", e))?;
+    // The head is not run, and a table that is tied to it is looked up as it is in the checkpoint.
+    let quantisation = Quantisation { calibrated: true, head: None, ..cx.quantisation.clone() };
+    let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };
+    let mut found = HashMap::new();
+    // All rows are wanted in all layers, and each layer is cut out by itself.
+    for pass in cx.passes.iter().filter(|p| !["dead-logit-rows", "outline-layers"].contains(&p.name)) {
+        (pass.run)(&mut module, &mut pass_cx)?;
+        if pass.name == "quantise" {
+            found = wanted(&module);
+        }
+    }
+    Ok((module, found))
+}
+
+/// Tensors of codes that the quantise pass has named, with the weights that they replace.
+fn wanted(module: &Module) -> HashMap<String, Wanted> {
+    let mut found = HashMap::new();
+    for param in &module.params {
+        let dtype = param.ty.dtype;
+        let is_given = dtype.is_quantised() && matches!(&param.recipe, Recipe::Source { tensor } if *tensor == param.name);
+        let of = module.params.iter().find(|p| is_given && format!("{}.{dtype}", p.name) == param.name);
+        if let (Some(of), [Dim::Const(rows), Dim::Const(width)]) = (of, &param.ty.shape[..]) {
+            let floats = Recipe::Convert { of: Box::new(of.recipe.clone()), dtype: DType::F32 };
+            found.insert(param.name.clone(), Wanted { dtype, floats, rows: *rows, width: *width as usize });
+        }
+    }
+    found
+}
+
+/// Plans a stage and says what it costs.
+fn planning(
+    host: &HostCompiler<'_>,
+    stage: Stage,
+    length: usize,
+    rows: usize,
+    wanted: &HashMap<String, Wanted>,
+) -> Result<Planning, Error> {
+    let mut weights = WeightTable::default();
+    // The hidden states come first, so that all stages have them in one place.
+    if let Some(hidden) = stage.module.params.iter().find(|p| p.name == HIDDEN) {
+        let shape: Vec<u64> = hidden.ty.shape.iter().filter_map(|d| d.constant()).collect();
+        weights.place(HIDDEN, &hidden.recipe, program::DType::F32, &shape, Layout::Plain);
+    }
+    let planned = host.plan(&stage.module, length as u32, &mut weights)?;
+    let matmuls = weights.jobs.iter().filter(|j| j.layout != Layout::Plain);
+    let mut cost = matmuls.map(|j| j.shape.iter().product::<u64>()).sum::<u64>() * rows as u64;
+    for (i, w) in stage.tensors.iter().filter_map(|name| wanted.get(name)).enumerate() {
+        let k = w.width as u64;
+        cost += w.rows * k * k / 2 + if i == 0 { k * k * rows as u64 / 2 + k * k * k / 6 } else { 0 };
+    }
+    Ok(Planning { stage, planned, weights, cost: cost.max(1) })
+}
+
+/// The model's way through the text: hidden states, and the weights of the stage at hand behind them.
+struct Forward<'c> {
+    chunks: &'c [Vec<u32>],
+    /// Elements of a hidden state.
+    width: usize,
+    area: HostWeights,
+    /// The first stage's weights, and tokens in place of hidden states.
+    first: Option<HostWeights>,
+    /// Chunks that are worked on at once.
+    batch: usize,
+}
+
+impl<'c> Forward<'c> {
+    fn new(chunks: &'c [Vec<u32>], plannings: &[Planning]) -> Result<Forward<'c>, Error> {
+        let memory = |bytes| {
+            HostWeights::new(bytes)
+                .map_err(|e| Error::Limit { place: "--calibrate".into(), what: format!("no memory for {bytes} bytes: {e}") })
+        };
+        let first = &plannings[0];
+        let f = first.stage.module.main();
+        let width = f.ty(f.outputs[0]).shape.last().and_then(|d| d.constant()).unwrap_or(0) as usize;
+        let most = plannings[1..].iter().map(|p| p.weights.len).max().unwrap_or(0);
+        let hidden = chunks.iter().map(Vec::len).sum::<usize>() * width * 4;
+        let batch = rayon::current_num_threads().min(chunks.len());
+        Ok(Forward { chunks, width, area: memory(most.max(hidden as u64))?, first: Some(memory(first.weights.len)?), batch })
+    }
+
+    fn batches(&self) -> usize {
+        self.chunks.len().div_ceil(self.batch)
+    }
+
+    /// Compiles a stage and packs its weights.
+    fn prepare(&mut self, host: &mut HostCompiler<'_>, planning: &Planning, tensors: &dyn Tensors) -> Result<Arc<HostStep>, Error> {
+        let table = &planning.weights;
+        let tokens = match self.first {
+            Some(_) => self.chunks.iter().flatten().max().map_or(0, |t| t + 1),
+            None => self.chunks.iter().map(Vec::len).sum::<usize>() as u32,
+        };
+        let step = host.load(&planning.planned, table, tokens, false)?;
+        let mut jobs: Vec<PackJob> = table.jobs.iter().filter(|j| j.name != HIDDEN).cloned().collect();
+        let base = jobs.iter().map(|j| j.offset).min().unwrap_or(0);
+        jobs.iter_mut().for_each(|j| j.offset -= base);
+        let table = WeightTable { jobs, len: table.len - base };
+        let area = self.first.as_ref().unwrap_or(&self.area);
+        let sink = Sink { file: area.file(), path: Path::new("calibration"), base };
+        pack::pack(&table, tensors, sink, false, &|_| {})?;
+        Ok(step)
+    }
+
+    /// Runs a stage over the text; `then` gets its outputs, `[tokens][width]` of each chunk, some chunks at a time.
+    fn inputs(&self, step: &HostStep, width: usize, mut then: impl FnMut(&[Vec<f32>]) -> Result<(), Error>) -> Result<(), Error> {
+        let idle: Mutex<Vec<Scratch>> = Mutex::default();
+        for begin in (0..self.chunks.len()).step_by(self.batch) {
+            let outputs = self.batch(step, &idle, begin, width);
+            then(&outputs)?;
+        }
+        Ok(())
+    }
+
+    /// The outputs of a batch of chunks.
+    fn batch(&self, step: &HostStep, idle: &Mutex<Vec<Scratch>>, begin: usize, width: usize) -> Vec<Vec<f32>> {
+        let end = self.chunks.len().min(begin + self.batch);
+        (begin..end).into_par_iter().map(|chunk| self.run(step, idle, chunk, width)).collect()
+    }
+
+    fn run(&self, step: &HostStep, idle: &Mutex<Vec<Scratch>>, chunk: usize, width: usize) -> Vec<f32> {
+        let lock = || idle.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock().pop();
+        let mut scratch = known.unwrap_or_else(|| step.scratch());
+        let length = self.chunks[chunk].len() as u32;
+        let places: Vec<u32> = (chunk as u32 * length..(chunk as u32 + 1) * length).collect();
+        let (area, tokens) = match &self.first {
+            Some(first) => (first, &self.chunks[chunk]),
+            None => (&self.area, &places),
+        };
+        let out = step.run(area, &mut scratch, tokens);
+        let rows = out.chunks(step.output_width()).flat_map(|row| &row[..width]);
+        let rows = rows.copied().collect();
+        lock().push(scratch);
+        rows
+    }
+
+    /// Runs a stage whose output becomes the hidden states.
+    fn advance(&mut self, step: &HostStep) -> Result<(), Error> {
+        let idle: Mutex<Vec<Scratch>> = Mutex::default();
+        for begin in (0..self.chunks.len()).step_by(self.batch) {
+            let outputs = self.batch(step, &idle, begin, self.width);
+            // A chunk's states are read by its own step only.
+            for (chunk, rows) in (begin..).zip(outputs) {
+                self.area.write(chunk * rows.len() * 4, &rows);
+            }
+        }
+        self.first = None;
+        Ok(())
+    }
+}
+
+/// Rounds one tensor by bands of rows.
+fn round(gptq: &Gptq<'_, '_>, codes: &Codes, name: &str, wanted: &Wanted, tensors: &dyn Tensors) -> Result<(), Error> {
+    let bands: Vec<u64> = (0..wanted.rows).step_by(BAND).collect();
+    bands.into_par_iter().try_for_each(|first| {
+        let rows = first..wanted.rows.min(first + BAND as u64);
+        let weights = pack::floats(&wanted.floats, rows, tensors)?;
+        codes.write(name, first, &gptq.round(wanted.dtype, &weights, wanted.width)?)
+    })
+}
