@@ -31,8 +31,6 @@ pub struct Sizes {
     pub weights_bytes: u64,
     /// Rows of the table that `token` looks up.
     pub tokens: u32,
-    /// Do rows see later rows (encoders)?
-    pub bidirectional: bool,
 }
 
 /// A loaded step.
@@ -166,7 +164,7 @@ impl HostStep {
         self.sizes.output_width
     }
 
-    /// Runs one sequence from position 0: a row per token. Returns [`Sizes::output_width`] elements per row.
+    /// Runs one causal sequence from position 0: a row per token. Returns [`Sizes::output_width`] elements per row.
     ///
     /// # Panics
     /// Tokens, rows or weights beyond the sizes of the plan.
@@ -184,8 +182,7 @@ impl HostStep {
         let (token, place, zero) = (column(&|i| tokens[i] as i32), column(&|i| i as i32), vec![0; rows]);
         let tile = |begin: usize| {
             let end = rows.min(begin + self.tile_rows);
-            let key_end = if self.sizes.bidirectional { rows } else { end };
-            Tile { row_begin: begin as i32, row_count: (end - begin) as i32, slot: 0, key_end: key_end as i32 }
+            Tile { row_begin: begin as i32, row_count: (end - begin) as i32, slot: 0, key_end: end as i32 }
         };
         let tiles: Vec<Tile> = (0..rows).step_by(self.tile_rows).map(tile).collect();
         let pages: Vec<i32> = (0..self.sizes.pages as i32).collect();

@@ -268,7 +268,9 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     }
 
     if let Some((_, work, _, archive)) = &place {
-        payload::check_space(work.path(), weights.len + archive.len() as u64 + LINKED_BYTES)?;
+        // Calibrated codes lie beside the executable until they are packed.
+        let codes = if text.is_some() { model.weights.parameters() } else { 0 };
+        payload::check_space(work.path(), weights.len + archive.len() as u64 + LINKED_BYTES + codes)?;
     }
 
     // calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows here.

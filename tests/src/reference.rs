@@ -1,8 +1,13 @@
 //! The graph of a model directory, run by the reference interpreter.
 
-use rcompile::pack::stored_type;
+use rcompile::cache::Cache;
+use rcompile::calibrate::{self, CalibrationText, Codes};
+use rcompile::link::guard::WorkDir;
+use rcompile::pack::{Tensors, stored_type};
 use rcompile::passes::quantise::{self, Quantisation};
 use rcompile::passes::{PassCx, compute_dtype};
+use rcompile::pipeline::PASSES;
+use rcompile::report::Progress;
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Model, OpenOptions};
@@ -17,6 +22,7 @@ const RUNS_MAX: u64 = 16;
 pub struct Reference {
     model: Model,
     module: Module,
+    codes: Option<Codes>,
 }
 
 impl Reference {
@@ -42,7 +48,19 @@ impl Reference {
         let mut cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
         quantise::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
         compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
-        Reference { model, module }
+        Reference { model, module, codes: None }
+    }
+
+    /// With codes that are calibrated on a text, as `--calibrate` makes them.
+    pub fn calibrated(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation, text: &Path) -> Reference {
+        let quantisation = Quantisation { calibrated: true, ..quantisation.clone() };
+        let reference = Reference::quantised(dir, compute, kv_dtype, &quantisation);
+        let temp = tempfile::tempdir().expect("temporary directory");
+        let work = WorkDir::create(&temp.path().join("out")).unwrap_or_else(|e| panic!("{e}"));
+        let cx = calibrate::Cx { model: &reference.model, quantisation: &quantisation, passes: PASSES, cache: &Cache::none(), work: &work };
+        let text = CalibrationText::read(text, cx.model).unwrap_or_else(|e| panic!("{e}"));
+        let calibration = calibrate::run(&cx, &text, &mut Progress::new(true)).unwrap_or_else(|e| panic!("{e}"));
+        Reference { codes: Some(calibration.codes), ..reference }
     }
 
     /// The graph.
@@ -62,9 +80,20 @@ impl Reference {
 
     /// Runs another graph with this checkpoint.
     pub fn runner_of<'m>(&'m self, module: &'m Module) -> Runner<'m> {
-        let read = |name: &str| read(&self.model, name);
+        let read = |name: &str| match self.codes.as_ref().and_then(|codes| given(codes, &self.model, name)) {
+            Some(tensor) => Ok(tensor),
+            None => read(&self.model, name),
+        };
         Runner { interp: Interp::from_checkpoint(module, read), len: 0 }
     }
+}
+
+/// A tensor of given codes.
+fn given(codes: &Codes, model: &Model, name: &str) -> Option<Tensor> {
+    let codes = codes.over(&model.weights);
+    let (dtype, shape) = codes.info(name).filter(|(dtype, _)| dtype.is_quantised())?;
+    let rows = codes.codes(name, 0..shape[0]).unwrap_or_else(|e| panic!("{e}"));
+    Some(Tensor { dtype, shape: shape.iter().map(|n| *n as usize).collect(), data: rows.values() })
 }
 
 /// A tensor of the checkpoint.

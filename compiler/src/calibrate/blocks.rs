@@ -58,7 +58,7 @@ impl Product {
         let module = b.finish(vec![c]);
         let mut weights = WeightTable::default();
         let planned = host.plan(&module, side as u32, &mut weights)?;
-        let step = host.load(&planned, &weights, side as u32, false)?;
+        let step = host.load(&planned, &weights, side as u32)?;
         let job = |plain: bool| {
             let job = weights.jobs.iter().find(|j| (j.layout == Layout::Plain) == plain);
             job.cloned().ok_or_else(|| Error::bug("calibrate product", "operands are not as planned"))

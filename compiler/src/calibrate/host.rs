@@ -41,7 +41,7 @@ impl<'a> HostCompiler<'a> {
     }
 
     /// The code of a plan, whose `token` looks up tables of `tokens` rows.
-    pub fn load(&mut self, planned: &Planned, weights: &WeightTable, tokens: u32, bidirectional: bool) -> Result<Arc<HostStep>, Error> {
+    pub fn load(&mut self, planned: &Planned, weights: &WeightTable, tokens: u32) -> Result<Arc<HostStep>, Error> {
         let units = compile_units(&planned.program, &self.isa, Options::default());
         let sizes = Sizes {
             state_bytes: planned.state.bytes,
@@ -49,7 +49,6 @@ impl<'a> HostCompiler<'a> {
             output_width: (planned.output_stride * planned.outputs) as usize,
             weights_bytes: weights.len,
             tokens,
-            bidirectional,
         };
         let key = units.iter().map(|u| u.key.as_str()).chain([format!("{sizes:?}").as_str()]).collect::<Vec<_>>().join("\n");
         if let Some(step) = self.loaded.get(&key) {

@@ -48,6 +48,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
+/// Most chunks whose inputs of a linear layer are held at once.
+const BATCH: usize = 16;
+
 /// What calibration needs of the build that it is part of.
 pub struct Cx<'a> {
     /// The model.
@@ -265,7 +268,7 @@ impl<'c> Forward<'c> {
         let width = f.ty(f.outputs[0]).shape.last().and_then(|d| d.constant()).unwrap_or(0) as usize;
         let most = plannings[1..].iter().map(|p| p.weights.len).max().unwrap_or(0);
         let hidden = chunks.iter().map(Vec::len).sum::<usize>() * width * 4;
-        let batch = rayon::current_num_threads().min(chunks.len());
+        let batch = rayon::current_num_threads().min(chunks.len()).min(BATCH);
         Ok(Forward { chunks, width, area: memory(most.max(hidden as u64))?, first: Some(memory(first.weights.len)?), batch })
     }
 
@@ -280,7 +283,7 @@ impl<'c> Forward<'c> {
             Some(_) => self.chunks.iter().flatten().max().map_or(0, |t| t + 1),
             None => self.chunks.iter().map(Vec::len).sum::<usize>() as u32,
         };
-        let step = host.load(&planning.planned, table, tokens, false)?;
+        let step = host.load(&planning.planned, table, tokens)?;
         let mut jobs: Vec<PackJob> = table.jobs.iter().filter(|j| j.name != HIDDEN).cloned().collect();
         let base = jobs.iter().map(|j| j.offset).min().unwrap_or(0);
         jobs.iter_mut().for_each(|j| j.offset -= base);
@@ -348,3 +351,6 @@ fn round(gptq: &Gptq<'_, '_>, codes: &Codes, name: &str, wanted: &Wanted, tensor
         codes.write(name, first, &gptq.round(wanted.dtype, &weights, wanted.width)?)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,210 @@
+//! The arithmetic against its definitions in f64.
+
+use super::blocks::{Product, side_of};
+use super::gptq::Gptq;
+use super::hessian::Hessian;
+use super::host::HostCompiler;
+use crate::cache::Cache;
+use crate::link::guard::WorkDir;
+use rcompile_graph::quant::{Coded, Step};
+use rcompile_graph::{DType, Group};
+
+fn with_product<T>(side: usize, run: impl FnOnce(&Product) -> T) -> T {
+    let dir = tempfile::tempdir().unwrap();
+    let work = WorkDir::create(&dir.path().join("out")).unwrap();
+    let cache = Cache::none();
+    let mut host = HostCompiler::new(&cache, &work).unwrap();
+    run(&Product::new(&mut host, side).unwrap())
+}
+
+/// Numbers between -1 and 1.
+fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut next = || {
+        state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Rows whose columns depend on each other, as activations do.
+fn inputs(rows: usize, k: usize, seed: u64) -> Vec<f32> {
+    let noise = numbers(rows * k, seed);
+    let common = numbers(rows * 8, seed + 1);
+    let mix = numbers(8 * k, seed + 2);
+    let value = |at: usize| {
+        let (row, c) = (at / k, at % k);
+        let shared: f32 = (0..8).map(|i| common[row * 8 + i] * mix[i * k + c]).sum();
+        0.3 * noise[at] + shared
+    };
+    (0..rows * k).map(value).collect()
+}
+
+/// `X^T X` plus one part in a hundred of its mean diagonal.
+fn damped(x: &[f32], k: usize) -> Vec<f64> {
+    let mut h = vec![0.0; k * k];
+    for row in x.chunks(k) {
+        for i in 0..k {
+            (0..k).for_each(|j| h[i * k + j] += f64::from(row[i]) * f64::from(row[j]));
+        }
+    }
+    let mean = (0..k).map(|i| h[i * (k + 1)]).sum::<f64>() / k as f64;
+    (0..k).for_each(|i| h[i * (k + 1)] += 0.01 * mean);
+    h
+}
+
+/// `L` with `L L^T = a`.
+fn cholesky(a: &[f64], k: usize) -> Vec<f64> {
+    let mut l = vec![0.0; k * k];
+    for i in 0..k {
+        for j in 0..=i {
+            let sum: f64 = (0..j).map(|m| l[i * k + m] * l[j * k + m]).sum();
+            let rest = a[i * k + j] - sum;
+            l[i * k + j] = if i == j { rest.sqrt() } else { rest / l[j * k + j] };
+        }
+    }
+    l
+}
+
+fn inverse(a: &[f64], k: usize) -> Vec<f64> {
+    let l = cholesky(a, k);
+    let mut out = vec![0.0; k * k];
+    for c in 0..k {
+        let mut x = vec![0.0; k];
+        for i in 0..k {
+            let sum: f64 = (0..i).map(|m| l[i * k + m] * x[m]).sum();
+            x[i] = (f64::from(u8::from(i == c)) - sum) / l[i * k + i];
+        }
+        for i in (0..k).rev() {
+            let sum: f64 = (i + 1..k).map(|m| l[m * k + i] * x[m]).sum();
+            x[i] = (x[i] - sum) / l[i * k + i];
+        }
+        (0..k).for_each(|i| out[i * k + c] = x[i]);
+    }
+    out
+}
+
+/// GPTQ as the paper has it: the upper Cholesky factor of the inverse, columns left to right, later weights moved by each error.
+fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64]) -> Coded {
+    let l = cholesky(&inverse(h, k), k);
+    let u = |i: usize, j: usize| l[j * k + i];
+    let mut coded = Coded { dtype, width: k, codes: vec![], scales: vec![] };
+    let group = coded.group();
+    for row in weights.chunks(k) {
+        let mut w: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
+        let mut step = Step::of(dtype, row);
+        for c in 0..k {
+            if c % group == 0 && group < k {
+                let now: Vec<f32> = w[c..k.min(c + group)].iter().map(|x| *x as f32).collect();
+                step = Step::of(dtype, &now);
+            }
+            if c % group == 0 {
+                coded.scales.push(step.scale);
+            }
+            let code = step.code(w[c] as f32);
+            coded.codes.push(code);
+            let error = (w[c] - f64::from(code) * f64::from(step.scale)) / u(c, c);
+            (c..k).for_each(|j| w[j] -= error * u(c, j));
+        }
+    }
+    coded
+}
+
+/// What rounding costs: the trace of `D H D^T`.
+fn cost(coded: &Coded, weights: &[f32], k: usize, h: &[f64]) -> f64 {
+    let errors: Vec<f64> = coded.values().iter().zip(weights).map(|(q, w)| f64::from(*w) - q).collect();
+    let of_row = |d: &[f64]| (0..k).map(|i| d[i] * (0..k).map(|j| h[i * k + j] * d[j]).sum::<f64>()).sum::<f64>();
+    errors.chunks(k).map(of_row).sum()
+}
+
+#[test]
+fn products() {
+    with_product(64, |product| {
+        let (a, b) = (numbers(48 * 64, 1), numbers(64 * 64, 2));
+        let panels = product.panels(|n, k| b[n * 64 + k]);
+        product
+            .run(&a, &panels, |c| {
+                assert_eq!(c.len(), 48 * 64);
+                for (at, found) in c.iter().enumerate() {
+                    let (i, j) = (at / 64, at % 64);
+                    let wanted: f64 = (0..64).map(|k| f64::from(a[i * 64 + k]) * f64::from(b[j * 64 + k])).sum();
+                    assert!((f64::from(*found) - wanted).abs() < 1e-5, "[{i}, {j}] is {found}, not {wanted}");
+                }
+            })
+            .unwrap();
+    });
+}
+
+/// One block with a rest, and several with a rest.
+#[test]
+fn factors() {
+    for (k, side) in [(70, 128), (200, 64)] {
+        with_product(side, |product| {
+            let x = inputs(333, k, 3);
+            let mut hessian = Hessian::new(product, k);
+            hessian.add(&[x[..100 * k].to_vec(), x[100 * k..].to_vec()]).unwrap();
+            let factor = hessian.factor().unwrap().unwrap();
+            let r = |i: usize, j: usize| {
+                if i / side > j / side { 0.0 } else { f64::from(factor.block(i / side, j / side)[i % side * side + j % side]) }
+            };
+            let h = damped(&x, k);
+            let largest = h.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            for i in 0..k {
+                for j in 0..k {
+                    let found: f64 = (0..k).map(|m| r(i, m) * r(j, m)).sum();
+                    assert!((found - h[i * k + j]).abs() < 1e-5 * largest, "[{i}, {j}] is {found}, not {}", h[i * k + j]);
+                    assert!(i <= j || r(i, j) == 0.0);
+                }
+            }
+        });
+    }
+}
+
+#[test]
+fn inputs_without_a_meaning() {
+    with_product(64, |product| {
+        let w = numbers(3 * 64, 9);
+        let q4 = DType::Q4(Group::G32);
+        let mut zero = Hessian::new(product, 64);
+        zero.add(&[vec![0.0; 64 * 10]]).unwrap();
+        let factor = zero.factor().unwrap().unwrap();
+        assert_eq!(Gptq::new(&factor).round(q4, &w, 64).unwrap(), Coded::quantise(q4, &w, 64));
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut hessian = Hessian::new(product, 64);
+            hessian.add(&[[&[bad][..], &[1.0; 63]].concat()]).unwrap();
+            assert!(hessian.factor().unwrap().is_none());
+        }
+    });
+}
+
+/// Equal codes but for values that rounding puts on the other side of a border, and the cost of the paper's.
+#[test]
+fn codes_are_those_of_the_paper() {
+    for (k, side, dtype) in [
+        (200, 64, DType::Q4(Group::G32)),
+        (200, 64, DType::Q4(Group::G64)),
+        (96, 128, DType::Q4(Group::G128)),
+        (300, 128, DType::Q4(Group::G128)),
+        (200, 64, DType::Q8(Group::Row)),
+    ] {
+        with_product(side, |product| {
+            let (x, w) = (inputs(500, k, 5), numbers(40 * k, 6));
+            let mut hessian = Hessian::new(product, k);
+            hessian.add(std::slice::from_ref(&x)).unwrap();
+            let factor = hessian.factor().unwrap().unwrap();
+            let found = Gptq::new(&factor).round(dtype, &w, k).unwrap();
+            let h = damped(&x, k);
+            let wanted = paper(dtype, &w, k, &h);
+            let other = found.codes.iter().zip(&wanted.codes).filter(|(a, b)| a != b).count();
+            let costs = [&found, &wanted, &Coded::quantise(dtype, &w, k)].map(|coded| cost(coded, &w, k, &h));
+            println!("{dtype}: {other} of {} codes differ; cost {costs:?}", found.codes.len());
+            assert!(other * 50 < found.codes.len(), "{dtype}: {other} codes differ");
+            assert!((costs[0] / costs[1] - 1.0).abs() < 0.01 && costs[0] < 0.6 * costs[2], "{dtype}: {costs:?}");
+        });
+    }
+}
+
+#[test]
+fn sides() {
+    assert_eq!([1, 64, 65, 192, 512, 8192].map(side_of), [64, 64, 128, 256, 512, 512]);
+}

@@ -1,0 +1,184 @@
+//! `--calibrate`: what it gains on text that it has not seen, executables against the interpreter of the same codes, bytes, refusals.
+
+use rcompile::compare::{Comparison, compare};
+use rcompile::options::{Command as Verb, parse};
+use rcompile::passes::quantise::Quantisation;
+use rcompile_graph::{DType, Group};
+use rcompile_tests::{Exe, Reference, assets, build, difference, ids, model_dir, rcompile, tol};
+use serde_json::Value;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const FULL: &str = "--buckets 1,64 --compute f32 --dtype f32 --kv-dtype f32";
+
+fn demo() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo")
+}
+
+fn stories() -> Option<PathBuf> {
+    assets("models/stories260k-llama")
+}
+
+/// Two texts of a story-teller's, `bytes` long each, that have no story in common.
+fn tinystories(bytes: usize) -> (PathBuf, PathBuf) {
+    let dir = model_dir(&format!("tinystories-{bytes}"), |dir| {
+        let all = std::fs::read_to_string(assets("texts").expect("texts").join("tinystories-a.txt")).expect("text");
+        for (name, begin) in [("calibrate", 0), ("held-out", 150_000)] {
+            let (begin, end) = (all.floor_char_boundary(begin), all.floor_char_boundary(begin + bytes));
+            std::fs::write(dir.join(name), &all[begin..end]).expect("text");
+        }
+    });
+    (dir.join("calibrate"), dir.join("held-out"))
+}
+
+fn temp() -> TempDir {
+    tempfile::tempdir().expect("temporary directory")
+}
+
+/// Mean divergence of `b` from `a` on a text.
+fn divergence(a: &Exe, b: &Exe, text: &Path) -> f64 {
+    let mut args: Vec<OsString> = ["rcompile", "compare", "--quiet"].map(Into::into).to_vec();
+    args.extend([a.path().into(), b.path().into(), "-f".into(), text.into()]);
+    let Ok(Ok(Verb::Compare(options))) = parse(args) else { panic!("not a comparison") };
+    match compare(&options).unwrap_or_else(|e| panic!("{e}")) {
+        Comparison::NextTokens(found) => found.kld_mean,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Divergence on held-out text: rounded to nearest, and calibrated.
+fn gain(model: &Path, text: &Path, held_out: &Path, options: &str) -> (f64, f64) {
+    let full = build(model, FULL);
+    let nearest = build(model, &format!("--buckets 1,64 --kv-dtype f32 {options}"));
+    let calibrated = build(model, &format!("--buckets 1,64 --kv-dtype f32 {options} --calibrate {}", text.display()));
+    let found = [&nearest, &calibrated].map(|exe| divergence(&full, exe, held_out));
+    println!("{} {options}: nearest {:.6}, calibrated {:.6}", model.display(), found[0], found[1]);
+    (found[0], found[1])
+}
+
+/// The gate: a fifth lower at int4 on the bundled model, on stories that it was not calibrated on.
+#[test]
+fn demo_model() {
+    let (model, text, held_out) = (demo().join("model"), demo().join("calibrate.txt"), demo().join("held_out.txt"));
+    let (nearest, calibrated) = gain(&model, &text, &held_out, "--quantize int4");
+    assert!(calibrated < 0.8 * nearest, "{calibrated} and {nearest}");
+}
+
+#[test]
+fn real_models() {
+    let Some(llama) = stories() else { return };
+    let (text, held_out) = tinystories(60_000);
+    for (options, share) in
+        [("--quantize int4", 0.85), ("--quantize int4 --group-size 64 --compute f32", 0.85), ("--quantize int8 --compute f32", 1.0)]
+    {
+        let (nearest, calibrated) = gain(&llama, &text, &held_out, options);
+        assert!(calibrated < share * nearest, "{options}: {calibrated} and {nearest}");
+    }
+}
+
+/// Weights that the checkpoint holds transposed, biases, learned positions.
+#[test]
+fn gpt2() {
+    let Some(model) = assets("models/slm4096-gpt2") else { return };
+    let text = model_dir("slm4096-text", |dir| {
+        let corpus = std::fs::read_to_string(model.join("corpus.txt")).expect("corpus");
+        std::fs::write(dir.join("text"), corpus.repeat(1 + 20_000 / corpus.len())).expect("text");
+    });
+    let text = text.join("text");
+    let (nearest, calibrated) = gain(&model, &text, &text, "--quantize int4 --compute f32");
+    assert!(calibrated < nearest, "{calibrated} and {nearest}");
+}
+
+/// The executable computes with the codes that calibration made: the interpreter, fed with the same, says the same.
+#[test]
+fn executables_hold_the_codes() {
+    let Some(model) = stories() else { return };
+    let (text, _) = tinystories(4_000);
+    let quantisation = Quantisation { body: Some(DType::Q4(Group::G32)), head: Some(DType::Q8(Group::Row)), ..Quantisation::default() };
+    let options = format!("--kv-dtype f32 --buckets 1,8,64 --quantize int4 --compute f32 --calibrate {}", text.display());
+    let exe = build(&model, &options);
+    let tokens = ids(&exe.json(["tokenize", "-p", "Once upon a time there was a dog named Max."])["tokens"]);
+    let found: Vec<f64> = exe.logits(&tokens, &[]).iter().map(|x| f64::from(*x)).collect();
+    let same = Reference::calibrated(&model, DType::F32, DType::F32, &quantisation, &text).runner().logits(&tokens);
+    let d = difference(&found, &same);
+    assert!(tol::F32.holds(&d), "{d}");
+    // Codes of another choice are far away.
+    let nearest = Reference::quantised(&model, DType::F32, DType::F32, &quantisation).runner().logits(&tokens);
+    let d = difference(&found, &nearest);
+    assert!(!tol::F32.holds(&d), "{d}");
+
+    let info = exe.json(["info"]);
+    assert_eq!(info["quantization"], "int4 by 32, head int8, calibrated", "{info}");
+    let input = info["inputs"].as_array().expect("inputs").iter().find(|i| i["name"] == "--calibrate").expect("the text");
+    assert_eq!(input["bytes"], std::fs::metadata(&text).expect("text").len());
+    let notes = info["notes"].as_array().expect("notes");
+    assert!(notes.iter().filter_map(Value::as_str).any(|n| n.starts_with("calibrated with ")), "{info}");
+}
+
+/// Neither threads nor the cache change a byte; another text does.
+#[test]
+fn the_same_bytes_again() {
+    let Some(model) = stories() else { return };
+    let dir = temp();
+    let (text, other) = tinystories(8_000);
+    let cache = dir.path().join("cache");
+    let made = |name: &str, text: &Path, options: &str| {
+        let out = dir.path().join(name);
+        let mut args: Vec<OsString> = vec!["--model".into(), model.clone().into(), "-o".into(), out.clone().into()];
+        args.extend(["--buckets", "8", "--quantize", "int4", "--calibrate"].map(Into::into));
+        args.push(text.into());
+        args.extend(options.split_whitespace().map(Into::into));
+        rcompile(args).unwrap_or_else(|e| panic!("{options}: {e}"));
+        std::fs::read(out).expect("executable")
+    };
+    let kept = format!("--cache-weights --cache-dir {}", cache.display());
+    let first = made("a", &text, "--jobs 1 --no-cache");
+    assert!(made("b", &text, "--jobs 3 --no-cache") == first);
+    assert!(made("c", &text, &kept) == first);
+    assert!(made("d", &text, &kept) == first);
+    let changed = made("e", &other, &kept);
+    assert!(changed != first && made("f", &other, "--no-cache") == changed);
+}
+
+#[test]
+fn refusals() {
+    let Some(model) = stories() else { return };
+    let dir = temp();
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, bytes).expect("text");
+        path
+    };
+    let short = file("short", b"Once upon a time there was a dog.");
+    let cases = [
+        (file("empty", b""), 4, "is empty"),
+        (file("blank", b" \n\t\n"), 4, "is empty"),
+        (short.clone(), 4, "is too short, expected at least 511 tokens, one chunk, found "),
+        (file("latin1", b"Once upon a time in caf\xe9s"), 4, "is not UTF-8, expected a text, found other bytes at 23"),
+        (dir.path().join("none"), 3, "cannot be read"),
+        (dir.path().to_path_buf(), 3, "is not a regular file"),
+    ];
+    let out = dir.path().join("out");
+    let refused = |model: &Path, text: &Path, options: &[&str]| {
+        let mut args: Vec<OsString> =
+            vec!["--model".into(), model.into(), "-o".into(), out.clone().into(), "--calibrate".into(), text.into()];
+        args.extend(options.iter().map(Into::into));
+        let e = rcompile(args).expect_err("an error");
+        assert!(!out.exists());
+        e
+    };
+    for (path, code, words) in cases {
+        let e = refused(&model, &path, &["--quantize", "int4"]);
+        let lines = e.lines();
+        assert_eq!(e.exit_code(), code, "{e}");
+        assert!(lines[0].contains(words) && lines.len() == 2 && lines[1].starts_with("help: "), "{lines:?}");
+    }
+    let e = refused(&model, &short, &[]);
+    assert_eq!(e.exit_code(), 2);
+    assert!(e.lines().join("\n").contains("help: --quantize int4 --calibrate FILE"), "{e}");
+    let Some(encoder) = assets("models/all-MiniLM-L6-v2-fp16") else { return };
+    let e = refused(&encoder, &short, &["--quantize", "int4"]);
+    assert_eq!(e.exit_code(), 6);
+    assert!(e.to_string().contains("--calibrate: is for models that continue a text, found BertModel"), "{e}");
+}
