@@ -121,7 +121,7 @@ fn executables_hold_the_codes() {
 fn the_same_bytes_again() {
     let Some(model) = stories() else { return };
     let dir = temp();
-    let (text, other) = tinystories(8_000);
+    let (text, other) = tinystories(3_000);
     let cache = dir.path().join("cache");
     let made = |name: &str, text: &Path, options: &str| {
         let out = dir.path().join(name);

@@ -44,7 +44,7 @@ use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model};
 use stages::{HIDDEN, Stage};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, btree_map::Entry};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -127,11 +127,14 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
         };
         let width = first.width;
         bar.message(tensors.iter().map(|t| t.0.as_str()).collect::<Vec<_>>().join(", "));
-        let side = blocks::side_of(width);
-        if !products.contains_key(&side) {
-            products.insert(side, Product::new(&mut host, side)?);
-        }
-        let mut hessian = Hessian::new(&products[&side], width);
+        let product = match products.entry(blocks::side_of(width)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let product = Product::new(&mut host, *new.key())?;
+                new.insert(product)
+            }
+        };
+        let mut hessian = Hessian::new(product, width);
         let share = planning.cost / forward.batches() as u64;
         forward.inputs(&step, width, |inputs| {
             done.add(share);
