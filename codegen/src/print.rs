@@ -211,6 +211,7 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let compute = match m.compute {
         Compute::F32 => "f32",
         Compute::Int8Dot => "int8 dot",
+        Compute::Int8Mmla => "int8_mmla",
         Compute::Bf16Dot => "bf16_dot",
         Compute::Bf16Mmla => "bf16_mmla",
     };

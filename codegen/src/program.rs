@@ -159,14 +159,14 @@ pub enum Layout {
 pub enum Coding {
     /// In the weight's type.
     Elements,
-    /// `P[panel]{ [k / 4][nr][4] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes themselves) or `u8` (codes
-    /// + 128), as the CPU's dot product wants them.
+    /// `P[panel]{ [k / k_pack][nr][k_pack] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes themselves) or `u8`
+    /// (codes + 128), as the CPU's dot product wants them.
     Int8 {
         /// k per scale of the quantised left operand: 32, 64 or 128.
         group: u32,
     },
-    /// `P[panel][k / group]{ [group / 8][nr][4 bytes] codes + 8, [nr] f16 scales }`: byte i of a column holds k = i in its low and k = 4 + i in
-    /// its high half. The weight's type is `u8`.
+    /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes + 8, [nr] f16 scales }`: byte i of a column holds k = i in its low and
+    /// k = k_pack / 2 + i in its high half. The weight's type is `u8`.
     Int4 {
         /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
         group: u32,
@@ -190,12 +190,13 @@ impl Coding {
             Coding::Int4 { .. } => 8,
         }
     }
-    /// Consecutive k of one column that lie together: four bytes of codes.
-    pub fn k_pack(self) -> Option<u32> {
+    /// Consecutive k of one column that lie together, as `compute` reads them: four bytes of codes, for matrix instructions eight.
+    pub fn k_pack(self, compute: Compute) -> Option<u32> {
+        let bytes = if compute == Compute::Int8Mmla { 8 } else { 4 };
         match self {
             Coding::Elements => None,
-            Coding::Int8 { .. } => Some(4),
-            Coding::Int4 { .. } => Some(8),
+            Coding::Int8 { .. } => Some(bytes),
+            Coding::Int4 { .. } => Some(2 * bytes),
         }
     }
 }
@@ -210,7 +211,7 @@ impl Coding {
 pub struct Panels {
     /// Columns per panel.
     pub nr: u32,
-    /// Consecutive k of one column that lie together (bf16: 2, for matrix instructions 4; int8: 4, int4: 8; else 1).
+    /// Consecutive k of one column that lie together (bf16: 2, for matrix instructions 4; codes: [`Coding::k_pack`]; else 1).
     pub k_pack: u32,
     /// Inner dimension.
     pub k: u32,
@@ -595,6 +596,15 @@ pub enum Compute {
     /// int8 codes of both operands: exact i32 sums over groups of k, scaled and added in f32, one chain over groups per output element. The
     /// left operand is the records of [`Quantise`].
     Int8Dot,
+    /// The same values, with matrix instructions: codes in blocks of 8 k of two rows and two columns (SMMLA).
+    Int8Mmla,
+}
+
+impl Compute {
+    /// Are both operands codes, the left one in records?
+    pub fn takes_codes(self) -> bool {
+        matches!(self, Compute::Int8Dot | Compute::Int8Mmla)
+    }
 }
 
 /// Rows of floats to int8 codes with a scale per group of k: `q8g32`, `q8g64` or `q8g128` of the graph.
@@ -659,7 +669,7 @@ pub struct MatmulTile {
 pub struct Matmul {
     /// `Rows` or `LogitRows`.
     pub rows: Extent,
-    /// Rows of `a`: element `row * a_stride + k`, or records (`Int8Dot`).
+    /// Rows of `a`: element `row * a_stride + k`, or records (of codes).
     pub a: Operand,
     /// Elements per row of `a`.
     pub a_stride: u32,

@@ -15,7 +15,8 @@
 //!
 //! Kernels
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
-//! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k.
+//! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
+//!   integer arithmetic wants records and codes in packs that its instruction takes.
 //! - An attention's query heads are a multiple of its KV heads; cache pages hold what they must.
 //!
 //! Order
@@ -364,12 +365,15 @@ impl<'a> Verifier<'a> {
             Some(w) => {
                 self.check(w.layout == Layout::Panels(m.panels), || format!("panels differ from those of w{}", m.weight.0));
                 self.table(&format!("w{}", m.weight.0), w.offsets.len(), layers);
-                if m.compute == Compute::Int8Dot {
+                if m.compute.takes_codes() {
                     let coded = m.panels.coding != Coding::Elements;
-                    self.check(coded && m.a.dtype == DType::U8, || "the int8 dot wants records and codes".into());
+                    self.check(coded && m.a.dtype == DType::U8, || "integer arithmetic wants records and codes".into());
+                }
+                if let Some(pack) = m.panels.coding.k_pack(m.compute) {
+                    self.check(m.panels.k_pack == pack, || format!("codes in packs of {} k, not {pack}", m.panels.k_pack));
                 }
                 let pack = match m.compute {
-                    Compute::F32 | Compute::Int8Dot => None,
+                    Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla => None,
                     Compute::Bf16Dot => Some(2),
                     Compute::Bf16Mmla => Some(4),
                 };
@@ -382,7 +386,7 @@ impl<'a> Verifier<'a> {
         self.check(matches!(m.rows, Extent::Rows | Extent::LogitRows), || format!("rows are {}", m.rows));
         // Elements of a row that are read: floats by k, or records.
         let width = match m.panels.coding.group() {
-            Some(group) if m.compute == Compute::Int8Dot => Quantise::row_bytes(m.panels.k, group),
+            Some(group) if m.compute.takes_codes() => Quantise::row_bytes(m.panels.k, group),
             Some(_) => m.panels.k,
             None => m.panels.padded_k(),
         };

@@ -76,14 +76,14 @@ impl Case {
         let k_pack = match (self.compute, self.dtype) {
             (Compute::Bf16Mmla, _) => 4,
             (_, DType::Bf16) => 2,
-            _ => self.coding.k_pack().unwrap_or(1),
+            _ => self.coding.k_pack(self.compute).unwrap_or(1),
         };
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
     /// k per record of the left operand.
     fn record_group(&self) -> Option<u32> {
-        self.coding.group().filter(|_| self.compute == Compute::Int8Dot)
+        self.coding.group().filter(|_| self.compute.takes_codes())
     }
     /// Records of the matmul's rows, in scratch behind the floats of a prologue.
     fn records(&self) -> (Operand, u32) {
@@ -389,7 +389,7 @@ impl Case {
 
 /// Random codes and scales of column `c` of the panel at `panel`, in the file as `Coding` says, and their values.
 fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: usize, c: usize, values: &mut [f32]) {
-    let (group, nr) = (p.coding.group().unwrap() as usize, p.nr as usize);
+    let (group, nr, pack) = (p.coding.group().unwrap() as usize, p.nr as usize, p.k_pack as usize);
     let mut scale = 0.0;
     let mut bytes = vec![0u8; group / 2];
     for (k, value) in values.iter_mut().enumerate() {
@@ -401,7 +401,7 @@ fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: us
                     step.weights.put(panel + p.padded_k() as usize * nr + c * 4, &scale.to_le_bytes());
                 }
                 let code = code(127.0, rng);
-                step.weights.put(panel + (k / 4 * nr + c) * 4 + k % 4, &[(code + p.coding.offset(dtype)) as u8]);
+                step.weights.put(panel + (k / pack * nr + c) * pack + k % pack, &[(code + p.coding.offset(dtype)) as u8]);
                 *value = code as f32 * scale;
             }
             _ => {
@@ -412,11 +412,12 @@ fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: us
                     bytes.fill(0x88);
                 }
                 let (code, inside) = (code(8.0, rng), k % group);
-                let byte = inside / 8 * 4 + inside % 4;
-                let shift = inside % 8 / 4 * 4;
+                let half = pack / 2;
+                let byte = inside / pack * half + inside % half;
+                let shift = inside % pack / half * 4;
                 bytes[byte] = bytes[byte] & !(0xf << shift) | ((code + 8) as u8) << shift;
-                for (i, word) in bytes.as_chunks::<4>().0.iter().enumerate() {
-                    step.weights.put(at + (i * nr + c) * 4, word);
+                for (i, bytes) in bytes.chunks(half).enumerate() {
+                    step.weights.put(at + (i * nr + c) * half, bytes);
                 }
                 *value = code as f32 * scale;
             }
@@ -442,7 +443,7 @@ fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
     for &coding in codings {
         let case = Case { coding, ..Case::new(isa, code_type(isa, coding)) };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
-            list.push(Case { compute: Compute::Int8Dot, ..case.clone() });
+            list.push(Case { compute: isa.matmul_of_codes(), ..case.clone() });
         }
         if isa.code_type() == DType::U8 && matches!(coding, Coding::Int8 { .. }) {
             list.push(Case { dtype: DType::I8, ..case.clone() });
@@ -638,17 +639,21 @@ fn hot_loop_asm_of_codes() {
         (HOST_TRIPLE, "sapphirerapids", "vpdpbusd"),
         (HOST_TRIPLE, "znver5", "vpdpbusd"),
         (ARM, "neoverse-n1", "sdot"),
-        (ARM, "neoverse-v1", "sdot"),
         (ARM, "apple-m1", "sdot"),
+        (ARM, "neoverse-v1", "smmla"),
+        (ARM, "neoverse-v2", "smmla"),
+        (ARM, "apple-m2", "smmla"),
     ] {
         let isa = Isa::lookup(triple, cpu, &[]).unwrap();
+        let compute = isa.matmul_of_codes();
+        assert_eq!(compute == Compute::Int8Mmla, dot == "smmla", "{cpu}");
         for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 128 }] {
-            let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
-            let case = Case { tile: MatmulTile { k_block: 1024, widen: true, ..case.tile }, ..case };
+            let case = Case { compute, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
+            let case = Case { tile: MatmulTile { mr: isa.rows(compute), k_block: 1024, widen: true, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
             let four = matches!(coding, Coding::Int4 { .. });
-            let rows = isa.tile_rows;
+            let rows = isa.rows(compute);
             let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
             let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four || *name == "block"));
             for (m, name) in functions {
@@ -657,13 +662,15 @@ fn hot_loop_asm_of_codes() {
                 // Nibbles, where they were not taken apart before, are two dots a step.
                 let halves = if four && name != "block" { 2 } else { 1 };
                 // Sixteen codes of a row in a register, where dots take four of them from a lane.
-                let per_step = if triple == ARM && m > 2 { 4 } else { halves };
+                let per_step = if dot == "sdot" && m > 2 { 4 } else { halves };
+                // Matrix instructions work on pairs of rows.
+                let tile_m = if dot == "smmla" { m.next_multiple_of(2) } else { m };
                 let loops: Vec<_> = hot.iter().filter(|l| l.count(dot) > 0).collect();
                 if loops.is_empty() {
                     fail("no hot loop".into(), String::new());
                 }
                 for l in &loops {
-                    l.problems(m).into_iter().for_each(|p| fail(p, l.text()));
+                    l.problems(tile_m).into_iter().for_each(|p| fail(p, l.text()));
                     if let Some(word) = BESIDE.iter().find(|word| triple == ARM && m > 2 && l.count(word) > 0) {
                         fail(format!("{word} in the loop"), l.text());
                     }

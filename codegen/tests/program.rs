@@ -319,6 +319,12 @@ fn every_rule_reports() {
         ("panels differ from those of w1", |p| qkv(p).panels.k = 62),
         ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
         ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
+        ("integer arithmetic wants records", |p| qkv(p).compute = Compute::Int8Mmla),
+        ("codes in packs of 4 k, not 8", |p| {
+            let panels = Panels { k_pack: 4, coding: Coding::Int8 { group: 64 }, ..qkv(p).panels };
+            (p.weights[1].dtype, p.weights[1].layout) = (DType::I8, Layout::Panels(panels));
+            (qkv(p).panels, qkv(p).compute) = (panels, Compute::Int8Mmla);
+        }),
         ("groups 2..9 of 6", |p| qkv(p).group_nests[0].groups = 2..9),
         ("outer variables, not 2", |p| _ = qkv(p).group_nests[0].nest.outer.pop()),
         ("acc0 does not exist here", |p| {

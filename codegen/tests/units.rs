@@ -76,7 +76,8 @@ fn probes_measure_what_they_say() {
             let count = |word: &str| asm.lines().filter(|l| l.trim().trim_start_matches("{vex}").trim_start().starts_with(word)).count();
             let chains = if isa.registers == 32 { 24 } else { 12 };
             let x86 = isa.arch == Arch::X86_64;
-            let [fma, bf16, int8] = if x86 { ["vfmadd", "vdpbf16ps", "vpdpbusd"] } else { ["fmla", "bfmmla", "sdot"] };
+            let int8 = if isa.int8_mmla { "smmla" } else { "sdot" };
+            let [fma, bf16, int8] = if x86 { ["vfmadd", "vdpbf16ps", "vpdpbusd"] } else { ["fmla", "bfmmla", int8] };
             match probe {
                 Probe::F32 => assert!(count(fma) >= chains && count(fma) % chains == 0, "{cpu}: {asm}"),
                 Probe::Bf16Dot => assert!(count(bf16) >= chains && count(bf16) % chains == 0, "{cpu}: {asm}"),
@@ -160,6 +161,12 @@ fn unknown_targets_are_refused_by_name() {
     assert!(message(arm, "neoverse-v1", &["-neon"]).contains("lacks neon"));
     let isa = Isa::lookup(arm, "neoverse-n1", &["+bf16".into()]).unwrap();
     assert!(isa.bf16_mmla && !isa.bf16_dot);
+    for (cpu, edits, int8_mmla) in
+        [("neoverse-n1", &[][..], false), ("neoverse-v1", &[], true), ("neoverse-v2", &[], true), ("neoverse-v1", &["-i8mm"], false)]
+    {
+        let edits: Vec<String> = edits.iter().map(|e| e.to_string()).collect();
+        assert_eq!(Isa::lookup(arm, cpu, &edits).unwrap().int8_mmla, int8_mmla, "{cpu} {edits:?}");
+    }
     assert!(isa.runtime_features().contains(&"fp16".to_string()));
 }
 

@@ -239,6 +239,7 @@ mod compute {
             Compute::F32 => "f32",
             Compute::Bf16Dot => "dot",
             Compute::Int8Dot => "int8",
+            Compute::Int8Mmla => "int8mmla",
             Compute::Bf16Mmla => "mmla",
         })
     }
@@ -247,8 +248,9 @@ mod compute {
             "f32" => Ok(Compute::F32),
             "dot" => Ok(Compute::Bf16Dot),
             "int8" => Ok(Compute::Int8Dot),
+            "int8mmla" => Ok(Compute::Int8Mmla),
             "mmla" => Ok(Compute::Bf16Mmla),
-            other => Err(D::Error::custom(format!("compute: expected f32 or dot, found {other}"))),
+            other => Err(D::Error::custom(format!("compute: expected f32, dot, mmla, int8 or int8mmla, found {other}"))),
         }
     }
 }

@@ -3,7 +3,7 @@
 use rcompile::passes::quantise::{Keep, Quantisation};
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check};
-use rcompile_tests::{Exe, Reference, assets, build, difference, golden, tol};
+use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, tol};
 use serde_json::Value;
 use std::path::Path;
 
@@ -23,8 +23,12 @@ fn wide(row: &[f32]) -> Vec<f64> {
 
 /// The longest prompt: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.
 fn agrees(dir: &Path, options: &str, quantisation: &Quantisation, compute: DType) {
+    agrees_on(&Machine::host(), dir, options, quantisation, compute);
+}
+
+fn agrees_on(machine: &Machine, dir: &Path, options: &str, quantisation: &Quantisation, compute: DType) {
     let gate = if compute == DType::I8 { tol::INT8 } else { tol::F32 };
-    let exe = build(dir, &format!("{BASE} {options}"));
+    let exe = machine.build(dir, &format!("{BASE} {options}"));
     let reference = Reference::quantised(dir, compute, DType::F32, quantisation);
     let case = cases(dir).pop().unwrap();
     let what = format!("{} {options}", dir.display());
@@ -32,8 +36,21 @@ fn agrees(dir: &Path, options: &str, quantisation: &Quantisation, compute: DType
     let d = check(&what, gate, &wide(&found), &reference.runner().logits(&case.tokens));
     println!("{what}: {d}; to f32 {}", difference(&wide(&found), &case.logits));
     assert_eq!(bits(&exe.logits(&case.tokens, &["-t", "2"])), bits(&found), "{what}: two threads");
-    let one = build(dir, &format!("--no-tokenizer --kv-dtype f32 --buckets 1 {options}"));
+    let one = machine.build(dir, &format!("--no-tokenizer --kv-dtype f32 --buckets 1 {options}"));
     assert_eq!(bits(&one.logits(&case.tokens, &[])), bits(&found), "{what}: bucket 1");
+}
+
+/// Integer matrix instructions under qemu: `neoverse-v1` with SVE of 256 bits, `neoverse-v2` with SVE of 128.
+fn smmla(name: &str) {
+    for (cpu, emulated) in [("neoverse-v1", "max,sve256=on"), ("neoverse-v2", "max,sve128=on")] {
+        // One model for both, the others for V1 (V2: `./x test --all`).
+        if cpu != "neoverse-v1" && name != "llama-gqa-tied" && std::env::var_os("RCOMPILE_TEST_ALL").is_none() {
+            continue;
+        }
+        let Some(machine) = Machine::arm(cpu, emulated) else { return };
+        agrees_on(&machine, &golden(name), "--quantize int8", &int8(), DType::I8);
+        agrees_on(&machine, &golden(name), "--quantize int4 --group-size 64", &int4(Group::G64), DType::I8);
+    }
 }
 
 /// Does this machine have integer dots?
@@ -59,6 +76,10 @@ macro_rules! golden {
                 }
                 agrees(&golden($dir), "--quantize int8 --compute int8", &int8(), DType::I8);
                 agrees(&golden($dir), "--quantize int4 --group-size 64 --compute int8", &int4(Group::G64), DType::I8);
+            }
+            #[test]
+            fn integer_matrices_of_arm() {
+                smmla($dir);
             }
         } )*
     }

@@ -60,6 +60,10 @@ pub struct Isa {
     pub bf16_dot_fast: bool,
     /// Has BFMMLA (four times the rate of FMA on Neoverse V1 and V2).
     pub bf16_mmla: bool,
+    /// Has SMMLA (twice the rate of SDOT there).
+    pub int8_mmla: bool,
+    /// Converting integers to f32 takes much longer than an addition (SCVTF on Neoverse: two of the pipes' slots or more).
+    pub slow_int_to_float: bool,
 }
 
 impl Isa {
@@ -102,9 +106,14 @@ impl Isa {
         }
     }
 
+    /// How a matmul of codes of both operands is computed.
+    pub fn matmul_of_codes(&self) -> Compute {
+        if self.int8_mmla { Compute::Int8Mmla } else { Compute::Int8Dot }
+    }
+
     /// Rows of the largest tile.
     pub fn rows(&self, compute: Compute) -> u32 {
-        if compute == Compute::Bf16Mmla { MMLA_ROWS } else { self.tile_rows }
+        if matches!(compute, Compute::Bf16Mmla | Compute::Int8Mmla) { MMLA_ROWS } else { self.tile_rows }
     }
 
     /// Has it an instruction on bf16 inputs?

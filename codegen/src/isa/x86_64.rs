@@ -99,6 +99,8 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_dot,
         bf16_dot_fast: bf16_dot && fast,
         bf16_mmla: false,
+        int8_mmla: false,
+        slow_int_to_float: false,
         features,
     })
 }

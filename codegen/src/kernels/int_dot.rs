@@ -1,4 +1,5 @@
-//! The register tile of a matmul of int8 records with int8 or int4 codes ([`Compute::Int8Dot`](crate::program::Compute)).
+//! The register tile of a matmul of int8 records with int8 or int4 codes ([`Compute::takes_codes`](crate::program::Compute)): the loop over groups, and its
+//! step with dots. With matrix instructions the step is [`super::int_mmla`]'s, and rows below are packed pairs of rows.
 //!
 //! ```text
 //! for each group of k { s32 = bias of the row;  for each step { s32 += codes . codes };  f32 += s32 * (scale of the row * scale of the column) }
@@ -8,22 +9,45 @@
 //! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
-//! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }`.
+//! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }` (matrix instructions:
+//! `[group / 8][nr][8]`).
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
 //! code + 8) for `SDOT`; the bias in the record makes up for the offset. Both add four products to 32 bits without saturation.
 //!
 //! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from a lane
 //! ([`Isa::lane_fma`]), from a register that holds sixteen.
+//!
+//! Where converting a sum to f32 takes long ([`Isa::slow_int_to_float`]), sums start at the bits of 3 * 2^22 and become f32 by subtracting that number: the
+//! same value, because a sum has at most 127 * 127 * 128 < 2^22.
 
+use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk};
+use super::{int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Coding, DType, Panels, Quantise};
+use crate::program::{Coding, Compute, DType, Matmul, Panels, Quantise};
+
+/// 3 * 2^22: f32 from there on, up to 2^24, are integers, and their bits count them.
+const INTEGERS: f32 = 12_582_912.0;
+
+/// What sums start with beside their bias, see [`Isa::slow_int_to_float`].
+pub(super) fn bias_offset(isa: &Isa) -> i32 {
+    if isa.slow_int_to_float { INTEGERS.to_bits() as i32 } else { 0 }
+}
+
+/// Sums as f32, exactly.
+fn to_float<'c>(fb: &Fb<'_, 'c>, sums: Value<'c>) -> Value<'c> {
+    if !fb.isa().slow_int_to_float {
+        return fb.int_to_float(sums);
+    }
+    let floats = Ty::vec(Elem::F32, fb.lanes());
+    fb.sub(fb.bitcast(sums, floats), fb.f32s(INTEGERS, fb.lanes()))
+}
 
 /// Are the f32 sums of `m` rows on the stack?
-pub(super) fn sums_on_stack(isa: &Isa, m: u32) -> bool {
-    m > isa.tile_rows / 2
+pub(super) fn sums_on_stack(isa: &Isa, kernel: &Matmul, m: u32) -> bool {
+    m > isa.rows(kernel.compute) / 2
 }
 
 /// Bytes of a group of unpacked nibbles.
@@ -37,13 +61,9 @@ pub(super) fn unpacked_bytes(panels: &Panels, k: u32) -> u64 {
 }
 
 impl Microkernel<'_> {
-    /// Are these nibbles that an earlier block of rows took apart?
-    fn is_unpacked(&self) -> bool {
-        matches!(self.coding, Coding::Int4 { .. }) && self.k_pack == 4
-    }
     /// Do codes of `m` rows wait in registers, sixteen each?
     pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
-        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS
+        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute == Compute::Int8Dot
     }
     /// k of a step of the loop over a group.
     fn group_step(&self, isa: &Isa, m: u32) -> u32 {
@@ -53,11 +73,8 @@ impl Microkernel<'_> {
     fn group_bytes(&self) -> (u64, u64) {
         let panels = &self.kernel.panels;
         let group = self.coding.group().expect("codes");
-        let codes = u64::from(panels.nr) * u64::from(group / self.k_pack) * 4;
-        match self.coding {
-            _ if self.is_unpacked() => (unpacked_group(panels, group), codes),
-            _ => (panels.bytes_before(group, self.dtype), codes),
-        }
+        let all = if self.is_unpacked() { unpacked_group(panels, group) } else { panels.bytes_before(group, self.dtype) };
+        (all, self.codes_bytes())
     }
 
     /// `groups` groups of one register tile; otherwise as [`Microkernel::emit`].
@@ -79,10 +96,14 @@ impl Microkernel<'_> {
         let step_k = self.group_step(fb.isa(), walk.m);
         let steps = group / step_k;
         let packs = step_k / self.k_pack;
-        let step_bytes = u64::from(panels.nr * packs) * 4;
+        let step_bytes = u64::from(panels.nr * packs) * self.column_bytes();
         let streams = self.streams(walk);
         let vectors = self.vectors(walk, lanes);
-        let n = vectors.len();
+        // Matrix instructions: pairs of rows, two registers of sums per pair and vector of columns; a single row's f32 sums are a vector.
+        let in_blocks = kernel.compute == Compute::Int8Mmla;
+        let floats_in_blocks = in_blocks && walk.m > 1;
+        let (rows, sums_per_row) = if in_blocks { (walk.m.div_ceil(2), 2 * vectors.len()) } else { (walk.m, vectors.len()) };
+        let a_group_bytes = if in_blocks { int_mmla::group_bytes(walk.m, group) } else { Quantise::record(group).into() };
         let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
         let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
 
@@ -91,14 +112,17 @@ impl Microkernel<'_> {
         fb.store(fb.int(steps.into()), count, 8);
         let step_count = fb.load_again(Ty::I64, count, 8);
         let ints = Ty::vec(Elem::I32, lanes);
-        let on_stack = sums_on_stack(fb.isa(), walk.m);
+        let on_stack = sums_on_stack(fb.isa(), kernel, walk.m);
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
+        if floats_in_blocks {
+            first = mmla::blocks_of_rows(fb, walk.m, &first);
+        }
         let store = |value: Value<'c>, at: Value<'c>| fb.store(value, at, lanes * 4);
         // On the stack, which stays in L1: the tile itself may be one of many that wait for the next block of k.
         let local: Vec<Value<'c>> = if on_stack {
-            let stack = fb.stack(tile.len() as u64 * u64::from(lanes) * 4, 64);
-            (0..tile.len() as u64).map(|e| fb.offset_const(stack, e * u64::from(lanes) * 4)).collect()
+            let stack = fb.stack(first.len() as u64 * u64::from(lanes) * 4, 64);
+            (0..first.len() as u64).map(|e| fb.offset_const(stack, e * u64::from(lanes) * 4)).collect()
         } else {
             vec![]
         };
@@ -106,16 +130,23 @@ impl Microkernel<'_> {
             first.drain(..).zip(&local).for_each(|(value, at)| store(value, *at));
         }
         let last = fb.loop_(fb.int(0), groups, 1, &first, |i, acc| {
-            let a = fb.index(at.a, i, Quantise::record(group).into());
+            let a = fb.index(at.a, i, a_group_bytes);
+            let packed = Rows { at: a, m: walk.m, group };
             let here = fb.mul_int(i, group_bytes as i64);
             let w = fb.offset(at.w, here);
-            let bias: Vec<_> =
-                (0..walk.m).map(|r| if self.coding.offset(self.dtype) == 0 { fb.zero(ints) } else { words_of(a, r, group + 4) }).collect();
-            let begin: Vec<_> = (0..walk.m as usize * n).map(|e| bias[e / n]).collect();
-            let keep = keep.map(|keep| Keep { to: fb.index(keep.to, i, unpacked_group(panels, group)), ..keep });
+            let begin: Vec<_> = if in_blocks {
+                (0..rows).flat_map(|pair| (0..sums_per_row).map(move |_| pair)).map(|pair| packed.bias(fb, pair)).collect()
+            } else {
+                let offset = fb.splat(fb.int_of(Elem::I32, bias_offset(fb.isa()).into()), lanes);
+                let bias = |r| if self.coding.offset(self.dtype) == 0 { offset } else { fb.add(words_of(a, r, group + 4), offset) };
+                (0..rows).map(bias).flat_map(|bias| vec![bias; sums_per_row]).collect()
+            };
+            let keep = keep.map(|keep| {
+                let [to, scales] = [keep.to, keep.scales].map(|at| fb.index(at, i, unpacked_group(panels, group)));
+                Keep { to, scales, ..keep }
+            });
             let sums = fb.loop_(fb.int(0), step_count, 1, &begin, |step, sums| {
                 let mut sums = sums.to_vec();
-                let a = fb.offset(a, fb.mul_int(step, step_k.into()));
                 let bytes = fb.mul_int(step, step_bytes as i64);
                 match feed {
                     Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, packs.into())),
@@ -126,6 +157,12 @@ impl Microkernel<'_> {
                     }
                 }
                 let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
+                if in_blocks {
+                    let a = fb.offset(a, fb.mul_int(step, int_mmla::codes_bytes(walk.m, step_k) as i64));
+                    self.blocks(fb, walk, &mut sums, a, (fb.offset(w, bytes), keep), &vectors);
+                    return sums;
+                }
+                let a = fb.offset(a, fb.mul_int(step, step_k.into()));
                 // Of a row: sixteen codes in a register, or four in each lane.
                 let in_lanes: Vec<_> = match self.codes_in_lanes(fb.isa(), walk.m) {
                     true => (0..walk.m).map(|r| fb.load(ints, row_at(a, r, 0), 4)).collect(),
@@ -142,26 +179,30 @@ impl Microkernel<'_> {
                 }
                 sums
             });
-            let scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {
+            let mut scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {
                 if matches!(feed, Feed::Stream) {
                     let scales = fb.add_int(here, code_bytes as i64);
                     self.prefetch_streams(fb, walk, &streams, at.panel, scales, (u64::from(panels.nr) * self.scale_bytes(), 1));
                 }
                 let scales = self.scales(fb, walk, fb.offset(at.scales, here));
                 if let Some(keep) = keep {
-                    let at = fb.offset_const(keep.to, u64::from(panels.nr) * u64::from(group));
-                    self.keep(fb, walk, Keep { to: at, ..keep }, scales.iter().copied());
+                    self.keep(fb, walk, Keep { to: keep.scales, ..keep }, scales.iter().copied());
                 }
                 scales
             });
+            let sums = if in_blocks && !floats_in_blocks { mmla::rows_of_blocks(fb, walk.m, &sums) } else { sums };
+            if floats_in_blocks {
+                scales = scales.map(|scales| block_scales(fb, &scales));
+            }
+            let n = sums.len() / rows as usize;
             let mut acc = acc.to_vec();
-            for r in 0..walk.m {
-                let row = fb.load_broadcast(DType::F32, lanes, row_at(a, r, group));
+            for r in 0..rows {
+                let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
                 for c in 0..n {
                     let e = r as usize * n + c;
                     let scale = scales.as_ref().map_or(row, |s| fb.mul(s[c], row));
                     let before = acc.get(e).copied().unwrap_or_else(|| fb.load(Ty::vec(Elem::F32, lanes), local[e], lanes * 4));
-                    let after = fb.fma(fb.int_to_float(sums[e]), scale, before);
+                    let after = fb.fma(to_float(fb, sums[e]), scale, before);
                     match acc.get_mut(e) {
                         Some(acc) => *acc = after,
                         None => store(after, local[e]),
@@ -171,7 +212,11 @@ impl Microkernel<'_> {
             acc
         });
         let local = local.iter().map(|at| fb.load(Ty::vec(Elem::F32, lanes), *at, lanes * 4));
-        last.into_iter().chain(local).zip(&tile).for_each(|(value, at)| store(value, *at));
+        let mut last: Vec<_> = last.into_iter().chain(local).collect();
+        if floats_in_blocks {
+            last = mmla::rows_of_blocks(fb, walk.m, &last);
+        }
+        last.into_iter().zip(&tile).for_each(|(value, at)| store(value, *at));
     }
 
     /// Stores a vector for each vector of columns.

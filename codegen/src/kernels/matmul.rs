@@ -25,7 +25,7 @@
 //! distances were measured with `examples/kernel_speed.rs`.
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, loops, mmla, quantise};
+use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, loops, mmla, quantise};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::Isa;
@@ -56,7 +56,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
 /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
 /// of all kernels to what it places there itself.
 pub fn private_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
-    block_bytes(isa, program, kernel) + mmla::packed_bytes(kernel).next_multiple_of(128)
+    block_bytes(isa, program, kernel) + (mmla::packed_bytes(kernel) + int_mmla::packed_bytes(kernel)).next_multiple_of(128)
 }
 
 /// The part of [`Blocks`] in it, which comes first.
@@ -77,8 +77,9 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
         (DType::F32 | DType::F16, Coding::Elements) => 1,
         (DType::Bf16, Coding::Elements) if kernel.compute == Compute::Bf16Mmla => mmla::K,
         (DType::Bf16, Coding::Elements) => 2,
-        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 }) => 4,
-        (DType::U8, Coding::Int4 { group: 32 | 64 | 128 }) => 8,
+        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 }) | (DType::U8, Coding::Int4 { group: 32 | 64 | 128 }) => {
+            panels.coding.k_pack(kernel.compute).expect("codes")
+        }
         (dtype, coding) => {
             problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));
             panels.k_pack
@@ -95,8 +96,12 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     }
     let signed = matches!(panels.coding, Coding::Int8 { .. }).then(|| isa.code_type());
     let has_dot = isa.int8_dot_intrinsic(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
-    if kernel.compute == Compute::Int8Dot && (!has_dot || panels.coding == Coding::Elements || kernel.a.dtype != DType::U8) {
+    let has_codes = panels.coding != Coding::Elements && kernel.a.dtype == DType::U8;
+    if kernel.compute == Compute::Int8Dot && !(has_dot && has_codes) {
         problems.push(format!("{name}: int8 dot of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
+    }
+    if kernel.compute == Compute::Int8Mmla && !(isa.int8_mmla && signed.is_none_or(|wanted| dtype == wanted) && has_codes) {
+        problems.push(format!("{name}: int8 matrix product of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
     if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));
@@ -141,7 +146,7 @@ impl Blocks {
         let takes_apart = match kernel.compute {
             Compute::F32 => weight_type(program, kernel) != DType::F32,
             Compute::Bf16Dot | Compute::Bf16Mmla => false,
-            Compute::Int8Dot => matches!(panels.coding, Coding::Int4 { .. }),
+            Compute::Int8Dot | Compute::Int8Mmla => matches!(panels.coding, Coding::Int4 { .. }),
         };
         let widen = kernel.tile.widen && takes_apart;
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
@@ -154,7 +159,7 @@ impl Blocks {
         let count = depth.div_ceil(k);
         let block_panels = block_units * unit_panels;
         let widened_panel = match kernel.compute {
-            Compute::Int8Dot => int_dot::unpacked_bytes(panels, k),
+            compute if compute.takes_codes() => int_dot::unpacked_bytes(panels, k),
             _ => u64::from(k * panels.nr) * 4,
         };
         let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
@@ -166,7 +171,7 @@ impl Blocks {
 
 /// k that the loops go through: records are padded to whole groups.
 fn depth(kernel: &Matmul) -> u32 {
-    if kernel.compute == Compute::Int8Dot { kernel.panels.padded_k() } else { kernel.panels.k }
+    if kernel.compute.takes_codes() { kernel.panels.padded_k() } else { kernel.panels.k }
 }
 
 /// Units that are shared among threads, and panels per unit: groups, or panels where there is one group and nothing to do with it.
@@ -300,12 +305,14 @@ impl<'c> Generator<'_, 'c> {
 
     /// Rows as the register tile wants them: `k` k of the `m` rows at `a`, packed in scratch for matrix instructions.
     fn rows(&self, fb: &Fb<'_, 'c>, call: &[Value<'c>], m: u32, a: Value<'c>, k: Value<'c>) -> Value<'c> {
-        if self.kernel.compute != Compute::Bf16Mmla {
-            return a;
-        }
+        let pack = match self.kernel.compute {
+            Compute::Bf16Mmla => mmla::pack,
+            Compute::Int8Mmla => int_mmla::pack,
+            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot => return a,
+        };
         let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
         let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
-        mmla::pack(fb, self.kernel, m, a, k, to);
+        pack(fb, self.kernel, m, a, k, to);
         to
     }
 
@@ -392,8 +399,8 @@ impl<'c> Generator<'_, 'c> {
 
     /// Elements (bytes of records) of a row before `k`.
     fn a_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
-        match (self.kernel.compute, self.kernel.panels.coding.group()) {
-            (Compute::Int8Dot, Some(group)) => fb.mul_int(fb.lshr(k, group.trailing_zeros()), Quantise::record(group).into()),
+        match self.kernel.panels.coding.group() {
+            Some(group) if self.kernel.compute.takes_codes() => fb.mul_int(fb.lshr(k, group.trailing_zeros()), Quantise::record(group).into()),
             _ => k,
         }
     }
@@ -442,8 +449,10 @@ impl<'c> Generator<'_, 'c> {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
             let [a, w, widened, kb, k, tiles, row, first, last, ahead, ahead_part] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
+            let kept = Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, m);
+            let (kept_vector, kept_codes) = (kept.vector_bytes(fb.lanes()), kept.codes_bytes());
             let (micro, w) = match weights {
-                Weights::Widened => (Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, m), widened),
+                Weights::Widened => (kept, widened),
                 _ => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, m), w),
             };
             let walk = Walk::choose(fb.isa(), &micro, m, 1);
@@ -462,9 +471,10 @@ impl<'c> Generator<'_, 'c> {
                     let start = if one_tile.is_some() { Start::Zero } else { Start::Tile { keep } };
                     let part = fb.div(fb.mul(piece, ahead_part), fb.int(walk.pieces.into()));
                     let feed = Feed::Ahead { at: fb.offset(ahead, part), step, stream: panels.panel_bytes(self.dtype) };
-                    let widened = (weights == Weights::Widen).then(|| Keep {
-                        to: fb.offset(widened, fb.mul_int(piece, i64::from(walk.vectors * fb.lanes()) * 4)),
-                        stream: blocks.widened_panel,
+                    let widened = (weights == Weights::Widen).then(|| {
+                        let vector = fb.mul_int(piece, walk.vectors.into());
+                        let scales = fb.index(fb.offset_const(widened, kept_codes), vector, u64::from(fb.lanes()) * 4);
+                        Keep { to: fb.index(widened, vector, kept_vector), scales, stream: blocks.widened_panel }
                     });
                     micro.emit(fb, walk, at, steps, start, feed, widened);
                 });

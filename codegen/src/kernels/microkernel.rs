@@ -13,7 +13,7 @@
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 
-use super::{int_dot, mmla};
+use super::{int_dot, int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute, DType, Matmul};
@@ -135,11 +135,13 @@ pub(super) enum Feed<'c> {
     },
 }
 
-/// Where widened weights are kept, as `f32[k][nr]` per panel.
+/// Where widened weights are kept, as `f32[k][nr]` per panel, or nibbles taken apart (see `int_dot`).
 #[derive(Clone, Copy)]
 pub(super) struct Keep<'c> {
     /// Address for the first vector of the piece.
     pub to: Value<'c>,
+    /// Address for the scales of its columns in the first group (nibbles).
+    pub scales: Value<'c>,
     /// Bytes from one panel to the next (of one way).
     pub stream: u64,
 }
@@ -189,7 +191,7 @@ impl<'a> Microkernel<'a> {
     pub fn stored(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
         let multiply = match kernel.compute {
             Compute::Bf16Mmla => Multiply::Blocks,
-            Compute::Int8Dot => Multiply::Groups,
+            Compute::Int8Dot | Compute::Int8Mmla => Multiply::Groups,
             Compute::F32 if isa.lane_fma && m >= LANE_ROWS && kernel.panels.coding == Coding::Elements => Multiply::Lane,
             _ => Multiply::Broadcast,
         };
@@ -210,17 +212,35 @@ impl<'a> Microkernel<'a> {
     /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`).
     pub fn kept(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
         match kernel.compute {
-            Compute::Int8Dot => Microkernel { k_pack: 4, panel_bytes, ..Self::stored(isa, kernel, DType::U8, m) },
+            compute if compute.takes_codes() => {
+                Microkernel { k_pack: kernel.panels.k_pack / 2, panel_bytes, ..Self::stored(isa, kernel, DType::U8, m) }
+            }
             _ => Self::widened(isa, kernel, panel_bytes, m),
+        }
+    }
+    /// Are codes two to a byte?
+    pub fn has_nibbles(&self) -> bool {
+        matches!(self.coding, Coding::Int4 { .. }) && !self.is_unpacked()
+    }
+    /// Are these nibbles that an earlier block of rows took apart?
+    pub fn is_unpacked(&self) -> bool {
+        matches!(self.coding, Coding::Int4 { .. }) && self.k_pack < self.kernel.panels.k_pack
+    }
+    /// Bytes of one column that lie together.
+    pub fn column_bytes(&self) -> u64 {
+        match self.coding {
+            Coding::Elements => u64::from(self.k_pack) * self.dtype.size(),
+            _ if self.has_nibbles() => u64::from(self.k_pack / 2),
+            _ => self.k_pack.into(),
         }
     }
     /// Bytes of one column's scale in a group.
     pub fn scale_bytes(&self) -> u64 {
-        if self.k_pack == 4 { DType::F32.size() } else { DType::F16.size() }
+        if self.is_unpacked() { DType::F32.size() } else { DType::F16.size() }
     }
     /// Bytes of a group's codes of all columns: what lies before its scales.
     pub fn codes_bytes(&self) -> u64 {
-        self.coding.group().map_or(0, |group| u64::from(group / self.k_pack * self.kernel.panels.nr) * 4)
+        self.coding.group().map_or(0, |group| u64::from(group / self.k_pack * self.kernel.panels.nr) * self.column_bytes())
     }
     /// A block of k that is not the last one is a multiple of this.
     pub fn k_unit(&self) -> u32 {
@@ -240,8 +260,9 @@ impl<'a> Microkernel<'a> {
     fn fits(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
         match self.multiply {
             Multiply::Broadcast => tile_fits(isa, m, vectors, self.held_weights(m, vectors).min(self.held_rows(m))),
+            Multiply::Groups if self.kernel.compute == Compute::Int8Mmla => int_mmla::fits(isa, self, m, vectors),
             Multiply::Groups => {
-                let sets = if int_dot::sums_on_stack(isa, m) { 1 } else { 2 };
+                let sets = if int_dot::sums_on_stack(isa, self.kernel, m) { 1 } else { 2 };
                 let held = match self.codes_in_lanes(isa, m) {
                     true => m - 1 + self.held_weights(m, vectors),
                     false => self.held_weights(m, vectors).min(self.held_rows(m)),
@@ -261,7 +282,7 @@ impl<'a> Microkernel<'a> {
     fn held_weights(&self, m: u32, vectors: u32) -> u32 {
         match (self.coding, self.kernel.compute) {
             // Nibbles, and the mask that takes them.
-            (Coding::Int4 { .. }, Compute::Int8Dot) if self.k_pack == 8 => 2 * vectors + 1,
+            (Coding::Int4 { .. }, Compute::Int8Dot) if self.has_nibbles() => 2 * vectors + 1,
             (Coding::Int4 { .. }, Compute::Int8Dot) => vectors,
             // Words and what one k of them becomes; two forms of the scales.
             (Coding::Int4 { .. }, _) => 4 * vectors,
@@ -282,10 +303,7 @@ impl<'a> Microkernel<'a> {
     }
     /// Bytes of a vector of columns with its k.
     pub fn vector_bytes(&self, lanes: u32) -> u64 {
-        match self.coding {
-            Coding::Elements => u64::from(lanes * self.k_pack) * self.dtype.size(),
-            _ => u64::from(lanes) * 4,
-        }
+        u64::from(lanes) * self.column_bytes()
     }
     /// Byte offsets of a walk's streams: one per panel and way.
     pub fn streams(&self, walk: Walk) -> Vec<u64> {

@@ -103,7 +103,7 @@ pub(super) fn rows_of_blocks<'c>(fb: &Fb<'_, 'c>, m: u32, blocks: &[Value<'c>]) 
 }
 
 /// The lower halves of two registers, and the upper ones.
-fn exchange_halves<'c>(fb: &Fb<'_, 'c>, a: Value<'c>, b: Value<'c>) -> [Value<'c>; 2] {
+pub(super) fn exchange_halves<'c>(fb: &Fb<'_, 'c>, a: Value<'c>, b: Value<'c>) -> [Value<'c>; 2] {
     [fb.shuffle(a, b, &[0, 1, 4, 5]), fb.shuffle(a, b, &[2, 3, 6, 7])]
 }
 

@@ -5,6 +5,7 @@
 
 pub mod attention;
 mod int_dot;
+mod int_mmla;
 pub mod loops;
 pub mod matmul;
 mod microkernel;

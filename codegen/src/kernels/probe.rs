@@ -40,6 +40,13 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
             Probe::Read1 => read(&call, 1),
             Probe::Read4 => read(&call, 4),
             Probe::F32 => multiply(&call, 1, |fb, a, b, sum| fb.fma(a, b, sum)),
+            Probe::Int8Dot if fb.isa().int8_mmla => {
+                let (codes, ints) = (Ty::vec(Elem::I8, 16), Ty::vec(Elem::I32, 4));
+                multiply(&call, 8, |fb, a, b, sum| {
+                    let ints = fb.smmla(fb.bitcast(sum, ints), fb.bitcast(a, codes), fb.bitcast(b, codes));
+                    fb.bitcast(ints, sum.ty())
+                })
+            }
             Probe::Int8Dot => {
                 let words = Ty::vec(Elem::I32, fb.lanes());
                 multiply(&call, 4, |fb, a, b, sum| {

@@ -808,6 +808,10 @@ impl<'m, 'c> Fb<'m, 'c> {
         };
         self.intrinsic(name, acc.ty, &[acc, codes(weights), codes(rows)])
     }
+    /// int8 matrix product of signed codes: `acc: i32[2 rows][2 columns]` plus `a: [2 rows][8 k]` times `b: [2 columns][8 k]` (Arm only).
+    pub fn smmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {
+        self.intrinsic("llvm.aarch64.neon.smmla.v4i32.v16i8", acc.ty, &[acc, a, b])
+    }
     /// bf16 matrix product: `acc: [2 rows][2 columns]` plus `a: [2 rows][4 k]` times `b: [2 columns][4 k]` (Arm only).
     pub fn bfmmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {
         self.intrinsic("llvm.aarch64.neon.bfmmla", acc.ty, &[acc, a, b])

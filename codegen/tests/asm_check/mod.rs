@@ -75,25 +75,59 @@ pub struct HotLoop<'a> {
 
 /// All hot loops of the function `name`, in order.
 pub fn hot_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<HotLoop<'a>> {
-    let arch = triple.split('-').next().unwrap_or_default();
-    let syntax = SYNTAXES.iter().find(|s| s.arch == arch).unwrap_or_else(|| panic!("no assembly syntax for {triple}"));
+    hot_places(asm, triple, name).1.into_iter().map(|(_, hot)| hot).collect()
+}
+
+/// A hot loop with what stands around it in the smallest loop that it is in.
+#[derive(Clone, Debug)]
+pub struct GroupLoop<'a> {
+    /// Lines from the outer loop's label on.
+    pub before: Vec<&'a str>,
+    /// The hot loop.
+    pub inner: HotLoop<'a>,
+    /// Lines to the jump back.
+    pub after: Vec<&'a str>,
+}
+
+/// All hot loops of the function `name` that are in another loop of their own.
+pub fn group_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<GroupLoop<'a>> {
+    let (body, hot) = hot_places(asm, triple, name);
+    let all = all_loops(&body, syntax_of(triple));
+    let around = |inner: &(usize, usize)| {
+        let outer = all.iter().filter(|l| l.0 < inner.0 && inner.1 < l.1).min_by_key(|l| l.1 - l.0)?;
+        Some((body[outer.0..inner.0].to_vec(), body[inner.1 + 1..=outer.1].to_vec()))
+    };
+    let found = hot.into_iter().filter_map(|(place, inner)| around(&place).map(|(before, after)| GroupLoop { before, inner, after }));
+    found.collect()
+}
+
+/// Lines of the function `name`, and its hot loops with their first and last line.
+fn hot_places<'a>(asm: &'a str, triple: &str, name: &str) -> (Vec<&'a str>, Vec<((usize, usize), HotLoop<'a>)>) {
+    let syntax = syntax_of(triple);
     let body = function(asm, name);
     let has_frame = body.contains(&syntax.frame.1);
-    let loops = inner_loops(&body, syntax).into_iter();
+    let hot = |place: (usize, usize)| (place, HotLoop { lines: body[place.0..=place.1].to_vec(), syntax, has_frame });
     // A jump back around a call is no inner loop, whatever the order of blocks.
-    loops.map(|lines| HotLoop { lines, syntax, has_frame }).filter(|l| l.multiply_adds() > 0 && l.count(syntax.call) == 0).collect()
+    let is_hot = |l: &((usize, usize), HotLoop<'a>)| l.1.multiply_adds() > 0 && l.1.count(syntax.call) == 0;
+    let found = inner_places(&body, syntax).into_iter().map(hot).filter(is_hot).collect();
+    (body, found)
+}
+
+fn syntax_of(triple: &str) -> &'static Syntax {
+    let arch = triple.split('-').next().unwrap_or_default();
+    SYNTAXES.iter().find(|s| s.arch == arch).unwrap_or_else(|| panic!("no assembly syntax for {triple}"))
 }
 
 /// Innermost loops of the function `name` that only move data: they load and store vectors, and call nothing.
 pub fn packing_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<Vec<&'a str>> {
-    let arch = triple.split('-').next().unwrap_or_default();
-    let syntax = SYNTAXES.iter().find(|s| s.arch == arch).unwrap_or_else(|| panic!("no assembly syntax for {triple}"));
+    let syntax = syntax_of(triple);
     let starts = |line: &&str, list: &[&str]| list.iter().any(|word| line.starts_with(word));
     let is_store = |l: &&str| l.starts_with("st") && operands(l).iter().any(|o| starts(&o.as_str(), syntax.vector_registers));
     let packs = |lines: &Vec<&str>| {
         lines.iter().any(is_store) && !lines.iter().any(|l| starts(l, syntax.multiply_adds) || l.starts_with(syntax.call))
     };
-    inner_loops(&function(asm, name), syntax).into_iter().filter(packs).collect()
+    let body = function(asm, name);
+    inner_places(&body, syntax).into_iter().map(|l| body[l.0..=l.1].to_vec()).filter(packs).collect()
 }
 
 impl HotLoop<'_> {
@@ -184,8 +218,15 @@ fn function<'a>(asm: &'a str, name: &str) -> Vec<&'a str> {
     lines[begin..end].to_vec()
 }
 
-/// Innermost loops: bodies from a label to the jump back to it that hold no other such loop.
-fn inner_loops<'a>(body: &[&'a str], syntax: &Syntax) -> Vec<Vec<&'a str>> {
+/// Innermost loops: those that hold no other.
+fn inner_places(body: &[&str], syntax: &Syntax) -> Vec<(usize, usize)> {
+    let loops = all_loops(body, syntax);
+    let inner = |a: &(usize, usize)| !loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
+    loops.iter().copied().filter(inner).collect()
+}
+
+/// All loops: from a label to the jump back to it.
+fn all_loops(body: &[&str], syntax: &Syntax) -> Vec<(usize, usize)> {
     let mut loops: Vec<(usize, usize)> = vec![];
     for (at, line) in body.iter().enumerate() {
         if !syntax.jumps.iter().any(|j| line.starts_with(j)) {
@@ -197,8 +238,7 @@ fn inner_loops<'a>(body: &[&'a str], syntax: &Syntax) -> Vec<Vec<&'a str>> {
             loops.push((label, at));
         }
     }
-    let inner = |a: &(usize, usize)| !loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
-    loops.iter().filter(|l| inner(l)).map(|l| body[l.0..=l.1].to_vec()).collect()
+    loops
 }
 
 /// Operands of an instruction: split at commas outside of brackets.

@@ -41,11 +41,13 @@ pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, ma
                 &[]
             };
             match p.coding {
-                Coding::Int4 { .. } => four_bits(scales, &codes, (c, nr, group), out),
+                Coding::Int4 { .. } => four_bits(scales, &codes, (c, nr, group, p.k_pack as usize), out),
                 _ => {
                     let scale = scales.first().copied().unwrap_or(0.0);
-                    for (word, codes) in codes.as_chunks::<4>().0.iter().enumerate() {
-                        out[(word * nr + c) * 4..][..4].copy_from_slice(&codes.map(|code| (i32::from(code) + offset) as u8));
+                    let pack = p.k_pack as usize;
+                    for (number, codes) in codes.chunks_exact(pack).enumerate() {
+                        let out = &mut out[(number * nr + c) * pack..][..pack];
+                        out.iter_mut().zip(codes).for_each(|(byte, code)| *byte = (i32::from(*code) + offset) as u8);
                     }
                     out[padded * nr + c * 4..][..4].copy_from_slice(&scale.to_le_bytes());
                 }
@@ -54,15 +56,16 @@ pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, ma
     }
 }
 
-/// Column `c` of `nr`: nibbles and scales, group by group.
-fn four_bits(scales: &[f32], codes: &[i8], (c, nr, group): (usize, usize, usize), out: &mut [u8]) {
+/// Column `c` of `nr`: nibbles, `k_pack` of them together, and scales, group by group.
+fn four_bits(scales: &[f32], codes: &[i8], (c, nr, group, k_pack): (usize, usize, usize, usize), out: &mut [u8]) {
     let bytes = nr * (group / 2 + 2);
     for (number, codes) in codes.chunks(group).enumerate() {
         let out = &mut out[number * bytes..][..bytes];
-        for (word, codes) in codes.as_chunks::<8>().0.iter().enumerate() {
-            let codes = codes.map(|code| (code + 8) as u8);
-            let both: [u8; 4] = std::array::from_fn(|i| codes[i] | codes[i + 4] << 4);
-            out[(word * nr + c) * 4..][..4].copy_from_slice(&both);
+        for (word, codes) in codes.chunks_exact(k_pack).enumerate() {
+            let (low, high) = codes.split_at(k_pack / 2);
+            let out = &mut out[(word * nr + c) * low.len()..][..low.len()];
+            let nibble = |code: i8| (code + 8) as u8;
+            out.iter_mut().zip(low.iter().zip(high)).for_each(|(byte, (low, high))| *byte = nibble(*low) | nibble(*high) << 4);
         }
         // Rounded to f16 already.
         let scale = scales.get(number).copied().unwrap_or(0.0);

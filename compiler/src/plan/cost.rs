@@ -25,7 +25,7 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
         let (kind, arithmetic) = match &region.kernel {
             Kernel::Matmul(Matmul { compute: Compute::F32, .. }) => (RegionKind::Matmul, Arithmetic::F32),
             Kernel::Matmul(Matmul { compute: Compute::Bf16Dot | Compute::Bf16Mmla, .. }) => (RegionKind::Matmul, Arithmetic::Bf16Dot),
-            Kernel::Matmul(Matmul { compute: Compute::Int8Dot, .. }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
+            Kernel::Matmul(Matmul { compute: Compute::Int8Dot | Compute::Int8Mmla, .. }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
             Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
             Kernel::Attention(_) => (RegionKind::Attention, Arithmetic::F32),
             Kernel::Loops(_) => (RegionKind::Loops, Arithmetic::F32),

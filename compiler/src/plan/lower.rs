@@ -9,7 +9,7 @@ use super::kernel::KernelBuilder;
 use crate::passes::quantise;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{
-    BinaryOp, BufferId, CmpOp, Coding, DType, Expr, ExprId, Layout, Operand, Panels, Place, ReduceOp, Table, UnaryOp, WeightId,
+    BinaryOp, BufferId, CmpOp, Coding, Compute, DType, Expr, ExprId, Layout, Operand, Panels, Place, ReduceOp, Table, UnaryOp, WeightId,
 };
 use rcompile_graph as g;
 use rcompile_graph::quant::group_of;
@@ -127,18 +127,30 @@ pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
     }
 }
 
-/// Panels of `nr` columns (and packs of `k_pack` k, if not coded) of a weight's type: `groups` of `group_cols` columns, `ways` of them
-/// alternating, `k` deep.
-pub fn panels(dtype: g::DType, (nr, k_pack): (u32, u32), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> Panels {
+/// Arithmetic of a matmul of values of type `x` and a weight of type `weight`, and the weight's panels for it: `groups` of `group_cols` columns, `ways` of
+/// them alternating, `k` deep.
+pub fn panels(
+    isa: &Isa,
+    (x, weight): (g::DType, g::DType),
+    k: u32,
+    (groups, group_cols, ways): (u32, u32, u32),
+) -> (Compute, Panels) {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
     let row_group = |dtype| quantise::row_type(dtype).and_then(group_of).map_or(0, |g| g.len(0) as u32);
-    let coding = match dtype {
-        g::DType::Q8(_) => Coding::Int8 { group: row_group(dtype) },
-        g::DType::Q4(_) => Coding::Int4 { group: row_group(dtype) },
+    let coding = match weight {
+        g::DType::Q8(_) => Coding::Int8 { group: row_group(weight) },
+        g::DType::Q4(_) => Coding::Int4 { group: row_group(weight) },
         _ => Coding::Elements,
     };
-    let k_pack = coding.k_pack().unwrap_or(k_pack);
-    Panels { nr, k_pack, k, groups, group_cols, ways, coding }
+    let stored = |dtype| storage(dtype).unwrap_or(DType::F32);
+    let (compute, k_pack) = match (x.is_quantised(), weight.is_quantised()) {
+        (false, false) => isa.matmul(stored(x), stored(weight)),
+        // Codes of rows meet codes of weights.
+        (true, _) => (isa.matmul_of_codes(), 1),
+        (false, true) => (Compute::F32, 1),
+    };
+    let k_pack = coding.k_pack(compute).unwrap_or(k_pack);
+    (compute, Panels { nr: isa.panel_nr, k_pack, k, groups, group_cols, ways, coding })
 }
 
 impl<'m> Frame<'m> {
@@ -644,9 +656,11 @@ fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Panels, 
         Coding::Int4 { group } => {
             let bytes = p.group_bytes() as i64;
             let (group_number, inside) = k.div_rem(col, group.into());
-            let (word, nibble) = k.div_rem(inside, 8);
-            let (high, byte) = k.div_rem(nibble, 4);
-            let at = sum(k, &[(group_number, bytes), (word, nr * 4), (lane, 4), (byte, 1)]);
+            // Bytes of a column that lie together, each with two codes.
+            let pack = i64::from(p.k_pack) / 2;
+            let (word, nibble) = k.div_rem(inside, 2 * pack);
+            let (high, byte) = k.div_rem(nibble, pack);
+            let at = sum(k, &[(group_number, bytes), (word, nr * pack), (lane, pack), (byte, 1)]);
             let both = k.load(Place::Weight(weight), dtype, at);
             let (upper, lower) = k.div_rem(both, 16);
             let zero = k.int(0);
@@ -657,8 +671,9 @@ fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Panels, 
             (code, k.load(Place::Weight(weight), DType::F16, at))
         }
         _ => {
-            let (word, byte) = k.div_rem(col, 4);
-            let at = sum(k, &[(word, nr * 4), (lane, 4), (byte, 1)]);
+            let pack = i64::from(p.k_pack);
+            let (word, byte) = k.div_rem(col, pack);
+            let at = sum(k, &[(word, nr * pack), (lane, pack), (byte, 1)]);
             let code = k.load(Place::Weight(weight), dtype, at);
             let at = sum(k, &[(one, i64::from(p.padded_k()) * nr), (lane, 4)]);
             let (at, _) = k.div_rem(at, 4);

@@ -9,7 +9,7 @@ use super::lower::{Cols, Frame, Home, Stop, WeightSource, panels, storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
-    Buffer, BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
+    Buffer, BufferId, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
     StageKind, Store,
 };
 use rcompile_graph::{Dim, Op, ValueId};
@@ -40,13 +40,8 @@ impl Plan<'_> {
         let dtype = self.storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
         // Codes of rows are made from floats: by each thread where rows are few, else in a region of their own.
         let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
-        let (compute, k_pack) = match coded {
-            Some(_) => (Compute::Int8Dot, 0),
-            None if weight_ty.dtype.is_quantised() => (Compute::F32, 0),
-            None => self.cx.isa.matmul(self.stored_type(frame.func.ty(node.inputs[0]).dtype)?, dtype),
-        };
         let columns = (n / chain.ways / group_cols, group_cols, chain.ways);
-        let panels = panels(weight_ty.dtype, (self.cx.isa.panel_nr, k_pack), depth, columns);
+        let (compute, panels) = panels(self.cx.isa, (frame.func.ty(node.inputs[0]).dtype, weight_ty.dtype), depth, columns);
         // Left operand: private norm at few rows, else a buffer.
         let row_dim = node.ty.shape[0];
         let row_bound = self.bound(frame, row_dim);

@@ -334,9 +334,8 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         let Some(p) = param(node.inputs[1]).filter(|p| looked_up.contains(p)) else { continue };
         let ty = &module.params[p.index()].ty;
         if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
-            let stored = |dtype| lower::storage(dtype).unwrap_or(DType::F32);
-            let (_, k_pack) = cx.isa.matmul(stored(f.ty(node.inputs[0]).dtype), stored(ty.dtype));
-            panels.insert(p, lower::panels(ty.dtype, (cx.isa.panel_nr, k_pack), k as u32, (1, n as u32, 1)));
+            let (_, layout) = lower::panels(cx.isa, (f.ty(node.inputs[0]).dtype, ty.dtype), k as u32, (1, n as u32, 1));
+            panels.insert(p, layout);
         }
     }
     panels

@@ -22,11 +22,11 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
-    let widen = compute == Compute::F32 && dtype != DType::F32 || compute == Compute::Int8Dot && nibbles;
-    let k_blocks = panels.k.div_ceil(if compute == Compute::Int8Dot { K_BLOCK_CODES } else { K_BLOCK });
+    let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles;
+    let k_blocks = panels.k.div_ceil(if compute.takes_codes() { K_BLOCK_CODES } else { K_BLOCK });
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
     // As the loops read them: nibbles one to a byte.
-    let read = if compute == Compute::Int8Dot {
+    let read = if compute.takes_codes() {
         u64::from(k_block * panels.nr)
     } else if widen {
         u64::from(k_block * panels.nr) * DType::F32.size()
