@@ -194,7 +194,7 @@ impl Matmuls {
         Matmuls { isa: isa.clone(), dtype, compute, coding, rows, k, n, prefetch: 0, block_bytes: u64::from(env("BLOCK", 512 << 10)) }
     }
     fn panels(&self) -> Panels {
-        let k_pack = self.coding.k_pack().unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
+        let k_pack = self.coding.k_pack(self.compute).unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
         Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
     }
     fn build(&self) -> (Loaded, Step) {

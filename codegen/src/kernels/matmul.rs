@@ -400,7 +400,9 @@ impl<'c> Generator<'_, 'c> {
     /// Elements (bytes of records) of a row before `k`.
     fn a_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
         match self.kernel.panels.coding.group() {
-            Some(group) if self.kernel.compute.takes_codes() => fb.mul_int(fb.lshr(k, group.trailing_zeros()), Quantise::record(group).into()),
+            Some(group) if self.kernel.compute.takes_codes() => {
+                fb.mul_int(fb.lshr(k, group.trailing_zeros()), Quantise::record(group).into())
+            }
             _ => k,
         }
     }

@@ -78,6 +78,9 @@ pub fn hot_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<HotLoop<'a>>
     hot_places(asm, triple, name).1.into_iter().map(|(_, hot)| hot).collect()
 }
 
+/// First and last line of a loop in its function.
+type Place = (usize, usize);
+
 /// A hot loop with what stands around it in the smallest loop that it is in.
 #[derive(Clone, Debug)]
 pub struct GroupLoop<'a> {
@@ -93,7 +96,7 @@ pub struct GroupLoop<'a> {
 pub fn group_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<GroupLoop<'a>> {
     let (body, hot) = hot_places(asm, triple, name);
     let all = all_loops(&body, syntax_of(triple));
-    let around = |inner: &(usize, usize)| {
+    let around = |inner: &Place| {
         let outer = all.iter().filter(|l| l.0 < inner.0 && inner.1 < l.1).min_by_key(|l| l.1 - l.0)?;
         Some((body[outer.0..inner.0].to_vec(), body[inner.1 + 1..=outer.1].to_vec()))
     };
@@ -102,13 +105,13 @@ pub fn group_loops<'a>(asm: &'a str, triple: &str, name: &str) -> Vec<GroupLoop<
 }
 
 /// Lines of the function `name`, and its hot loops with their first and last line.
-fn hot_places<'a>(asm: &'a str, triple: &str, name: &str) -> (Vec<&'a str>, Vec<((usize, usize), HotLoop<'a>)>) {
+fn hot_places<'a>(asm: &'a str, triple: &str, name: &str) -> (Vec<&'a str>, Vec<(Place, HotLoop<'a>)>) {
     let syntax = syntax_of(triple);
     let body = function(asm, name);
     let has_frame = body.contains(&syntax.frame.1);
-    let hot = |place: (usize, usize)| (place, HotLoop { lines: body[place.0..=place.1].to_vec(), syntax, has_frame });
+    let hot = |place: Place| (place, HotLoop { lines: body[place.0..=place.1].to_vec(), syntax, has_frame });
     // A jump back around a call is no inner loop, whatever the order of blocks.
-    let is_hot = |l: &((usize, usize), HotLoop<'a>)| l.1.multiply_adds() > 0 && l.1.count(syntax.call) == 0;
+    let is_hot = |l: &(Place, HotLoop<'a>)| l.1.multiply_adds() > 0 && l.1.count(syntax.call) == 0;
     let found = inner_places(&body, syntax).into_iter().map(hot).filter(is_hot).collect();
     (body, found)
 }
@@ -219,15 +222,15 @@ fn function<'a>(asm: &'a str, name: &str) -> Vec<&'a str> {
 }
 
 /// Innermost loops: those that hold no other.
-fn inner_places(body: &[&str], syntax: &Syntax) -> Vec<(usize, usize)> {
+fn inner_places(body: &[&str], syntax: &Syntax) -> Vec<Place> {
     let loops = all_loops(body, syntax);
-    let inner = |a: &(usize, usize)| !loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
+    let inner = |a: &Place| !loops.iter().any(|b| b != a && a.0 <= b.0 && b.1 <= a.1);
     loops.iter().copied().filter(inner).collect()
 }
 
 /// All loops: from a label to the jump back to it.
-fn all_loops(body: &[&str], syntax: &Syntax) -> Vec<(usize, usize)> {
-    let mut loops: Vec<(usize, usize)> = vec![];
+fn all_loops(body: &[&str], syntax: &Syntax) -> Vec<Place> {
+    let mut loops: Vec<Place> = vec![];
     for (at, line) in body.iter().enumerate() {
         if !syntax.jumps.iter().any(|j| line.starts_with(j)) {
             continue;
