@@ -244,7 +244,7 @@ fn kernel(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) -> 
     let (n, k) = SHAPE;
     let mut module = graph(n, k, ways, rows)?;
     // The only matmul is the head.
-    let quantisation = Quantisation { body: weights.dtype(), head: weights.dtype(), keep: vec![] };
+    let quantisation = Quantisation { body: weights.dtype(), head: weights.dtype(), ..Quantisation::default() };
     let mut cx = PassCx { compute: Some(compute), quantisation, ..PassCx::default() };
     for pass in PASSES {
         (pass.run)(&mut module, &mut cx)?;
