@@ -1,7 +1,7 @@
 //! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
-//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `WIDEN`, `NEAR`, `PAD` and `ROWS` are for trials. Integer dots are
+//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `WIDEN`, `NEAR`, `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
 //! measured against four times the FMA peak; shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
 
 #[path = "../tests/kernel_harness/mod.rs"]
@@ -41,7 +41,9 @@ fn main() {
     let filter = std::env::args().nth(2).unwrap_or_default();
     let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
     for &weights in types.iter().filter(|_| wanted("gemm")) {
-        for (rows, k, n) in [(12, 2048, 32), (33, 2048, 512), (128, 2048, 2048), (512, 2048, 2048), (512, 576, 1536), (128, 8192, 1024)] {
+        let shapes = [(12, 2048, 32), (33, 2048, 512), (128, 2048, 2048), (512, 2048, 2048), (512, 576, 1536), (128, 8192, 1024)];
+        let shape = (env("ROWS", 0), env("K", 0), env("N", 0));
+        for (rows, k, n) in if shape.1 > 0 { vec![shape] } else { shapes.into() } {
             for prefetch in [1024, 4096] {
                 Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, k, n) }.compute_bound(&peak);
             }
