@@ -57,7 +57,7 @@ fn main() {
             }
         }
     }
-    for kv in [DType::F32, DType::Bf16].into_iter().filter(|_| wanted("attention")) {
+    for kv in [DType::F32, DType::Bf16, DType::I8].into_iter().filter(|_| wanted("attention")) {
         for (heads, kv_heads, head_dim, rows, keys, tile_rows) in [
             (32, 8, 64, 128, 512, 16),
             (12, 12, 64, 128, 512, 16),
@@ -331,7 +331,9 @@ fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim
     let mask = e.add(Expr::Cmp(CmpOp::Le, key, query));
     let upper = e.binary(BinaryOp::Add, query, one);
     let v_offset = 256 * u64::from(head_dim) * kv.size();
-    let page_bytes = u64::from(kv_heads) * 2 * v_offset;
+    let scales = (kv == DType::I8).then_some(2 * v_offset);
+    let head_bytes = 2 * v_offset + if scales.is_some() { 2 * 256 * 4 } else { 0 };
+    let page_bytes = u64::from(kv_heads) * head_bytes;
     let width = heads * head_dim;
     let buffer = |name: &str, offset: u64| Buffer { name: name.into(), dtype: DType::F32, rows, stride: width, offset };
     let out = u64::from(rows * width) * 4;
@@ -348,8 +350,9 @@ fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim
         kv_dtype: kv,
         state_offsets: vec![0],
         page_bytes,
-        head_bytes: 2 * v_offset,
+        head_bytes,
         v_offset,
+        scales,
         tile_rows,
         exprs: e,
         layer_ints: vec![],

@@ -252,7 +252,9 @@ fn attention(out: &mut String, a: &Attention) -> fmt::Result {
     writeln!(out, "attention {{heads {}, kv_heads {}, head_dim {}, tile_rows {}}} {{", a.heads, a.kv_heads, a.head_dim, a.tile_rows)?;
     writeln!(out, "  q = {} stride {} head_stride {}", a.q, a.q_stride, a.q_head_stride)?;
     writeln!(out, "  out = {} stride {}", a.out, a.out_stride)?;
-    writeln!(out, "  cache {} {{page {}, head {}, v {}}} at {:?}", a.kv_dtype, a.page_bytes, a.head_bytes, a.v_offset, a.state_offsets)?;
+    let scales = a.scales.map_or(String::new(), |at| format!(", scales {at}"));
+    let (page, head, v) = (a.page_bytes, a.head_bytes, a.v_offset);
+    writeln!(out, "  cache {} {{page {page}, head {head}, v {v}{scales}}} at {:?}", a.kv_dtype, a.state_offsets)?;
     tables(out, &[], &a.layer_ints)?;
     let mut roots = vec![a.score, a.mask];
     roots.extend(a.key_lower);

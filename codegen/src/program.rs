@@ -711,7 +711,8 @@ pub struct GroupNest {
 /// Attention of query rows over the KV cache with online softmax, in key blocks of 256 positions from 0, merged in order.
 ///
 /// Work units are (tile, kv head); see `abi::Tile`. Keys `0 .. tile.key_end` exist; the mask decides which of them a row sees.
-/// K page of one kv head: `[256 / 16][head_dim][16]`, V page: `[256][head_dim]`, element type `kv_dtype`.
+/// K page of one kv head: `[256 / 16][head_dim][16]`, V page: `[256][head_dim]`, element type `kv_dtype`. Of int8 codes, each key and each
+/// value has a scale: `f32[256]` for K at `+ scales`, for V behind them.
 /// Address of a head's K page in bytes: `state(offsets[layer]) + page * page_bytes + kv_head * head_bytes`, V at `+ v_offset`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
@@ -741,6 +742,8 @@ pub struct Attention {
     pub head_bytes: u64,
     /// Offset of V within a head.
     pub v_offset: u64,
+    /// Offset of the scales within a head; of a cache of codes (`kv_dtype` I8).
+    pub scales: Option<u64>,
     /// Most rows in a tile.
     pub tile_rows: u32,
     /// Expressions of score and mask.

@@ -208,7 +208,8 @@ impl<'a> Verifier<'a> {
         let Some(o) = place.operands.get(s.operand.index()) else {
             return self.fail(format!("store to o{}, which does not exist", s.operand.0));
         };
-        self.check(matches!(o.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("store to o{} as {}", s.operand.0, o.dtype));
+        let stored = matches!(o.dtype, DType::F32 | DType::F16 | DType::Bf16 | DType::I8);
+        self.check(stored, || format!("store to o{} as {}", s.operand.0, o.dtype));
         self.check(!matches!(o.place, Place::Weight(_) | Place::Table(_)), || format!("store to o{}, which is read-only", s.operand.0));
         if let Some(index) = exprs.nodes().get(s.index.index()).and_then(|_| self.bounds(exprs, place, s.index)) {
             self.inside(o, index, &format!("store to o{}", s.operand.0));
@@ -449,7 +450,10 @@ impl<'a> Verifier<'a> {
         let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.head_dim > 0 && a.tile_rows > 0;
         self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.head_dim));
         let half = 256 * u64::from(a.head_dim) * a.kv_dtype.size();
-        let pages = a.v_offset >= half && a.head_bytes >= a.v_offset + half && a.page_bytes >= u64::from(a.kv_heads) * a.head_bytes;
+        let end = a.scales.map_or(a.v_offset + half, |at| at + 2 * 256 * DType::F32.size());
+        let scales = a.scales.is_some() == (a.kv_dtype == DType::I8) && a.scales.is_none_or(|at| at >= a.v_offset + half);
+        self.check(scales, || format!("a cache of {} with scales at {:?}", a.kv_dtype, a.scales));
+        let pages = a.v_offset >= half && a.head_bytes >= end && a.page_bytes >= u64::from(a.kv_heads) * a.head_bytes;
         self.check(pages, || format!("a page of {} bytes is too small or overlaps", a.page_bytes));
         let mut place = Context { layer_ints: a.layer_ints.len(), score: true, ..Default::default() };
         let mut bound = Context { layer_ints: a.layer_ints.len(), ..Default::default() };

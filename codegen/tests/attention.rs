@@ -68,8 +68,12 @@ impl Case {
     fn v_offset(&self) -> u64 {
         256 * u64::from(self.head_dim) * self.kv.size() + GAP
     }
+    /// Of a cache of codes.
+    fn scales(&self) -> Option<u64> {
+        (self.kv == DType::I8).then_some(2 * self.v_offset())
+    }
     fn head_bytes(&self) -> u64 {
-        2 * self.v_offset()
+        2 * self.v_offset() + if self.kv == DType::I8 { 2 * 256 * 4 } else { 0 }
     }
     fn page_bytes(&self) -> u64 {
         u64::from(self.kv_heads) * self.head_bytes()
@@ -127,6 +131,7 @@ impl Case {
             page_bytes: self.page_bytes(),
             head_bytes: self.head_bytes(),
             v_offset: self.v_offset(),
+            scales: self.scales(),
             tile_rows: self.tile_rows,
             exprs: e,
             layer_ints: vec![vec![3, window]],
@@ -214,6 +219,10 @@ fn put(area: &mut kernel_harness::Area, dtype: DType, at: usize, x: f32) -> f32 
             area.put(at, &to_f16(x).to_le_bytes());
             from_f16(to_f16(x))
         }
+        DType::I8 => {
+            area.put(at, &[x as i8 as u8]);
+            x
+        }
         _ => {
             area.put(at, &to_bf16(x).to_le_bytes());
             from_bf16(to_bf16(x))
@@ -234,13 +243,23 @@ impl Model {
                     let page = self.step.page_table[slot * PAGES_PER_SLOT as usize + position as usize / 256] as u64;
                     let base = c.layer_bytes() + page * c.page_bytes() + u64::from(head) * c.head_bytes();
                     let inside = position as u64 % 256;
+                    // Codes with scales, or numbers.
+                    let mut scales = [1.0; 2];
+                    if let Some(at) = c.scales() {
+                        for (part, scale) in scales.iter_mut().enumerate() {
+                            let at = base + at + (part as u64 * 256 + inside) * 4;
+                            *scale = put(&mut self.step.state, DType::F32, at as usize, 0.01 * (1.5 + rng.signed()));
+                        }
+                    }
+                    let codes = c.kv == DType::I8;
+                    let mut number = |most: f32| if codes { (127.0 * rng.signed()).round() } else { most * rng.signed() };
                     for d in 0..c.head_dim {
                         let hd = u64::from(c.head_dim);
                         let k_at = base + (inside / 16 * hd * 16 + u64::from(d) * 16 + inside % 16) * size;
                         let v_at = base + c.v_offset() + (inside * hd + u64::from(d)) * size;
                         let i = index(c, slot, head, position, d);
-                        self.k[i] = put(&mut self.step.state, c.kv, k_at as usize, 2.0 * rng.signed());
-                        self.v[i] = put(&mut self.step.state, c.kv, v_at as usize, rng.signed());
+                        self.k[i] = scales[0] * put(&mut self.step.state, c.kv, k_at as usize, number(2.0));
+                        self.v[i] = scales[1] * put(&mut self.step.state, c.kv, v_at as usize, number(1.0));
                     }
                 }
             }
@@ -370,9 +389,12 @@ fn masks_and_scores() {
 #[test]
 fn types() {
     for isa in isas() {
-        for (kv, q, out) in
-            [(DType::F16, DType::F32, DType::F32), (DType::Bf16, DType::F32, DType::F32), (DType::Bf16, DType::Bf16, DType::Bf16)]
-        {
+        for (kv, q, out) in [
+            (DType::F16, DType::F32, DType::F32),
+            (DType::Bf16, DType::F32, DType::F32),
+            (DType::Bf16, DType::Bf16, DType::Bf16),
+            (DType::I8, DType::F32, DType::F32),
+        ] {
             for head_dim in [36, 64] {
                 Case { kv, q, out, head_dim, ..Case::new() }.check(&isa);
             }
@@ -394,7 +416,7 @@ fn private_scratch() {
 #[test]
 fn widened_blocks() {
     for isa in isas() {
-        for (kv, head_dim) in [(DType::Bf16, 64), (DType::F16, 36)] {
+        for (kv, head_dim) in [(DType::Bf16, 64), (DType::F16, 36), (DType::I8, 64), (DType::I8, 36)] {
             Case { kv, head_dim, tile_rows: 64, ..Case::new() }.check(&isa);
         }
     }

@@ -445,7 +445,6 @@ impl Build {
     /// Refuses what is known but not supported yet, and contradictions.
     pub fn check(&self) -> Result<(), Error> {
         let refused = [
-            ("--kv-dtype int8", self.kv_dtype == ComputeType::Int8, "use --kv-dtype auto, f32 or bf16"),
             ("--task", !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
             ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
         ];

@@ -152,7 +152,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     report.cpu = isa.name.clone();
     report.compute = settings.compute_name().into();
     report.quantisation = settings.quantisation.name();
-    report.kv_dtype = settings.kv_dtype.name().into();
+    report.kv_dtype = settings.kv_name().into();
     report.ctx_size = settings.ctx_size;
     if stop("open") {
         report.text = format!("{facts:#?}\n");
@@ -407,6 +407,11 @@ impl Settings {
         if self.compute == DType::I8 { "int8" } else { self.compute.name() }
     }
 
+    /// As `--kv-dtype` names it.
+    fn kv_name(&self) -> &'static str {
+        if self.kv_dtype.is_quantised() { "int8" } else { self.kv_dtype.name() }
+    }
+
     fn new(o: &Build, model: &Model, isa: &Isa) -> Result<Settings, Error> {
         let weight_dtype = match o.dtype {
             WeightType::Auto => None,
@@ -444,7 +449,9 @@ impl Settings {
             }
             ComputeType::Auto => compute,
             ComputeType::Bf16 => DType::BF16,
-            _ => DType::F32,
+            // A scale for each key and each value of a head.
+            ComputeType::Int8 => DType::Q8(rcompile_graph::quant::Group::Row),
+            ComputeType::F32 => DType::F32,
         };
         let ctx_size = match o.ctx_size {
             Some(n) => n,
@@ -854,7 +861,7 @@ fn manifest(
         slots: settings.slots,
         dtype: weights_type(weights),
         compute: settings.compute_name().into(),
-        kv_dtype: settings.kv_dtype.name().into(),
+        kv_dtype: settings.kv_name().into(),
         quantization: settings.quantisation.name(),
         vocab_size: facts.vocab_size as u32,
         hidden_size: facts.hidden_size as u32,

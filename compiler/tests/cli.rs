@@ -194,7 +194,6 @@ fn not_supported() {
     let case = Case::new("llama-gqa-tied");
     for (flags, name) in [
         (&["--calibrate", "x"][..], "--calibrate"),
-        (&["--kv-dtype", "int8"], "--kv-dtype"),
         (&["--quantize", "int8", "--compute", "int8"], "--compute int8"),
         (&["--link", "dynamic"], "--link"),
         (&["--task", "classify"], "--task"),

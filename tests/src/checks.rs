@@ -114,7 +114,8 @@ fn plain_cases(reference: &Value) -> Vec<&Value> {
     all.iter().filter(|c| ids(&c["token_type_ids"]).iter().all(|s| *s == 0)).collect()
 }
 
-fn embed(exe: &Exe, tokens: &[u32], pooling: &str, normalize: bool) -> Vec<f64> {
+/// Pooled vector of one text.
+pub fn embed(exe: &Exe, tokens: &[u32], pooling: &str, normalize: bool) -> Vec<f64> {
     let (list, normalize) = (crate::joined(tokens), normalize.to_string());
     let report = exe.json(["embed", "--tokens", &list, "--pooling", pooling, "--normalize", &normalize]);
     numbers(&report["embeddings"][0])

@@ -18,6 +18,9 @@
 //! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
 //! V rows at or beyond the last key that the tile sees are never read: memory there may hold anything.
 //!
+//! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
+//! scale of a value the key's weight (after the weight went into the sum).
+//!
 //! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
 use super::microkernel::tile_fits;
@@ -54,7 +57,7 @@ fn check(name: &str, program: &Program, kernel: &Attention) -> Result<(), Error>
     if kernel.head_dim == 0 || kernel.tile_rows == 0 {
         problems.push(format!("{name}: head_dim {}, tile_rows {}", kernel.head_dim, kernel.tile_rows));
     }
-    if !float(kernel.kv_dtype) || !float(kernel.q.dtype) || !float(kernel.out.dtype) {
+    if !(float(kernel.kv_dtype) || kernel.kv_dtype == DType::I8) || !float(kernel.q.dtype) || !float(kernel.out.dtype) {
         problems.push(format!("{name}: q {}, cache {}, out {}", kernel.q.dtype, kernel.kv_dtype, kernel.out.dtype));
     }
     if kernel.exprs.nodes().iter().any(|e| matches!(e, Expr::Load(..))) {
@@ -72,6 +75,8 @@ const MAX_PAIRS: u32 = 6;
 const BLOCK: i64 = PAGE_POSITIONS as i64;
 /// Keys that lie together in K: `[256 / 16][head_dim][16]`.
 const KEY_GROUP: u32 = 16;
+/// Bytes from the scales of a block's keys to those of its values.
+const V_SCALES: u64 = BLOCK as u64 * 4;
 /// Scratch up to this size is on the stack; more is at the end of the thread's private area, see [`private_bytes`].
 const STACK_BYTES: u64 = 192 << 10;
 /// What a unit costs per row beside its keys, in keys: shares of threads are weighted with it.
@@ -248,6 +253,7 @@ impl<'a, 'c> Generator<'a, 'c> {
             fb.for_(first, end, 1, |block| {
                 let page = fb.sext(fb.load(Ty::I32, fb.index(page_table, block, 4), 4), Elem::I64);
                 let keys = fb.offset(state, fb.mul_int(page, k.page_bytes as i64));
+                let scales = fb.offset_const(keys, k.scales.unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
                 let all = |keys: Value<'c>, blocks: &[Function<'c>]| {
                     fb.for_(fb.int(0), chunks, 1, |chunk| {
@@ -255,7 +261,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
                         for (i, function) in blocks.iter().enumerate() {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
-                                let own = [scratch, keys, key_begin, key_end, kv_head, first];
+                                let own = [scratch, keys, scales, key_begin, key_end, kv_head, first];
                                 fb.call(function, &[args, &own[..]].concat());
                             });
                         }
@@ -366,13 +372,13 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `block(.., scratch, keys, key_begin, key_end, kv_head, first_pair)` for `pairs` pairs and 256 keys.
+    /// `block(.., scratch, keys, scales, key_begin, key_end, kv_head, first_pair)` for `pairs` pairs and 256 keys.
     fn block(&self, pairs: u32, cache: Cache, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
         let name = format!("{}.{}{pairs}", self.name, if cache.dtype == self.kernel.kv_dtype { "block" } else { "wide" });
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, keys, key_begin, key_end, kv_head, first] = *rest else { unreachable!() };
+            let [scratch, keys, scales, key_begin, key_end, kv_head, first] = *rest else { unreachable!() };
             let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(first, 32));
             let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * 32 + i * 8), 8);
             let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
@@ -385,9 +391,9 @@ impl<'a, 'c> Generator<'a, 'c> {
                     (fb.div(begin, fb.int(tile_keys.into())), fb.div(fb.add_int(end, i64::from(tile_keys) - 1), fb.int(tile_keys.into())));
                 self.scores(fb, pairs, cache, scratch, keys, first, tiles);
                 let columns = (fb.mul_int(tiles.0, tile_keys.into()), fb.mul_int(tiles.1, tile_keys.into()));
-                let own = [scratch, key_begin, key_end, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
+                let own = [scratch, scales, key_begin, key_end, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
                 fb.call(maxima, &[args, &own[..]].concat());
-                fb.call(softmax, &[scratch, first, fb.int(pairs.into()), columns.0, columns.1]);
+                fb.call(softmax, &[scratch, scales, first, fb.int(pairs.into()), columns.0, columns.1]);
                 self.values(fb, pairs, cache, scratch, keys, first, (begin, end));
             });
         })
@@ -413,16 +419,16 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `maxima(.., scratch, key_begin, key_end, kv_head, first, pairs, begin, end)`: masks and scales scores `begin .. end` (multiples of the
+    /// `maxima(.., scratch, scales, key_begin, key_end, kv_head, first, pairs, begin, end)`: masks and scales scores `begin .. end` (multiples of the
     /// lanes) of the block's rows, pairs `first` and following; updates their maxima, sets `alpha`.
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     fn maxima(&self) -> Function<'c> {
-        let own = [Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+        let own = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
         let params = [&KERNEL_PARAMS[..], &own[..]].concat();
         self.mb.define(&format!("{}.maxima", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, key_begin, key_end, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
+            let [scratch, scales, key_begin, key_end, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
             let k = self.kernel;
             let lanes = self.lanes;
             let vector = Ty::vec(Elem::F32, lanes);
@@ -454,7 +460,8 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let max = fb.loop_(begin, end, lanes.into(), &[fb.splat(old, lanes)], |column, max| {
                     let at = fb.index(row, column, 4);
                     let key = fb.add(key_begin, column);
-                    let eval = outside.at(point(key, fb.load(vector, at, lanes * 4)));
+                    let score = self.scaled(fb, fb.load(vector, at, lanes * 4), scales, column);
+                    let eval = outside.at(point(key, score));
                     let keys = fb.add(fb.splat(fb.trunc(key, Elem::I32), lanes), fb.iota(Elem::I32, lanes));
                     let seen = fb.and(fb.cmp(Cmp::Lt, keys, exists_below), eval.cond(k.mask));
                     let score = fb.select(seen, eval.float(k.score), nothing);
@@ -472,11 +479,21 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `softmax(.., scratch, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`; updates sums.
+    /// `values * scales[column ..]` where the cache has scales.
+    fn scaled(&self, fb: &Fb<'_, 'c>, values: Value<'c>, scales: Value<'c>, column: Value<'c>) -> Value<'c> {
+        match self.kernel.scales {
+            Some(_) => fb.mul(values, fb.load(values.ty(), fb.index(scales, column, 4), self.lanes * 4)),
+            None => values,
+        }
+    }
+
+    /// `softmax(scratch, scales, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`, times the
+    /// scales of the values; updates sums.
     fn softmax(&self) -> Function<'c> {
-        let params = [Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+        let params = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
         self.mb.define(&format!("{}.softmax", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
-            let [scratch, first, pairs, begin, end] = *args else { unreachable!() };
+            let [scratch, scales, first, pairs, begin, end] = *args else { unreachable!() };
+            let scales = fb.offset_const(scales, V_SCALES);
             let lanes = self.lanes;
             let vector = Ty::vec(Elem::F32, lanes);
             fb.for_(fb.int(0), pairs, 1, |i| {
@@ -492,7 +509,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     // Below, exp is subnormal: slow to multiply, and nothing beside the 1 of the maximum.
                     let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, lanes));
                     let p = fb.select(small, fb.zero(vector), math::exp_of_negative(fb, x));
-                    fb.store(p, at, lanes * 4);
+                    fb.store(self.scaled(fb, p, scales, column), at, lanes * 4);
                     vec![fb.add(sum[0], p)]
                 });
                 fb.store(sum[0], sum_at, lanes * 4);

@@ -600,7 +600,7 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn float_to_i32(&self, a: Value<'c>) -> Value<'c> {
         self.cast(InstructionOpcode::FPToSI, a, Elem::I32)
     }
-    /// Stored element bits -> f32: `F32` as is, `F16` exactly, `Bf16` exactly (given as the raw i16 or the type itself).
+    /// Stored element bits -> f32, exactly: `F32` as is, `F16`, `Bf16` (given as the raw i16 or the type itself), `I8`.
     pub fn widen(&self, dtype: DType, a: Value<'c>) -> Value<'c> {
         match dtype {
             DType::F32 => a,
@@ -613,10 +613,12 @@ impl<'m, 'c> Fb<'m, 'c> {
                 let wide = self.shl(self.zext(bits, Elem::I32), 16);
                 self.bitcast(wide, a.ty.with(Elem::F32))
             }
+            DType::I8 => self.int_to_float(self.sext(a, Elem::I32)),
             _ => panic!("widen of {dtype}"),
         }
     }
-    /// f32 -> storage bits: `F32` as is, `F16` as `half`, `Bf16` as i16; nearest even, NaN stays NaN.
+    /// f32 -> storage bits: `F32` as is, `F16` as `half`, `Bf16` as i16; nearest even, NaN stays NaN. `I8`: the nearest integer, even of
+    /// two; any bits for what is not within -128 ..= 127.
     pub fn narrow(&self, dtype: DType, a: Value<'c>) -> Value<'c> {
         assert_eq!(a.ty.elem, Elem::F32);
         match dtype {
@@ -636,6 +638,11 @@ impl<'m, 'c> Fb<'m, 'c> {
                 }
                 None => self.bf16_round_by_integers(a),
             },
+            // The sum's last bits are the integer.
+            DType::I8 => {
+                let sum = self.add(a, self.splat(self.f32(NEAREST), a.ty.lanes));
+                self.trunc(self.bitcast(sum, a.ty.with(Elem::I32)), Elem::I8)
+            }
             _ => panic!("narrow to {dtype}"),
         }
     }
@@ -916,6 +923,9 @@ impl<'m, 'c> Fb<'m, 'c> {
         );
     }
 }
+
+/// 1.5 * 2^23: added to a small float, it leaves no place for fractions.
+const NEAREST: f32 = 12_582_912.0;
 
 /// Element type in memory of a stored type (bf16 as its bits).
 pub fn storage(dtype: DType) -> Elem {

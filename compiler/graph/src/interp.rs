@@ -662,7 +662,14 @@ fn kv_append(state: &State, cache: &mut HashMap<i64, SlotCache>, operands: &[&Te
         }
         slot.written[index] = true;
         for (from, to) in [(k, &mut slot.keys), (v, &mut slot.values)] {
-            for (x, y) in from.data[row * width..][..width].iter().zip(&mut to[index * width..][..width]) {
+            let (from, to) = (&from.data[row * width..][..width], &mut to[index * width..][..width]);
+            if state.dtype.is_quantised() {
+                // The row of a quantised type is a head's key or value.
+                let heads = Tensor::new(k.dtype, &[state.kv_heads as usize, state.head_dim as usize], from.to_vec());
+                to.copy_from_slice(&quant::quantise(state.dtype, &heads));
+                continue;
+            }
+            for (x, y) in from.iter().zip(to) {
                 *y = round(state.dtype, *x);
             }
         }

@@ -31,6 +31,7 @@ use crate::build::{callee, infer};
 use crate::ops::{AttnExpr, AttnVar, Binary, Op, Unary};
 use crate::parse::ATTN_DEPTH_MAX;
 use crate::print::{self, Place};
+use crate::quant::Group;
 use crate::types::{DType, Dim, Function, Module, StateId, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -192,8 +193,8 @@ impl<'m> Verifier<'m> {
             }
         }
         for (i, s) in m.states.iter().enumerate() {
-            if s.kv_heads < 1 || s.head_dim < 1 || !s.dtype.is_float() {
-                self.error(Place::State(i), "a state has at least one head of width at least 1 and a float type");
+            if s.kv_heads < 1 || s.head_dim < 1 || !(s.dtype.is_float() || s.dtype == DType::Q8(Group::Row)) {
+                self.error(Place::State(i), "a state has at least one head of width at least 1 and a float type or q8");
             }
         }
     }

@@ -3,11 +3,11 @@
 //! A cache append is a loop nest whose index expressions are the cache's layout ([`Attention`]); the attention itself is one region per layer.
 
 use super::kernel::KernelBuilder;
-use super::lower::{Cols, Frame, Home, Stop, compare, storage};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, compare, storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
-use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, Store, Table};
-use rcompile_graph::{AttnExpr, AttnVar, Binary, Compare, Dim, Op, StateId, Unary, ValueId};
+use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table};
+use rcompile_graph::{AttnExpr, AttnVar, Binary, Compare, Dim, Op, State, StateId, Unary, ValueId};
 
 impl Plan<'_> {
     /// Loop nest that writes keys (or values) of a cache append: outer (row, head), inner the head's elements.
@@ -22,25 +22,54 @@ impl Plan<'_> {
         let h = k.outer_var((0, i64::from(layout.kv_heads) - 1));
         let idx = [k.var_expr(t), k.var_expr(h)];
         let outer = vec![(t, extent), (h, Extent::Const(layout.kv_heads))];
+        // Of codes: the largest magnitude first, as `rcompile_graph::quant` says.
+        let mut factors = None;
+        if layout.scales.is_some() {
+            let abs = |f: &Frame<'_>, k: &mut KernelBuilder, ws: &mut dyn WeightSource, at: &[ExprId]| {
+                let x = f.at(k, ws, source, at)?;
+                Ok(k.exprs.add(Expr::Unary(p::UnaryOp::Abs, x)))
+            };
+            let largest = frame.row_reduce(&mut k, self, id, value.into(), ReduceOp::Max, layout.head_dim.into(), &idx, abs)?;
+            let (zero, tiny, most) = (k.exprs.float(0.0), k.exprs.float(rcompile_graph::quant::TINY), k.exprs.float(127.0));
+            let nothing = k.exprs.add(Expr::Cmp(p::CmpOp::Lt, largest, tiny));
+            let mut quotient = |a, b| {
+                let q = k.exprs.add(Expr::Binary(p::BinaryOp::Div, a, b));
+                k.exprs.add(Expr::Select(nothing, zero, q))
+            };
+            factors = Some((quotient(most, largest), quotient(largest, most)));
+        }
         self.inner_stores(&mut k, layout.head_dim, true, &idx, |plan, k, idx| {
-            let x = frame.at(k, plan, source, idx)?;
+            let mut x = frame.at(k, plan, source, idx)?;
+            if let Some((inverse, _)) = factors {
+                x = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, x, inverse));
+            }
             let slot = frame.at(k, plan, node.inputs[2], &idx[..1])?;
             let place = frame.at(k, plan, node.inputs[3], &idx[..1])?;
-            let index = kv_index(k, &layout, value, slot, place, idx[1], idx[2]);
+            let index = layout.element(k, value, slot, place, idx[1], idx[2]);
             let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.dtype });
             Ok(vec![Store { operand, index, value: x }])
         })?;
+        if let (Some(scales), Some((_, scale))) = (layout.scales, factors) {
+            self.inner_stores(&mut k, 1, false, &idx, |plan, k, idx| {
+                let slot = frame.at(k, plan, node.inputs[2], &idx[..1])?;
+                let place = frame.at(k, plan, node.inputs[3], &idx[..1])?;
+                let index = layout.scale(k, scales, value, slot, place, idx[1]);
+                let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: DType::F32 });
+                Ok(vec![Store { operand, index, value: scale }])
+            })?;
+        }
         Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, layer_ints: vec![], stages: k.stages })
     }
 
     pub(super) fn kv_layout(&self, frame: &Frame<'_>, state: StateId) -> KvLayout {
         let s = &frame.module.states[state.index()];
-        let dtype = storage(s.dtype).unwrap_or(DType::F32);
+        let dtype = if s.dtype.is_quantised() { DType::I8 } else { storage(s.dtype).unwrap_or(DType::F32) };
         let (kv_heads, head_dim) = (s.kv_heads as u32, s.head_dim as u32);
-        let half = rcompile_runtime::abi::PAGE_POSITIONS as u64 * s.head_dim * dtype.size();
-        let page_bytes = 2 * half * s.kv_heads;
+        let v_offset = PAGE * s.head_dim * dtype.size();
+        let head_bytes = PAGE * bytes_per_position(s);
         let offsets = frame.states[&state].iter().map(|s| self.state_offsets[s.index()]).collect();
-        KvLayout { dtype, kv_heads, head_dim, offsets, page_bytes, head_bytes: 2 * half, v_offset: half }
+        let scales = s.dtype.is_quantised().then_some(2 * v_offset);
+        KvLayout { dtype, kv_heads, head_dim, offsets, page_bytes: head_bytes * s.kv_heads, head_bytes, v_offset, scales }
     }
 
     /// Attention: queries are stored (by a group nest of the projection where possible), the output takes along reshapes and conversions.
@@ -101,6 +130,7 @@ impl Plan<'_> {
             page_bytes: layout.page_bytes,
             head_bytes: layout.head_bytes,
             v_offset: layout.v_offset,
+            scales: layout.scales,
             tile_rows: self.program.tile_rows,
             exprs: k.exprs,
             layer_ints: vec![],
@@ -136,34 +166,61 @@ pub(super) struct KvLayout {
     page_bytes: u64,
     head_bytes: u64,
     v_offset: u64,
+    scales: Option<u64>,
 }
 
-/// Element index (from the layer's start) of element `d` of a key or value, see [`Attention`].
-fn kv_index(k: &mut KernelBuilder, l: &KvLayout, value: bool, slot: ExprId, place: ExprId, head: ExprId, d: ExprId) -> ExprId {
-    let size = l.dtype.size();
-    let page_positions = rcompile_runtime::abi::PAGE_POSITIONS as i64;
-    let pages = k.exprs.add(Expr::PagesPerSlot);
-    let first = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, slot, pages));
-    let (block, within) = k.div_rem(place, page_positions);
-    let entry = k.add(first, block);
-    let page = k.load(Place::Table(Table::PageTable), DType::I32, entry);
-    let base = k.mul_int(page, (l.page_bytes / size) as i64);
-    let head = k.mul_int(head, (l.head_bytes / size) as i64);
-    let base = k.add(base, head);
-    let hd = i64::from(l.head_dim);
-    let at = if value {
-        let row = k.mul_int(within, hd);
-        let v = k.int((l.v_offset / size) as i64);
-        let row = k.add(row, v);
-        k.add(row, d)
-    } else {
-        let (group, lane) = k.div_rem(within, 16);
-        let group = k.mul_int(group, 16 * hd);
-        let column = k.mul_int(d, 16);
-        let at = k.add(group, column);
-        k.add(at, lane)
-    };
-    k.add(base, at)
+/// Positions of a page.
+const PAGE: u64 = rcompile_runtime::abi::PAGE_POSITIONS as u64;
+
+/// Bytes of a position's key and value of one head, with their scales where they are codes.
+pub(super) fn bytes_per_position(s: &State) -> u64 {
+    match s.dtype.is_quantised() {
+        true => 2 * (s.head_dim + DType::F32.size()),
+        false => 2 * s.head_dim * s.dtype.size(),
+    }
+}
+
+impl KvLayout {
+    /// `(index of the head's page, position within the page)`, the index in elements of `size` bytes from the layer's start.
+    fn page(&self, k: &mut KernelBuilder, size: u64, slot: ExprId, place: ExprId, head: ExprId) -> (ExprId, ExprId) {
+        let pages = k.exprs.add(Expr::PagesPerSlot);
+        let first = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, slot, pages));
+        let (block, within) = k.div_rem(place, PAGE as i64);
+        let entry = k.add(first, block);
+        let page = k.load(Place::Table(Table::PageTable), DType::I32, entry);
+        let base = k.mul_int(page, (self.page_bytes / size) as i64);
+        let head = k.mul_int(head, (self.head_bytes / size) as i64);
+        (k.add(base, head), within)
+    }
+
+    /// Index of element `d` of a key or value, see [`Attention`].
+    fn element(&self, k: &mut KernelBuilder, value: bool, slot: ExprId, place: ExprId, head: ExprId, d: ExprId) -> ExprId {
+        let size = self.dtype.size();
+        let (base, within) = self.page(k, size, slot, place, head);
+        let hd = i64::from(self.head_dim);
+        let at = if value {
+            let row = k.mul_int(within, hd);
+            let v = k.int((self.v_offset / size) as i64);
+            let row = k.add(row, v);
+            k.add(row, d)
+        } else {
+            let (group, lane) = k.div_rem(within, 16);
+            let group = k.mul_int(group, 16 * hd);
+            let column = k.mul_int(d, 16);
+            let at = k.add(group, column);
+            k.add(at, lane)
+        };
+        k.add(base, at)
+    }
+
+    /// Index of the scale of a key or value; the scales lie `scales` bytes into the head.
+    fn scale(&self, k: &mut KernelBuilder, scales: u64, value: bool, slot: ExprId, place: ExprId, head: ExprId) -> ExprId {
+        let size = DType::F32.size();
+        let (base, within) = self.page(k, size, slot, place, head);
+        let first = k.int((scales / size + if value { PAGE } else { 0 }) as i64);
+        let at = k.add(base, first);
+        k.add(at, within)
+    }
 }
 
 fn attn_var(v: AttnVar, vars: &[ExprId; 3]) -> Option<ExprId> {

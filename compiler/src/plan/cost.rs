@@ -10,7 +10,7 @@
 
 use rcompile_codegen::expr::children;
 use rcompile_codegen::program::{
-    Attention, BinaryOp, Compute, Expr, ExprId, Exprs, Extent, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
+    Attention, BinaryOp, Compute, DType, Expr, ExprId, Exprs, Extent, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
     Quantise, RegionId, StageKind, VarId,
 };
 use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
@@ -118,7 +118,9 @@ fn attention(a: &Attention, info: &mut RegionInfo) {
     let pairs = u64::from(a.heads) * u64::from(a.head_dim);
     info.window = window(a);
     info.units = Linear { per_tile: a.kv_heads.into(), ..Linear::default() };
-    info.kv_bytes = Linear { per_run_position: 2 * u64::from(a.kv_heads) * u64::from(a.head_dim) * a.kv_dtype.size(), ..Linear::default() };
+    let scale = if a.scales.is_some() { DType::F32.size() } else { 0 };
+    let bytes = u64::from(a.head_dim) * a.kv_dtype.size() + scale;
+    info.kv_bytes = Linear { per_run_position: 2 * u64::from(a.kv_heads) * bytes, ..Linear::default() };
     info.activation_bytes = Linear { per_row: pairs * (a.q.dtype.size() + a.out.dtype.size()), ..Linear::default() };
     // Scores and weighted values: two multiply-adds per position and column.
     info.flop = Linear { per_row_position: 4 * pairs, ..Linear::default() };

@@ -501,7 +501,7 @@ impl<'m> Frame<'m> {
 
     /// Reduction of a row of `n` elements as a stage of its own; `which` tells several of one value apart.
     #[allow(clippy::too_many_arguments)]
-    fn row_reduce(
+    pub(super) fn row_reduce(
         &self,
         k: &mut KernelBuilder,
         ws: &mut dyn WeightSource,

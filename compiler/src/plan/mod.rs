@@ -294,7 +294,7 @@ fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, Vec<u64>) {
     let mut offsets = Vec::new();
     let mut end = 0u64;
     for s in &module.states {
-        let per_token = 2 * s.kv_heads * s.head_dim * s.dtype.size();
+        let per_token = s.kv_heads * attention::bytes_per_position(s);
         let bytes = per_token * PAGE_POSITIONS as u64 * u64::from(pages_per_slot) * u64::from(cx.slots);
         if s.persistent {
             offsets.push(end);

@@ -14,6 +14,8 @@ const K_BLOCK: u32 = 1024;
 const K_BLOCK_CODES: u32 = 2048;
 /// Prefetch distances in bytes of weights that stream from memory: to L2, to L1.
 const PREFETCH_BYTES: (u32, u32) = (8192, 1024);
+/// The second where several rows pass over each weight (two to eight rows: 1 to 3 % more GB/s than with 1 KB on Emerald Rapids).
+const PREFETCH_L1_ROWS: u32 = 2048;
 
 /// Tile of a matmul with at most `rows` rows: as `--tuning` says, else by the heuristic.
 pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
@@ -42,7 +44,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         n_block: (L2_WEIGHT_BYTES / panel_bytes).clamp(1, 64) as u32,
         widen,
         prefetch: PREFETCH_BYTES.0,
-        prefetch_l1: PREFETCH_BYTES.1,
+        prefetch_l1: if rows > 1 { PREFETCH_L1_ROWS } else { PREFETCH_BYTES.1 },
     }
 }
 
