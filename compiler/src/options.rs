@@ -616,9 +616,7 @@ mod tests {
     #[test]
     fn refusals() {
         let code = |args: &str| build(&format!("--model m -o out {args}")).map(|_| 0).unwrap_or_else(|e| e.exit_code());
-        for later in ["--kv-dtype int8", "--link dynamic"] {
-            assert_eq!(code(later), 6, "{later}");
-        }
+        assert_eq!(code("--link dynamic"), 6);
         for wrong in [
             "--buckets 0",
             "--nope",
