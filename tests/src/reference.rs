@@ -1,8 +1,10 @@
 //! The graph of a model directory, run by the reference interpreter.
 
+use crate::exe::cache as cache_dir;
 use rcompile::cache::Cache;
 use rcompile::calibrate::{self, CalibrationText, Codes};
 use rcompile::link::guard::WorkDir;
+use rcompile::options::CacheOptions;
 use rcompile::pack::{Tensors, stored_type};
 use rcompile::passes::quantise::{self, Quantisation};
 use rcompile::passes::{PassCx, compute_dtype};
@@ -52,14 +54,14 @@ impl Reference {
     }
 
     /// With codes that are calibrated on a text, as `--calibrate` makes them.
-    pub fn calibrated(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation, text: &Path) -> Reference {
+    pub fn calibrated(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation, text: &CalibrationText) -> Reference {
         let quantisation = Quantisation { calibrated: true, ..quantisation.clone() };
         let reference = Reference::quantised(dir, compute, kv_dtype, &quantisation);
         let temp = tempfile::tempdir().expect("temporary directory");
         let work = WorkDir::create(&temp.path().join("out")).unwrap_or_else(|e| panic!("{e}"));
         let cx = calibrate::Cx { model: &reference.model, quantisation: &quantisation, passes: PASSES, cache: &Cache::none(), work: &work };
-        let text = CalibrationText::read(text, cx.model).unwrap_or_else(|e| panic!("{e}"));
-        let calibration = calibrate::run(&cx, &text, &mut Progress::new(true)).unwrap_or_else(|e| panic!("{e}"));
+        let calibration = calibrate::run(&cx, text, &mut Progress::new(true)).unwrap_or_else(|e| panic!("{e}"));
+        cache.commit();
         Reference { codes: Some(calibration.codes), ..reference }
     }
 

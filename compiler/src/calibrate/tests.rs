@@ -1,13 +1,18 @@
-//! The arithmetic against its definitions in f64.
+//! The arithmetic against its definitions in f64; the stages against the whole graph.
 
 use super::blocks::{Product, side_of};
 use super::gptq::Gptq;
 use super::hessian::Hessian;
 use super::host::HostCompiler;
+use super::{Cx, Forward, Planning, Wanted, planning, stages, traced};
 use crate::cache::Cache;
+use crate::calibrate::Codes;
 use crate::link::guard::WorkDir;
+use crate::pack::{self, Tensors};
+use crate::passes::quantise::Quantisation;
 use rcompile_graph::quant::{Coded, Step};
-use rcompile_graph::{DType, Group};
+use rcompile_graph::{DType, Group, Interp, Op, Recipe, Tensor};
+use std::path::Path;
 
 fn with_product<T>(side: usize, run: impl FnOnce(&Product) -> T) -> T {
     let dir = tempfile::tempdir().unwrap();
@@ -201,6 +206,84 @@ fn codes_are_those_of_the_paper() {
             assert!(other * 50 < found.codes.len(), "{dtype}: {other} codes differ");
             assert!((costs[0] / costs[1] - 1.0).abs() < 0.01 && costs[0] < 0.6 * costs[2], "{dtype}: {costs:?}");
         });
+    }
+}
+
+/// Inputs of the last layer, computed stage by stage by compiled code with codes of all weights before it, are those of the whole graph in the
+/// interpreter.
+#[test]
+fn stages_are_the_model() {
+    for name in ["gpt2-gelu", "qwen2-window"] {
+        let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
+        let options = rcompile_models::OpenOptions { tokenizer_optional: true, ..Default::default() };
+        let model = rcompile_models::open(&dir, &options).unwrap();
+        let temp = tempfile::tempdir().unwrap();
+        let work = WorkDir::create(&temp.path().join("out")).unwrap();
+        let cache = Cache::none();
+        let quantisation = Quantisation { body: Some(DType::Q4(Group::G32)), ..Quantisation::default() };
+        let cx = Cx { model: &model, quantisation: &quantisation, passes: crate::pipeline::PASSES, cache: &cache, work: &work };
+        let chunks: Vec<Vec<u32>> = (0..3).map(|c| (0..20).map(|i| (c * 31 + i * 7) % 90).collect()).collect();
+
+        let mut host = HostCompiler::new(&cache, &work).unwrap();
+        let (module, wanted) = traced(&cx, 20).unwrap();
+        let stages = stages::stages(&module, 60).unwrap();
+        let plannings: Vec<Planning> = stages.into_iter().map(|s| planning(&host, s, 20, 60, &wanted).unwrap()).collect();
+        let mut forward = Forward::new(&chunks, &plannings).unwrap();
+        let mut codes = Codes::create(work.path()).unwrap();
+        let mut found: Vec<Vec<f32>> = Vec::new();
+        for planning in &plannings {
+            let step = forward.prepare(&mut host, planning, &codes.over(&model.weights)).unwrap();
+            let Some(first) = planning.stage.tensors.first() else {
+                forward.advance(&step).unwrap();
+                continue;
+            };
+            found.clear();
+            let collect = |inputs: &[Vec<f32>]| {
+                found.extend_from_slice(inputs);
+                Ok(())
+            };
+            forward.inputs(&step, wanted[first].width, collect).unwrap();
+            for name in &planning.stage.tensors {
+                let Wanted { dtype, floats, rows, width } = &wanted[name];
+                codes.add(name, *dtype, *rows, *width);
+                let floats = pack::floats(floats, 0..*rows, &model.weights).unwrap();
+                codes.write(name, 0, &Coded::quantise(*dtype, &floats, *width)).unwrap();
+            }
+        }
+        assert_eq!(found.len(), 3);
+
+        let mut whole = module.clone();
+        let f = whole.main_mut();
+        let last = f.nodes.iter().rfind(|n| matches!(n.op, Op::Mm { .. }) && n.origin.contains("layers.")).unwrap();
+        f.outputs = vec![last.inputs[0]];
+        let read = |tensor: &str| {
+            let tensors = codes.over(&model.weights);
+            let (dtype, shape) = tensors.info(tensor).ok_or("no tensor")?;
+            let data: Vec<f64> = if dtype.is_quantised() {
+                tensors.codes(tensor, 0..shape[0]).unwrap().values()
+            } else {
+                let values = pack::floats(&Recipe::Source { tensor: tensor.into() }, 0..shape[0], &tensors).unwrap();
+                values.into_iter().map(f64::from).collect()
+            };
+            Ok(Tensor { dtype, shape: shape.iter().map(|n| *n as usize).collect(), data })
+        };
+        for (chunk, found) in chunks.iter().zip(&found) {
+            let column = |value: &dyn Fn(usize) -> i32| Tensor::i32(&[20], &(0..20).map(value).collect::<Vec<_>>());
+            let inputs = [
+                ("token", column(&|i| chunk[i] as i32)),
+                ("slot", column(&|_| 0)),
+                ("position", column(&|i| i as i32)),
+                ("kv_index", column(&|i| i as i32)),
+                ("segment", column(&|_| 0)),
+                ("logit_row", Tensor::i32(&[1], &[0])),
+            ];
+            let outputs = Interp::from_checkpoint(&whole, read).run(&inputs).unwrap();
+            let largest = outputs[0].data.iter().fold(0.0f64, |m, x| m.max(x.abs()));
+            assert_eq!(outputs[0].data.len(), found.len());
+            for (at, (found, wanted)) in found.iter().zip(&outputs[0].data).enumerate() {
+                assert!((f64::from(*found) - wanted).abs() < 2e-5 * largest, "{name} [{at}]: {found}, not {wanted}");
+            }
+        }
     }
 }
 
