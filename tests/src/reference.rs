@@ -59,7 +59,10 @@ impl Reference {
         let reference = Reference::quantised(dir, compute, kv_dtype, &quantisation);
         let temp = tempfile::tempdir().expect("temporary directory");
         let work = WorkDir::create(&temp.path().join("out")).unwrap_or_else(|e| panic!("{e}"));
-        let cx = calibrate::Cx { model: &reference.model, quantisation: &quantisation, passes: PASSES, cache: &Cache::none(), work: &work };
+        // The objects of earlier test runs.
+        let options = CacheOptions { cache_dir: Some(cache_dir().with_file_name("rcompile")), ..CacheOptions::default() };
+        let (mut cache, _) = Cache::open(&options).unwrap_or_else(|e| panic!("{e}"));
+        let cx = calibrate::Cx { model: &reference.model, quantisation: &quantisation, passes: PASSES, cache: &cache, work: &work };
         let calibration = calibrate::run(&cx, text, &mut Progress::new(true)).unwrap_or_else(|e| panic!("{e}"));
         cache.commit();
         Reference { codes: Some(calibration.codes), ..reference }
