@@ -318,7 +318,8 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
         Compute::Int8Mmla => ("SMMLA", "smmla", 32),
         Compute::Bf16Dot => return Err("no bf16 dots on Arm".into()),
     };
-    let tile_rows = if matches!(kernel.compute, Compute::Bf16Mmla | Compute::Int8Mmla) { m.next_multiple_of(2) } else { m };
+    let packs = matches!(kernel.compute, Compute::Bf16Mmla | Compute::Int8Mmla);
+    let tile_rows = if packs { m.next_multiple_of(2) } else { m };
     let columns = |hot: &HotLoop<'_>| (hot.accumulators() as f64 * 4.0 / f64::from(tile_rows)).round();
     // k of one iteration.
     let depth = |hot: &HotLoop<'_>| hot.count(instruction) as f64 * f64::from(products) / f64::from(tile_rows) / columns(hot);
@@ -348,10 +349,13 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
         let (widening, _) = per_k("widen")?;
         step = (widening + step * f64::from(blocks - 1)) / f64::from(blocks);
     }
-    // Eight k per iteration (of codes sixteen), once for the panels of a block.
-    let packed = if kernel.compute == Compute::Int8Mmla { 16.0 } else { 8.0 };
-    let packing = match packing_loops(&asm, &isa.triple, &format!("kernel.{kind}{m}")).first() {
-        Some(lines) => cycles(isa, lines)? / packed * columns / f64::from(kernel.tile.n_block * kernel.panels.nr * ways),
+    // Once for the panels of a block. A register of a pair of rows has four k, or eight codes; a single row is doubled.
+    let packing = match packing_loops(&asm, &isa.triple, &format!("kernel.{kind}{m}")).first().filter(|_| packs) {
+        Some(lines) => {
+            let made = lines.iter().filter(|l| l.starts_with(if m == 1 { "dup" } else { "zip" })).count() / (m as usize / 2).max(1);
+            let packed = made as f64 * f64::from(products) / 4.0;
+            cycles(isa, lines)? / packed * columns / f64::from(kernel.tile.n_block * kernel.panels.nr * ways)
+        }
         None => 0.0,
     };
     let pipes = if isa.name == "neoverse-n1" { 2.0 } else { 4.0 };
