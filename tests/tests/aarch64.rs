@@ -254,8 +254,10 @@ fn wrong_cpus_are_refused_by_name() {
 /// `RCOMPILE_TEST_ALL=1` (qemu does 0.2 GFLOP/s or less).
 #[test]
 fn instructions_of_a_layer() {
-    const RECORDED: [(&str, &str, [u64; 3]); 3] = [
+    const RECORDED: [(&str, &str, [u64; 3]); 5] = [
         ("neoverse-v1", "", [25_857_170, 73_734_905, 221_927_055]),
+        ("neoverse-v1", "--quantize int8", [14_124_186, 42_451_457, 131_540_047]),
+        ("neoverse-v1", "--quantize int4", [18_259_984, 62_257_084, 224_085_824]),
         ("neoverse-v2", "", [25_857_170, 73_743_097, 221_915_655]),
         ("neoverse-n1", "", [61_278_810, 193_238_035, 700_563_549]),
     ];
