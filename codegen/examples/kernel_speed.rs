@@ -28,8 +28,10 @@ fn main() {
     if isa.bf16_dot {
         types.push(elements(DType::Bf16, Compute::Bf16Dot));
     }
-    for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 64 }, Coding::Int4 { group: 128 }] {
-        let dtype = if matches!(coding, Coding::Int8 { .. }) { isa.code_type() } else { DType::U8 };
+    let made = [32, 64, 128].map(|group| Coding::Int4 { group, zeros: false });
+    let given = [Coding::Int4 { group: 128, zeros: true }, Coding::Int8Groups { group: 128, zeros: true }];
+    for coding in [Coding::Int8 { group: 128 }].into_iter().chain(made).chain(given) {
+        let dtype = if coding.has_bytes() { isa.code_type() } else { DType::U8 };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
             types.push((dtype, Compute::Int8Dot, coding));
         }
@@ -75,7 +77,8 @@ fn name(dtype: DType, coding: Coding) -> String {
     match coding {
         Coding::Elements => dtype.name().into(),
         Coding::Int8 { .. } => "int8".into(),
-        Coding::Int4 { group } => format!("int4g{group}"),
+        Coding::Int8Groups { group, zeros } => format!("int8g{group}{}", if zeros { "z" } else { "" }),
+        Coding::Int4 { group, zeros } => format!("int4g{group}{}", if zeros { "z" } else { "" }),
     }
 }
 

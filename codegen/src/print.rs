@@ -99,7 +99,11 @@ impl Display for Panels {
         match self.coding {
             Coding::Elements => {}
             Coding::Int8 { group } => write!(f, ", int8 by {group}")?,
-            Coding::Int4 { group } => write!(f, ", int4 by {group}")?,
+            Coding::Int8Groups { group, .. } => write!(f, ", int8 scaled by {group}")?,
+            Coding::Int4 { group, .. } => write!(f, ", int4 by {group}")?,
+        }
+        if self.coding.has_zeros() {
+            f.write_str(" with zeros")?;
         }
         f.write_str("}")
     }
@@ -164,8 +168,8 @@ fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
     let (group, stride) = (q.group, q.out_stride);
     writeln!(
         out,
-        "quantise {} x {} of {} to {}, groups of {group}, {stride} bytes per row, code offset {}",
-        q.rows, q.k, q.x, q.out, q.code_offset
+        "quantise {} x {} of {} to {}, groups of {group}, {stride} bytes per row, bias factor {}",
+        q.rows, q.k, q.x, q.out, q.bias_factor
     )
 }
 

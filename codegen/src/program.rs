@@ -165,11 +165,21 @@ pub enum Coding {
         /// k per scale of the quantised left operand: 32, 64 or 128.
         group: u32,
     },
-    /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes + 8, [nr] f16 scales }`: byte i of a column holds k = i in its low and
-    /// k = k_pack / 2 + i in its high half. The weight's type is `u8`.
+    /// `P[panel][k / group]{ [group / 4][nr][4] codes, [nr] f16 scales, zeros }`, codes in the types of `Int8`. Zeros, where there are any, are `[nr]` f16
+    /// zero points (as the codes are stored): an element is `(code - zero) * scale`. Not for matrix instructions, see [`Coding::fits_mmla`].
+    Int8Groups {
+        /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
+        group: u32,
+        /// Are there zero points?
+        zeros: bool,
+    },
+    /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes, [nr] f16 scales, zeros }`: byte i of a column holds k = i in its low and
+    /// k = k_pack / 2 + i in its high half. Codes + 8, or codes 0 to 15 with zero points as above. The weight's type is `u8`.
     Int4 {
         /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
         group: u32,
+        /// Are there zero points?
+        zeros: bool,
     },
 }
 
@@ -178,24 +188,45 @@ impl Coding {
     pub fn group(self) -> Option<u32> {
         match self {
             Coding::Elements => None,
-            Coding::Int8 { group } | Coding::Int4 { group } => Some(group),
+            Coding::Int8 { group } | Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => Some(group),
         }
+    }
+    /// Do scales lie behind the codes of each group (else behind those of a panel)?
+    pub fn has_group_scales(self) -> bool {
+        matches!(self, Coding::Int8Groups { .. } | Coding::Int4 { .. })
+    }
+    /// Do zero points lie behind the scales?
+    pub fn has_zeros(self) -> bool {
+        matches!(self, Coding::Int8Groups { zeros: true, .. } | Coding::Int4 { zeros: true, .. })
     }
     /// What is added to a code before it is stored in a weight of type `dtype`.
     pub fn offset(self, dtype: DType) -> i32 {
         match self {
             Coding::Elements => 0,
-            Coding::Int8 { .. } if dtype == DType::I8 => 0,
-            Coding::Int8 { .. } => 128,
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } if dtype == DType::I8 => 0,
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } => 128,
+            Coding::Int4 { zeros: true, .. } => 0,
             Coding::Int4 { .. } => 8,
         }
+    }
+    /// What a record's bias is minus the sum of its codes times: the offset of all codes, or one where columns have zero points of their own.
+    pub fn bias_factor(self, dtype: DType) -> i32 {
+        if self.has_zeros() { 1 } else { self.offset(dtype) }
+    }
+    /// Is a code a byte?
+    pub fn has_bytes(self) -> bool {
+        matches!(self, Coding::Int8 { .. } | Coding::Int8Groups { .. })
+    }
+    /// Are there kernels with matrix instructions ([`Compute::Int8Mmla`])?
+    pub fn fits_mmla(self) -> bool {
+        matches!(self, Coding::Int8 { .. } | Coding::Int4 { zeros: false, .. })
     }
     /// Consecutive k of one column that lie together, as `compute` reads them: four bytes of codes, for matrix instructions eight.
     pub fn k_pack(self, compute: Compute) -> Option<u32> {
         let bytes = if compute == Compute::Int8Mmla { 8 } else { 4 };
         match self {
             Coding::Elements => None,
-            Coding::Int8 { .. } => Some(bytes),
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } => Some(bytes),
             Coding::Int4 { .. } => Some(2 * bytes),
         }
     }
@@ -251,13 +282,18 @@ impl Panels {
         match self.coding {
             Coding::Elements => u64::from(k) * u64::from(self.nr) * dtype.size(),
             Coding::Int8 { .. } => u64::from(k) * u64::from(self.nr),
-            Coding::Int4 { group } => u64::from(k / group) * self.group_bytes(),
+            Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => u64::from(k / group) * self.group_bytes(),
         }
     }
-    /// Bytes of a group of `Int4` with its scales.
+    /// Bytes of a group's codes of all columns.
+    pub fn code_bytes(&self) -> u64 {
+        let codes = u64::from(self.coding.group().unwrap_or(0)) * u64::from(self.nr);
+        if self.coding.has_bytes() { codes } else { codes / 2 }
+    }
+    /// Bytes of a group with its scales and zero points, where each has them.
     pub fn group_bytes(&self) -> u64 {
-        let group = u64::from(self.coding.group().unwrap_or(0));
-        u64::from(self.nr) * (group / 2 + DType::F16.size())
+        let factors = if self.coding.has_zeros() { 2 } else { 1 };
+        self.code_bytes() + u64::from(self.nr) * factors * DType::F16.size()
     }
     /// Bytes of one panel of one way.
     pub fn panel_bytes(&self, dtype: DType) -> u64 {
@@ -609,8 +645,8 @@ impl Compute {
 
 /// Rows of floats to int8 codes with a scale per group of k: `q8g32`, `q8g64` or `q8g128` of the graph.
 ///
-/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `bias` (i32) = minus `code_offset` times the sum of the
-/// codes: what makes up for the offset of the weights' codes. The last group is padded with zero codes.
+/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `bias` (i32) = minus `bias_factor` times the sum of the
+/// codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -627,8 +663,8 @@ pub struct Quantise {
     pub k: u32,
     /// Elements per group.
     pub group: u32,
-    /// Of the weights that the records are multiplied with, see [`Coding::offset`].
-    pub code_offset: i32,
+    /// Of the weights that the records are multiplied with, see [`Coding::bias_factor`].
+    pub bias_factor: i32,
 }
 
 impl Quantise {

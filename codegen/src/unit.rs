@@ -125,7 +125,10 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
             };
             let weight = match (m.panels.coding, m.panels.k_pack) {
                 (Coding::Int8 { .. }, _) => "int8",
-                (Coding::Int4 { .. }, _) => "int4",
+                (Coding::Int8Groups { zeros: false, .. }, _) => "int8groups",
+                (Coding::Int8Groups { .. }, _) => "int8zeros",
+                (Coding::Int4 { zeros: false, .. }, _) => "int4",
+                (Coding::Int4 { .. }, _) => "int4zeros",
                 (Coding::Elements, 1) => m.a.dtype.name(),
                 (Coding::Elements, _) => DType::Bf16.name(),
             };

@@ -435,7 +435,7 @@ impl<'a> Verifier<'a> {
         if let Some(m) = of {
             let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
             let coding = Some(q.group) == m.panels.coding.group()
-                && self.program.weights.get(m.weight.index()).is_none_or(|w| q.code_offset == m.panels.coding.offset(w.dtype));
+                && self.program.weights.get(m.weight.index()).is_none_or(|w| q.bias_factor == m.panels.coding.bias_factor(w.dtype));
             self.check(same && coding, || "the records are not those that the matmul reads".into());
         }
     }

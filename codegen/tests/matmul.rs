@@ -155,7 +155,7 @@ impl Case {
             out_stride: record_stride,
             k: self.k,
             group,
-            code_offset: self.coding.offset(self.dtype),
+            bias_factor: self.coding.bias_factor(self.dtype),
         });
         let (a, a_stride_read) = if quantise.is_some() { (records, record_stride) } else { (x, a_stride) };
         let matmul = Matmul {
@@ -390,38 +390,43 @@ impl Case {
 /// Random codes and scales of column `c` of the panel at `panel`, in the file as `Coding` says, and their values.
 fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: usize, c: usize, values: &mut [f32]) {
     let (group, nr, pack) = (p.coding.group().unwrap() as usize, p.nr as usize, p.k_pack as usize);
-    let mut scale = 0.0;
+    let (offset, nibbles) = (p.coding.offset(dtype), matches!(p.coding, Coding::Int4 { .. }));
+    let (mut scale, mut zero) = (0.0, 0);
     let mut bytes = vec![0u8; group / 2];
+    let draw = |rng: &mut Rng| {
+        let code = (rng.signed() * if nibbles { 8.0 } else { 127.0 }).floor() as i32;
+        if nibbles && p.coding.has_zeros() { code + 8 } else { code }
+    };
     for (k, value) in values.iter_mut().enumerate() {
-        let code = |levels: f32, rng: &mut Rng| (rng.signed() * levels).floor() as i32;
-        match p.coding {
-            Coding::Int8 { .. } => {
-                if k == 0 {
-                    scale = 0.001 + rng.signed().abs() * 0.01;
-                    step.weights.put(panel + p.padded_k() as usize * nr + c * 4, &scale.to_le_bytes());
-                }
-                let code = code(127.0, rng);
-                step.weights.put(panel + (k / pack * nr + c) * pack + k % pack, &[(code + p.coding.offset(dtype)) as u8]);
-                *value = code as f32 * scale;
-            }
-            _ => {
-                let at = panel + k / group * p.group_bytes() as usize;
-                if k % group == 0 {
-                    scale = from_f16(to_f16(rng.signed() * 0.125));
-                    step.weights.put(at + group / 2 * nr + c * 2, &to_f16(scale).to_le_bytes());
-                    bytes.fill(0x88);
-                }
-                let (code, inside) = (code(8.0, rng), k % group);
-                let half = pack / 2;
-                let byte = inside / pack * half + inside % half;
-                let shift = inside % pack / half * 4;
-                bytes[byte] = bytes[byte] & !(0xf << shift) | ((code + 8) as u8) << shift;
-                for (i, bytes) in bytes.chunks(half).enumerate() {
-                    step.weights.put(at + (i * nr + c) * half, bytes);
-                }
-                *value = code as f32 * scale;
-            }
+        let (mut at, mut inside) = (panel, k);
+        if p.coding.has_group_scales() {
+            (at, inside) = (panel + k / group * p.group_bytes() as usize, k % group);
         }
+        if inside == 0 && p.coding.has_group_scales() {
+            scale = from_f16(to_f16(rng.signed() * if nibbles { 0.125 } else { 0.008 }));
+            let behind = at + p.code_bytes() as usize + c * 2;
+            step.weights.put(behind, &to_f16(scale).to_le_bytes());
+            if p.coding.has_zeros() {
+                zero = draw(rng);
+                step.weights.put(behind + nr * 2, &to_f16((zero + offset) as f32).to_le_bytes());
+            }
+            bytes.fill(0x88);
+        } else if inside == 0 {
+            scale = 0.001 + rng.signed().abs() * 0.01;
+            step.weights.put(panel + p.padded_k() as usize * nr + c * 4, &scale.to_le_bytes());
+        }
+        let code = draw(rng);
+        if nibbles {
+            let half = pack / 2;
+            let (byte, shift) = (inside / pack * half + inside % half, inside % pack / half * 4);
+            bytes[byte] = bytes[byte] & !(0xf << shift) | ((code + offset) as u8) << shift;
+            for (i, bytes) in bytes.chunks(half).enumerate() {
+                step.weights.put(at + (i * nr + c) * half, bytes);
+            }
+        } else {
+            step.weights.put(at + (inside / pack * nr + c) * pack + inside % pack, &[(code + offset) as u8]);
+        }
+        *value = (code - zero) as f32 * scale;
     }
 }
 
@@ -434,7 +439,7 @@ fn to_codes(group: &mut [f32]) {
 
 /// As what codes are stored.
 fn code_type(isa: &Isa, coding: Coding) -> DType {
-    if matches!(coding, Coding::Int8 { .. }) { isa.code_type() } else { DType::U8 }
+    if coding.has_bytes() { isa.code_type() } else { DType::U8 }
 }
 
 /// Codes with each arithmetic that the CPU has, and in f32 from either form.
@@ -443,9 +448,10 @@ fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
     for &coding in codings {
         let case = Case { coding, ..Case::new(isa, code_type(isa, coding)) };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
-            list.push(Case { compute: isa.matmul_of_codes(), ..case.clone() });
+            let compute = if coding.fits_mmla() { isa.matmul_of_codes() } else { Compute::Int8Dot };
+            list.push(Case { compute, ..case.clone() });
         }
-        if isa.code_type() == DType::U8 && matches!(coding, Coding::Int8 { .. }) {
+        if isa.code_type() == DType::U8 && coding.has_bytes() {
             list.push(Case { dtype: DType::I8, ..case.clone() });
         }
         list.push(case);
@@ -456,7 +462,10 @@ fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
 #[test]
 fn codes_and_scales() {
     for isa in isas() {
-        let codings = [Coding::Int8 { group: 128 }, Coding::Int8 { group: 32 }, Coding::Int4 { group: 64 }, Coding::Int4 { group: 32 }];
+        let int4 = [64, 32].map(|group| Coding::Int4 { group, zeros: false });
+        let given =
+            [(128, true), (32, false)].map(|(group, zeros)| [Coding::Int8Groups { group, zeros }, Coding::Int4 { group, zeros: true }]);
+        let codings = [&[Coding::Int8 { group: 128 }, Coding::Int8 { group: 32 }], &int4[..], given.as_flattened()].concat();
         for (i, case) in coded(&isa, &codings).into_iter().enumerate() {
             Case { k: [67, 1, 256][i % 3], group_cols: 100, ..case }.check(&isa);
         }
@@ -466,7 +475,11 @@ fn codes_and_scales() {
 #[test]
 fn codes_in_blocks_with_epilogues() {
     for isa in isas() {
-        for case in coded(&isa, &[Coding::Int8 { group: 64 }, Coding::Int4 { group: 32 }]) {
+        let zeros = true;
+        let given =
+            [Coding::Int8Groups { group: 32, zeros }, Coding::Int8Groups { group: 64, zeros: false }, Coding::Int4 { group: 64, zeros }];
+        let made = [Coding::Int8 { group: 64 }, Coding::Int4 { group: 32, zeros: false }];
+        for case in coded(&isa, &[&made[..], &given].concat()) {
             let group = case.coding.group().unwrap();
             let blocked = |k: u32, blocks: u32, widen: bool| {
                 let tile = MatmulTile { k_block: k / blocks, widen, ..case.tile };
@@ -647,7 +660,10 @@ fn hot_loop_asm_of_codes() {
         let isa = Isa::lookup(triple, cpu, &[]).unwrap();
         let compute = isa.matmul_of_codes();
         assert_eq!(compute == Compute::Int8Mmla, dot == "smmla", "{cpu}");
-        for coding in [Coding::Int8 { group: 128 }, Coding::Int4 { group: 32 }, Coding::Int4 { group: 128 }] {
+        let int4 = |group| Coding::Int4 { group, zeros: false };
+        let zeros = [Coding::Int4 { group: 128, zeros: true }, Coding::Int8Groups { group: 32, zeros: true }];
+        let zeros = zeros.into_iter().filter(|_| compute == Compute::Int8Dot);
+        for coding in [Coding::Int8 { group: 128 }, int4(32), int4(128)].into_iter().chain(zeros) {
             let case = Case { compute, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
             let case = Case { tile: MatmulTile { mr: isa.rows(compute), k_block: 1024, widen: true, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);

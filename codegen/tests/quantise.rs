@@ -27,14 +27,14 @@ fn rows(k: u32, group: u32) -> Vec<Vec<f32>> {
     rows
 }
 
-fn check(k: u32, group: u32, dtype: DType, code_offset: i32) {
+fn check(k: u32, group: u32, dtype: DType, bias_factor: i32) {
     let rows = rows(k, group);
     let (x_stride, out_stride) = (k.next_multiple_of(32) + 32, Quantise::row_bytes(k, group).next_multiple_of(64));
     let buffer = |name: &str, dtype: DType, stride: u32, offset: u64| Buffer { name: name.into(), dtype, rows: ROWS, stride, offset };
     let out_at = u64::from(ROWS * x_stride) * 4;
     let operand = |b: u32, dtype: DType| Operand { place: Place::Buffer(BufferId(b)), dtype };
     let kernel =
-        Quantise { rows: Extent::Rows, x: operand(0, dtype), x_stride, out: operand(1, DType::U8), out_stride, k, group, code_offset };
+        Quantise { rows: Extent::Rows, x: operand(0, dtype), x_stride, out: operand(1, DType::U8), out_stride, k, group, bias_factor };
     let program = Program {
         entry: "step".into(),
         bucket: ROWS,
@@ -79,7 +79,7 @@ fn check(k: u32, group: u32, dtype: DType, code_offset: i32) {
                 for (g, x) in row.chunks(group as usize).enumerate() {
                     let at = row_at + g * Quantise::record(group) as usize;
                     let what = format!("k {k}, groups of {group} of {dtype} on {}, {threads} threads, [{r}, group {g}]", isa.name);
-                    record(&step.arena, at, x, group, code_offset, &what);
+                    record(&step.arena, at, x, group, bias_factor, &what);
                 }
                 let end = row_at + Quantise::row_bytes(k, group) as usize..row_at + out_stride as usize;
                 assert!(step.arena.bytes()[end].iter().all(|b| *b == UNTOUCHED), "k {k}: written beyond the records");
@@ -89,7 +89,7 @@ fn check(k: u32, group: u32, dtype: DType, code_offset: i32) {
 }
 
 /// The record at `at` is that of the group `x`.
-fn record(arena: &Area, at: usize, x: &[f32], group: u32, code_offset: i32, what: &str) {
+fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what: &str) {
     let mut codes = vec![0i8; group as usize];
     let scale = quantise_group(rcompile_graph::DType::Q8(rcompile_graph::Group::Row), x, &mut codes[..x.len()]);
     let group = group as usize;
@@ -101,7 +101,7 @@ fn record(arena: &Area, at: usize, x: &[f32], group: u32, code_offset: i32, what
     assert_eq!(found, codes, "{what}: codes");
     assert_eq!(arena.f32(at + group).to_bits(), scale.to_bits(), "{what}: scale");
     let bias = arena.f32(at + group + 4).to_bits() as i32;
-    assert_eq!(bias, -code_offset * codes.iter().map(|c| i32::from(*c)).sum::<i32>(), "{what}: bias");
+    assert_eq!(bias, -bias_factor * codes.iter().map(|c| i32::from(*c)).sum::<i32>(), "{what}: bias");
 }
 
 #[test]

@@ -331,7 +331,7 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
                 let hot = hot_loops(&asm, &isa.triple, &name).into_iter().max_by_key(|l| l.multiply_adds()).ok_or_else(missing)?;
                 Ok((cycles(isa, &hot.lines)? / depth(&hot), columns(&hot)))
             }
-            Coding::Int8 { group } | Coding::Int4 { group } => {
+            Coding::Int8 { group } | Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => {
                 let loops = group_loops(&asm, &isa.triple, &name).into_iter().filter(|l| l.inner.count(instruction) > 0);
                 let around = loops.max_by_key(|l| l.inner.multiply_adds()).ok_or_else(missing)?;
                 let steps = (f64::from(group) / depth(&around.inner)).round() as usize;
@@ -343,7 +343,7 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
     };
     let kind = if blocks == 1 { "stream" } else { "block" };
     let (mut step, columns) = per_k(kind)?;
-    let takes_apart = kernel.tile.widen && !matches!(kernel.panels.coding, Coding::Int8 { .. });
+    let takes_apart = kernel.tile.widen && !kernel.panels.coding.has_bytes();
     if blocks > 1 && takes_apart {
         // The first block of rows widens the weights for the others.
         let (widening, _) = per_k("widen")?;

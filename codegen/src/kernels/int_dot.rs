@@ -5,11 +5,12 @@
 //! for each group of k { s32 = bias of the row;  for each step { s32 += codes . codes };  f32 += s32 * (scale of the row * scale of the column) }
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
-//! Every element has two accumulators. Up to half of the largest tile's rows both are in registers; beyond, the f32 ones are on the stack:
+//! Where columns have zero points of their own, the bias is minus the sum of the row's codes, and `s32 + zero * bias`, exact in f32 too, takes the place of
+//! s32. Every element has two accumulators. Up to half of the largest tile's rows both are in registers; beyond, the f32 ones are on the stack:
 //! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
-//! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes + 8, [nr] f32 scales }` (matrix instructions:
+//! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
 //! `[group / 8][nr][8]`).
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
@@ -19,14 +20,14 @@
 //! ([`Isa::lane_fma`]), from a register that holds sixteen.
 //!
 //! Where converting a sum to f32 takes long ([`Isa::slow_int_to_float`]), sums start at the bits of 3 * 2^22 and become f32 by subtracting that number: the
-//! same value, because a sum has at most 127 * 127 * 128 < 2^22.
+//! same value, because a sum has at most 255 * 127 * 128 < 2^22.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk};
 use super::{int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute, DType, Matmul, Panels, Quantise};
+use crate::program::{Compute, DType, Matmul, Panels, Quantise};
 
 /// 3 * 2^22: f32 from there on, up to 2^24, are integers, and their bits count them.
 const INTEGERS: f32 = 12_582_912.0;
@@ -52,7 +53,8 @@ pub(super) fn sums_on_stack(isa: &Isa, kernel: &Matmul, m: u32) -> bool {
 
 /// Bytes of a group of unpacked nibbles.
 fn unpacked_group(panels: &Panels, group: u32) -> u64 {
-    u64::from(panels.nr) * (u64::from(group) + DType::F32.size())
+    let factors = if panels.coding.has_zeros() { 2 } else { 1 };
+    u64::from(panels.nr) * (u64::from(group) + factors * DType::F32.size())
 }
 
 /// Bytes of `k` unpacked nibbles of a panel.
@@ -138,7 +140,8 @@ impl Microkernel<'_> {
                 (0..rows).flat_map(|pair| (0..sums_per_row).map(move |_| pair)).map(|pair| packed.bias(fb, pair)).collect()
             } else {
                 let offset = fb.splat(fb.int_of(Elem::I32, bias_offset(fb.isa()).into()), lanes);
-                let bias = |r| if self.coding.offset(self.dtype) == 0 { offset } else { fb.add(words_of(a, r, group + 4), offset) };
+                let no_bias = self.coding.has_zeros() || self.coding.offset(self.dtype) == 0;
+                let bias = |r| if no_bias { offset } else { fb.add(words_of(a, r, group + 4), offset) };
                 (0..rows).map(bias).flat_map(|bias| vec![bias; sums_per_row]).collect()
             };
             let keep = keep.map(|keep| {
@@ -179,14 +182,20 @@ impl Microkernel<'_> {
                 }
                 sums
             });
-            let mut scales: Option<Vec<_>> = matches!(self.coding, Coding::Int4 { .. }).then(|| {
+            let mut zeros = None;
+            let mut scales: Option<Vec<_>> = self.coding.has_group_scales().then(|| {
                 if matches!(feed, Feed::Stream) {
                     let scales = fb.add_int(here, code_bytes as i64);
-                    self.prefetch_streams(fb, walk, &streams, at.panel, scales, (u64::from(panels.nr) * self.scale_bytes(), 1));
+                    self.prefetch_streams(fb, walk, &streams, at.panel, scales, (group_bytes - code_bytes, 1));
                 }
-                let scales = self.scales(fb, walk, fb.offset(at.scales, here));
+                let at = fb.offset(at.scales, here);
+                let scales = self.scales(fb, walk, at);
+                zeros = self.coding.has_zeros().then(|| self.zeros(fb, walk, at));
                 if let Some(keep) = keep {
-                    self.keep(fb, walk, Keep { to: keep.scales, ..keep }, scales.iter().copied());
+                    for (factors, place) in [Some(&scales), zeros.as_ref()].into_iter().flatten().zip(0..) {
+                        let to = fb.offset_const(keep.scales, u64::from(panels.nr) * place * DType::F32.size());
+                        self.keep(fb, walk, Keep { to, ..keep }, factors.iter().copied());
+                    }
                 }
                 scales
             });
@@ -198,11 +207,14 @@ impl Microkernel<'_> {
             let mut acc = acc.to_vec();
             for r in 0..rows {
                 let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
+                let bias = zeros.as_ref().map(|_| fb.int_to_float(words_of(a, r, group + 4)));
                 for c in 0..n {
                     let e = r as usize * n + c;
                     let scale = scales.as_ref().map_or(row, |s| fb.mul(s[c], row));
                     let before = acc.get(e).copied().unwrap_or_else(|| fb.load(Ty::vec(Elem::F32, lanes), local[e], lanes * 4));
-                    let after = fb.fma(to_float(fb, sums[e]), scale, before);
+                    let sum = to_float(fb, sums[e]);
+                    let sum = zeros.as_ref().zip(bias).map_or(sum, |(zeros, bias)| fb.fma(zeros[c], bias, sum));
+                    let after = fb.fma(sum, scale, before);
                     match acc.get_mut(e) {
                         Some(acc) => *acc = after,
                         None => store(after, local[e]),
@@ -270,10 +282,15 @@ impl Microkernel<'_> {
 
     /// The columns' scales of the group whose scales (of the piece) are at `scales`.
     pub(super) fn scales<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, scales: Value<'c>) -> Vec<Value<'c>> {
-        let lanes = fb.lanes();
-        let dtype = if self.is_unpacked() { DType::F32 } else { DType::F16 };
+        let (lanes, dtype) = (fb.lanes(), self.scale_type());
         let bytes = u64::from(lanes) * dtype.size();
         let offsets = self.streams(walk).into_iter().flat_map(|s| (0..u64::from(walk.vectors)).map(move |v| s + v * bytes));
         offsets.map(|offset| fb.load_f32(dtype, lanes, fb.offset_const(scales, offset), (bytes as u32).min(32))).collect()
+    }
+
+    /// Their zero points, which lie behind the scales.
+    pub(super) fn zeros<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, scales: Value<'c>) -> Vec<Value<'c>> {
+        let behind = u64::from(self.kernel.panels.nr) * self.scale_type().size();
+        self.scales(fb, walk, fb.offset_const(scales, behind))
     }
 }

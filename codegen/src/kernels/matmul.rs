@@ -77,9 +77,8 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
         (DType::F32 | DType::F16, Coding::Elements) => 1,
         (DType::Bf16, Coding::Elements) if kernel.compute == Compute::Bf16Mmla => mmla::K,
         (DType::Bf16, Coding::Elements) => 2,
-        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 }) | (DType::U8, Coding::Int4 { group: 32 | 64 | 128 }) => {
-            panels.coding.k_pack(kernel.compute).expect("codes")
-        }
+        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 } | Coding::Int8Groups { group: 32 | 64 | 128, .. })
+        | (DType::U8, Coding::Int4 { group: 32 | 64 | 128, .. }) => panels.coding.k_pack(kernel.compute).expect("codes"),
         (dtype, coding) => {
             problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));
             panels.k_pack
@@ -94,13 +93,15 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
     }
-    let signed = matches!(panels.coding, Coding::Int8 { .. }).then(|| isa.code_type());
+    let signed = panels.coding.has_bytes().then(|| isa.code_type());
     let has_dot = isa.int8_dot_intrinsic(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
     let has_codes = panels.coding != Coding::Elements && kernel.a.dtype == DType::U8;
     if kernel.compute == Compute::Int8Dot && !(has_dot && has_codes) {
         problems.push(format!("{name}: int8 dot of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
-    if kernel.compute == Compute::Int8Mmla && !(isa.int8_mmla && signed.is_none_or(|wanted| dtype == wanted) && has_codes) {
+    if kernel.compute == Compute::Int8Mmla
+        && !(isa.int8_mmla && signed.is_none_or(|wanted| dtype == wanted) && has_codes && panels.coding.fits_mmla())
+    {
         problems.push(format!("{name}: int8 matrix product of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
     if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
@@ -392,7 +393,9 @@ impl<'c> Generator<'_, 'c> {
     fn bytes_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
         let panels = &self.kernel.panels;
         match panels.coding {
-            Coding::Int4 { group } => fb.mul_int(fb.lshr(k, group.trailing_zeros()), panels.group_bytes() as i64),
+            Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => {
+                fb.mul_int(fb.lshr(k, group.trailing_zeros()), panels.group_bytes() as i64)
+            }
             _ => fb.mul_int(k, panels.bytes_before(1, self.dtype) as i64),
         }
     }
@@ -501,7 +504,7 @@ impl<'c> Generator<'_, 'c> {
         (a, panel, tile): (Value<'c>, Value<'c>, Value<'c>),
         body: impl FnOnce(At<'c>, Value<'c>),
     ) {
-        let (codes, scale) = (micro.codes_bytes(), micro.scale_bytes());
+        let (codes, scale) = (micro.codes_bytes(), micro.scale_type().size());
         fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
             let vector = fb.mul_int(piece, walk.vectors.into());
             let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));

@@ -163,7 +163,7 @@ pub(super) struct At<'c> {
     pub panel: Value<'c>,
     /// The piece of it.
     pub w: Value<'c>,
-    /// Scales of the piece's columns in the first group ([`Coding::Int4`]).
+    /// Scales of the piece's columns in the first group ([`Coding::has_group_scales`]).
     pub scales: Value<'c>,
     /// The piece's part of the tile.
     pub tile: Value<'c>,
@@ -234,9 +234,9 @@ impl<'a> Microkernel<'a> {
             _ => self.k_pack.into(),
         }
     }
-    /// Bytes of one column's scale in a group.
-    pub fn scale_bytes(&self) -> u64 {
-        if self.is_unpacked() { DType::F32.size() } else { DType::F16.size() }
+    /// Type of a column's scale, and of its zero point, in a group.
+    pub fn scale_type(&self) -> DType {
+        if self.is_unpacked() { DType::F32 } else { DType::F16 }
     }
     /// Bytes of a group's codes of all columns: what lies before its scales.
     pub fn codes_bytes(&self) -> u64 {
@@ -285,7 +285,7 @@ impl<'a> Microkernel<'a> {
             (Coding::Int4 { .. }, Compute::Int8Dot) if self.has_nibbles() => 2 * vectors + 1,
             (Coding::Int4 { .. }, Compute::Int8Dot) => vectors,
             // Words and what one k of them becomes; two forms of the scales.
-            (Coding::Int4 { .. }, _) => 4 * vectors,
+            (Coding::Int8Groups { .. }, Compute::F32) | (Coding::Int4 { .. }, _) => 4 * vectors,
             (Coding::Int8 { .. }, Compute::F32) => 2 * vectors,
             (Coding::Elements, Compute::F32) if self.dtype != DType::F32 => vectors,
             _ if m > 1 => vectors,
@@ -344,10 +344,10 @@ impl<'a> Microkernel<'a> {
         let offsets = |i: Value<'c>| {
             let offset = fb.mul_int(i, step_bytes as i64);
             match self.coding {
-                Coding::Int4 { group } => {
+                Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => {
                     let group = fb.lshr(i, (group / self.k_pack).trailing_zeros());
                     let scales = fb.mul_int(group, panels.group_bytes() as i64);
-                    (fb.add(offset, fb.mul_int(group, i64::from(panels.nr) * 2)), scales)
+                    (fb.add(offset, fb.mul_int(group, (panels.group_bytes() - panels.code_bytes()) as i64)), scales)
                 }
                 _ => (offset, offset),
             }
@@ -423,10 +423,19 @@ impl<'a> Microkernel<'a> {
             let ty = Ty::vec(Elem::I32, lanes);
             if again { fb.load_again(ty, at, align) } else { fb.load(ty, at, align) }
         };
-        let scales = matches!(self.coding, Coding::Int4 { .. }).then(|| self.scales(fb, walk, scales));
+        let zeros = self.coding.has_zeros().then(|| self.zeros(fb, walk, scales));
+        let scales = self.coding.has_group_scales().then(|| self.scales(fb, walk, scales));
+        let factors = |c: usize| {
+            let scale = scales.as_ref()?[c];
+            let minus_zero = match &zeros {
+                Some(zeros) => fb.neg(zeros[c]),
+                None => fb.f32s(-self.coding.offset(self.dtype) as f32, lanes),
+            };
+            Some((scale, fb.mul(minus_zero, scale)))
+        };
         let weight = |c: usize, k: u32, again: bool| {
             if self.coding != Coding::Elements {
-                return self.decode(fb, words(fb.offset_const(w, vectors[c]), false), k, scales.as_ref().map(|s| s[c]));
+                return self.decode(fb, words(fb.offset_const(w, vectors[c]), false), k, factors(c));
             }
             let at = fb.offset_const(w, vectors[c] + u64::from(k / self.k_pack * kernel.panels.nr * self.k_pack) * self.dtype.size());
             match self.k_pack {
@@ -466,18 +475,21 @@ impl<'a> Microkernel<'a> {
         acc
     }
 
-    /// Code `k` of each column's four bytes as f32, times the column's scale where there is one. Exact: 4 + 11 bits.
-    fn decode<'c>(&self, fb: &Fb<'_, 'c>, words: Value<'c>, k: u32, scale: Option<Value<'c>>) -> Value<'c> {
+    /// Code `k` of each column's four bytes as f32, or, with the column's scale and its shift (minus the zero point times the scale), the element.
+    /// Exact: 9 + 11 bits.
+    fn decode<'c>(&self, fb: &Fb<'_, 'c>, words: Value<'c>, k: u32, factors: Option<(Value<'c>, Value<'c>)>) -> Value<'c> {
         let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), fb.lanes());
-        if self.dtype == DType::I8 {
-            return fb.int_to_float(fb.ashr(fb.shl(words, 24 - 8 * k), 24));
-        }
-        let offset = fb.f32s(-self.coding.offset(self.dtype) as f32, fb.lanes());
-        let (shift, mask) = if self.k_pack == 8 { (8 * (k % 4) + 4 * (k / 4), 0xf) } else { (8 * k, 0xff) };
-        let code = fb.int_to_float(fb.and(fb.lshr(words, shift), all(mask)));
-        match scale {
-            Some(scale) => fb.fma(code, scale, fb.mul(offset, scale)),
-            None => fb.add(code, offset),
+        let code = if self.dtype == DType::I8 {
+            fb.ashr(fb.shl(words, 24 - 8 * k), 24)
+        } else {
+            let (shift, mask) = if self.k_pack == 8 { (8 * (k % 4) + 4 * (k / 4), 0xf) } else { (8 * k, 0xff) };
+            fb.and(fb.lshr(words, shift), all(mask))
+        };
+        let code = fb.int_to_float(code);
+        match (factors, self.coding.offset(self.dtype)) {
+            (Some((scale, shift)), _) => fb.fma(code, scale, shift),
+            (None, 0) => code,
+            (None, offset) => fb.add(code, fb.f32s(-offset as f32, fb.lanes())),
         }
     }
 

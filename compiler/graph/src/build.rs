@@ -134,7 +134,9 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
             let ty = declared_type()?;
             let ok = ty.shape == inputs[0].shape && ty.dtype != DType::State && inputs[0].dtype != DType::State;
             // Groups run along rows of known width.
-            let ok = ok && (!ty.dtype.is_quantised() || inputs[0].dtype.is_float() && ty.rank() == 2 && ty.shape[1].constant().is_some());
+            let ok = ok
+                && !ty.dtype.has_zeros()
+                && (!ty.dtype.is_quantised() || inputs[0].dtype.is_float() && ty.rank() == 2 && ty.shape[1].constant().is_some());
             if ok { Ok(ty) } else { error(name, format!("from {} to {}", text(inputs[0]), text(&ty))) }
         }
         Op::Reshape => {
@@ -193,6 +195,17 @@ pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>
             }
             let dtype = if inputs[0].dtype.is_quantised() { DType::F32 } else { inputs[0].dtype };
             Ok(Type::new(dtype, std::iter::once(inputs[1].shape[0]).chain(inputs[0].shape[1..].iter().copied())))
+        }
+        Op::IndexSelect => {
+            need(2)?;
+            let (x, index) = (inputs[0], inputs[1]);
+            let fits = x.dtype != DType::State && x.rank() >= 1 && index.dtype == DType::I32 && index.rank() == 1;
+            if !fits || x.shape[x.rank() - 1].constant().is_none() || index.shape[0].constant().is_none() {
+                return error(name, format!("{} by {}", text(x), text(index)));
+            }
+            let mut ty = x.clone();
+            ty.shape[x.rank() - 1] = index.shape[0];
+            Ok(ty)
         }
         Op::Mm { rhs_t } => {
             need(2)?;
@@ -334,6 +347,7 @@ pub fn op_name(op: &Op) -> &'static str {
         Op::Cat { .. } => "cat",
         Op::Expand => "expand",
         Op::Embedding => "embedding",
+        Op::IndexSelect => "index_select",
         Op::Mm { .. } => "mm",
         Op::Reduce { op: Reduce::Sum, .. } => "sum",
         Op::Reduce { op: Reduce::Mean, .. } => "mean",
@@ -501,6 +515,10 @@ impl Builder {
     /// Rows of a table.
     pub fn embedding(&mut self, table: ValueId, ids: ValueId) -> Built {
         self.op(Op::Embedding, &[table, ids], None)
+    }
+    /// Elements of the last axis by `index: i32[k]`.
+    pub fn index_select(&mut self, x: ValueId, index: ValueId) -> Built {
+        self.op(Op::IndexSelect, &[x, index], None)
     }
     /// `x @ w^T` with `w: [n, k]`.
     pub fn linear(&mut self, x: ValueId, w: ValueId) -> Built {

@@ -393,6 +393,13 @@ fn evaluate(op: &Op, dtype: DType, operands: &[&Tensor], shape: &[usize]) -> Res
             }
             out
         }
+        Op::IndexSelect => {
+            let (width, index) = (last(x()), &operands[1].data);
+            if let Some(id) = index.iter().find(|i| **i < 0.0 || **i >= width as f64) {
+                return Err(format!("index {id} is not in an axis of {width}"));
+            }
+            x().data.chunks(width).flat_map(|row| index.iter().map(|i| row[*i as usize])).collect()
+        }
         Op::Mm { rhs_t } => mm(x(), operands[1], *rhs_t),
         Op::Reduce { op, axis } => reduce(*op, x(), *axis as usize),
         Op::Softmax => {
@@ -972,6 +979,14 @@ mod tests {
         "%kv = kv_append %k, %v, %s, %i {state=@kv} %y = sdpa %q, %kv, %s, %i {state=@kv, score=SCORE, mask=MASK} return %y";
     fn attend(score: &str, mask: &str) -> String {
         ATTENTION.replace("SCORE", &format!("{score:?}")).replace("MASK", &format!("{mask:?}"))
+    }
+
+    #[test]
+    fn index_select_reorders_the_last_axis() {
+        let x = f32(&[2, 3], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+        let y = run("%y = index_select %x, %i : f32[2, 4] return %y", &[("x", x.clone()), ("i", i32(&[2, 0, 1, 2]))]);
+        assert_eq!(y.data, [3.0, 1.0, 2.0, 3.0, 6.0, 4.0, 5.0, 6.0]);
+        assert!(try_run("", "%y = index_select %x, %i : f32[2, 1] return %y", &[("x", x), ("i", i32(&[3]))]).is_err());
     }
 
     #[test]

@@ -153,6 +153,8 @@ pub enum Op {
     Expand,
     /// `embedding(table: f[n, d...], ids: i32[r]) -> [r, d...]`, rows of the table, as f32 if it is quantised. ids must be `< n`.
     Embedding,
+    /// `index_select(x: [.., n], index: i32[k]) -> [.., k]`: elements of the last axis in another order, `out[.., j] = x[.., index[j]]`. Indices must be `< n`.
+    IndexSelect,
     /// `mm(a: [m, k], b) -> f32[m, n]`, b is `[n, k]` with `rhs_t` (weights), else `[k, n]`. Operand types may differ (floats and quantised); the sum is
     /// f32 or better over the exact products of the operands' values.
     Mm {

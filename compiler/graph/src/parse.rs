@@ -830,6 +830,7 @@ impl Parser<'_> {
             "cat" => Op::Cat { axis: attrs.number("axis")? },
             "expand" => Op::Expand,
             "embedding" => Op::Embedding,
+            "index_select" => Op::IndexSelect,
             "mm" => Op::Mm { rhs_t: attrs.flag("rhs_t")? },
             "sum" => reduce(Reduce::Sum, attrs)?,
             "mean" => reduce(Reduce::Mean, attrs)?,
@@ -860,7 +861,8 @@ impl Parser<'_> {
 }
 
 fn dtype(at: At, word: &str) -> Parsed<DType> {
-    DType::ALL.into_iter().chain(DType::QUANTISED).find(|d| d.name() == word).ok_or_else(|| (at, format!("no element type {word}")))
+    let mut all = DType::ALL.into_iter().chain(DType::QUANTISED).chain(DType::WITH_ZEROS);
+    all.find(|d| d.name() == word).ok_or_else(|| (at, format!("no element type {word}")))
 }
 
 fn is_digits(name: &str) -> bool {

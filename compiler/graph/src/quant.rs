@@ -9,6 +9,15 @@
 //! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it, the last group
 //! of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is `code * scale`, exactly.
 //!
+//! Weights of a checkpoint that is quantised already keep its codes, scales and zero points:
+//!
+//! ```text
+//! q8g32, ..  codes -128 ..= 127         scale f16   value = code * scale
+//! q4g32, ..  codes   -8 ..=   7         scale f16   value = code * scale
+//! z8g32, ..  codes -128 ..= 127         scale f16   value = (code - zero) * scale,  zero -128 ..= 127
+//! z4g32, ..  codes    0 ..=  15         scale f16   value = (code - zero) * scale,  zero    0 ..=  15
+//! ```
+//!
 //! Source of the four-bit rule (the sign of the scale spends all sixteen codes): Q4_0 of llama.cpp.
 
 use crate::tensor::{Tensor, round};
@@ -101,7 +110,7 @@ pub fn quantise_group(dtype: DType, x: &[f32], codes: &mut [i8]) -> f32 {
 /// The group of a quantised type.
 pub fn group_of(dtype: DType) -> Option<Group> {
     match dtype {
-        DType::Q8(group) | DType::Q4(group) => Some(group),
+        DType::Q8(group) | DType::Q4(group) | DType::Z8(group) | DType::Z4(group) => Some(group),
         _ => None,
     }
 }
@@ -117,6 +126,8 @@ pub struct Coded {
     pub codes: Vec<i8>,
     /// `[rows][groups]`.
     pub scales: Vec<f32>,
+    /// Zero points, `[rows][groups]`; empty where the type has none.
+    pub zeros: Vec<i16>,
 }
 
 impl Coded {
@@ -128,7 +139,7 @@ impl Coded {
         let rows = x.chunks(width).zip(codes.chunks_mut(width));
         let groups = rows.flat_map(|(x, codes)| x.chunks(group).zip(codes.chunks_mut(group)));
         let scales = groups.map(|(x, codes)| quantise_group(dtype, x, codes)).collect();
-        Coded { dtype, width, codes, scales }
+        Coded { dtype, width, codes, scales, zeros: vec![] }
     }
     /// Elements of a group; the last one of a row may be shorter.
     pub fn group(&self) -> usize {
@@ -140,9 +151,15 @@ impl Coded {
     }
     /// What the elements stand for, exactly.
     pub fn values(&self) -> Vec<f64> {
-        let rows = self.codes.chunks(self.width.max(1)).zip(self.scales.chunks(self.groups().max(1)));
-        let groups = rows.flat_map(|(codes, scales)| codes.chunks(self.group()).zip(scales));
-        groups.flat_map(|(codes, scale)| codes.iter().map(|c| f64::from(*c) * f64::from(*scale))).collect()
+        let (group, groups) = (self.group(), self.groups());
+        let mut out = Vec::with_capacity(self.codes.len());
+        for (row, codes) in self.codes.chunks(self.width.max(1)).enumerate() {
+            for (codes, at) in codes.chunks(group).zip(row * groups..) {
+                let zero = self.zeros.get(at).map_or(0.0, |z| f64::from(*z));
+                out.extend(codes.iter().map(|c| (f64::from(*c) - zero) * f64::from(self.scales[at])));
+            }
+        }
+        out
     }
 }
 

@@ -51,6 +51,9 @@ pub fn evaluate(recipe: &Recipe, source: &dyn Fn(&str) -> Result<Tensor, String>
         }
         Recipe::Convert { of, dtype } => {
             let mut x = evaluate(of, source)?;
+            if dtype.has_zeros() {
+                return Err(format!("conversion to {dtype}"));
+            }
             if dtype.is_quantised() {
                 return Ok(Tensor { dtype: *dtype, data: quantise(*dtype, &x), shape: x.shape });
             }
@@ -184,8 +187,8 @@ fn known_at(recipe: &Recipe, depth: usize) -> Result<Known, String> {
             Ok(x)
         }
         Recipe::Convert { of, dtype } => {
-            if *dtype == DType::State {
-                return Err("conversion to state".into());
+            if *dtype == DType::State || dtype.has_zeros() {
+                return Err(format!("conversion to {dtype}"));
             }
             Ok(Known { dtype: Some(*dtype), ..known_at(of, depth + 1)? })
         }

@@ -84,7 +84,7 @@ pub fn round(dtype: DType, x: f64) -> f64 {
         DType::U8 => f64::from(x as u8),
         DType::Bool => f64::from(u8::from(x != 0.0)),
         // A matter of whole groups: see `quant`.
-        DType::State | DType::Q8(_) | DType::Q4(_) => x,
+        DType::State | DType::Q8(_) | DType::Q4(_) | DType::Z8(_) | DType::Z4(_) => x,
     }
 }
 

@@ -24,10 +24,14 @@ pub enum DType {
     Q8(Group),
     /// Four-bit codes with f16 scales.
     Q4(Group),
+    /// Eight-bit codes with f16 scales and zero points. These two come from checkpoints only: nothing is converted to them.
+    Z8(Group),
+    /// Four-bit codes with f16 scales and zero points.
+    Z4(Group),
 }
 
 impl DType {
-    /// The quantised ones.
+    /// The quantised ones that values are converted to.
     pub const QUANTISED: [DType; 7] = [
         DType::Q8(Group::Row),
         DType::Q8(Group::G32),
@@ -36,6 +40,15 @@ impl DType {
         DType::Q4(Group::G32),
         DType::Q4(Group::G64),
         DType::Q4(Group::G128),
+    ];
+    /// The quantised ones with zero points.
+    pub const WITH_ZEROS: [DType; 6] = [
+        DType::Z8(Group::G32),
+        DType::Z8(Group::G64),
+        DType::Z8(Group::G128),
+        DType::Z4(Group::G32),
+        DType::Z4(Group::G64),
+        DType::Z4(Group::G128),
     ];
     /// All others, for tests and parsers.
     pub const ALL: [DType; 9] =
@@ -60,6 +73,14 @@ impl DType {
             DType::Q4(Group::G32) => "q4g32",
             DType::Q4(Group::G64) => "q4g64",
             DType::Q4(Group::G128) => "q4g128",
+            DType::Z8(Group::Row) => "z8",
+            DType::Z8(Group::G32) => "z8g32",
+            DType::Z8(Group::G64) => "z8g64",
+            DType::Z8(Group::G128) => "z8g128",
+            DType::Z4(Group::Row) => "z4",
+            DType::Z4(Group::G32) => "z4g32",
+            DType::Z4(Group::G64) => "z4g64",
+            DType::Z4(Group::G128) => "z4g128",
         }
     }
     /// f32, f16 or bf16.
@@ -72,7 +93,11 @@ impl DType {
     }
     /// Codes with scales.
     pub fn is_quantised(self) -> bool {
-        matches!(self, DType::Q8(_) | DType::Q4(_))
+        crate::quant::group_of(self).is_some()
+    }
+    /// Codes with scales and zero points.
+    pub fn has_zeros(self) -> bool {
+        matches!(self, DType::Z8(_) | DType::Z4(_))
     }
     /// Bytes of one element (0 for `State`; one unpacked code of the quantised, whose size in a file is a matter of layout).
     pub fn size(self) -> u64 {
@@ -80,7 +105,8 @@ impl DType {
             DType::I64 => 8,
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::BF16 => 2,
-            DType::I8 | DType::U8 | DType::Bool | DType::Q8(_) | DType::Q4(_) => 1,
+            DType::I8 | DType::U8 | DType::Bool => 1,
+            DType::Q8(_) | DType::Q4(_) | DType::Z8(_) | DType::Z4(_) => 1,
             DType::State => 0,
         }
     }

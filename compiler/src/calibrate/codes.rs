@@ -46,7 +46,7 @@ impl Codes {
 
     /// Room for a tensor, whose rows are then written with [`Codes::write`].
     pub fn add(&mut self, name: &str, dtype: DType, rows: u64, width: usize) {
-        let groups = Coded { dtype, width, codes: vec![], scales: vec![] }.groups();
+        let groups = Coded { dtype, width, codes: vec![], scales: vec![], zeros: vec![] }.groups();
         let tensor = Tensor { dtype, rows, width, groups, offset: self.len };
         self.len += rows * tensor.row_bytes();
         self.tensors.insert(name.into(), tensor);
@@ -97,7 +97,7 @@ impl Tensors for Calibrated<'_> {
         let mut bytes = vec![0; ((rows.end - rows.start) * t.row_bytes()) as usize];
         let read = self.codes.file.read_exact_at(&mut bytes, t.offset + rows.start * t.row_bytes());
         read.map_err(|e| Error::output(&self.codes.path, "reading codes", &e))?;
-        let mut coded = Coded { dtype: t.dtype, width: t.width, codes: vec![], scales: vec![] };
+        let mut coded = Coded { dtype: t.dtype, width: t.width, codes: vec![], scales: vec![], zeros: vec![] };
         for row in bytes.chunks(t.row_bytes() as usize) {
             let (codes, scales) = row.split_at(t.width);
             coded.codes.extend(codes.iter().map(|c| *c as i8));

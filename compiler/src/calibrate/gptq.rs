@@ -49,7 +49,7 @@ impl<'f, 'p> Gptq<'f, 'p> {
     /// Rounds rows of `k` weights each, at most [`BAND`] of them.
     pub fn round(&self, dtype: DType, weights: &[f32], k: usize) -> Result<Coded, Error> {
         let (side, rows) = (self.factor.product.side, weights.len() / k);
-        let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![] };
+        let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
         let (group, groups) = (coded.group(), coded.groups());
         let whole_row = groups == 1;
         coded.scales = vec![0.0; rows * groups];

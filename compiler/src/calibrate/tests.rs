@@ -93,7 +93,7 @@ fn inverse(a: &[f64], k: usize) -> Vec<f64> {
 fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64]) -> Coded {
     let l = cholesky(&inverse(h, k), k);
     let u = |i: usize, j: usize| l[j * k + i];
-    let mut coded = Coded { dtype, width: k, codes: vec![], scales: vec![] };
+    let mut coded = Coded { dtype, width: k, codes: vec![], scales: vec![], zeros: vec![] };
     let group = coded.group();
     for row in weights.chunks(k) {
         let mut w: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();

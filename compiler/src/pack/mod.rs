@@ -20,7 +20,6 @@ use rcompile_graph::quant::Coded;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
 use rcompile_models::weights::WeightIndex;
-use safetensors::Dtype;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
@@ -44,29 +43,29 @@ pub trait Tensors: Sync {
 
 impl Tensors for WeightIndex {
     fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)> {
-        let info = self.get(tensor)?;
-        Some((stored_type(info.dtype)?, info.shape.iter().map(|&n| n as u64).collect()))
+        Some((self.dtype(tensor)?, self.shape(tensor)?.iter().map(|&n| n as u64).collect()))
     }
     fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        match self.get(tensor) {
-            Some(info) => Ok(WeightIndex::read_into(self, info, offset, into)?),
-            None => Err(Error::bug("pack", format_args!("tensor {tensor} is not in the checkpoint"))),
+        match (self.get(tensor), self.order(tensor)) {
+            (Some(info), _) => Ok(WeightIndex::read_into(self, info, offset, into)?),
+            (None, Some(order)) => {
+                let first = offset as usize / 4;
+                into.as_chunks_mut().0.iter_mut().zip(&order[first..]).for_each(|(bytes, input)| *bytes = input.to_le_bytes());
+                Ok(())
+            }
+            _ => Err(Error::bug("pack", format_args!("tensor {tensor} is not in the checkpoint"))),
+        }
+    }
+    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<Coded, Error> {
+        match self.coded(tensor) {
+            Some(coded) => Ok(coded.rows(self, rows)?),
+            None => Err(Error::bug("pack", format_args!("tensor {tensor} has no codes"))),
         }
     }
     fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
         let (file, name) = self.get(tensor).map_or(("weights", tensor), |info| (self.file_of(info), &info.stored_name));
         let place = element.map_or(name.to_string(), |i| format!("{name}[{i}]"));
         rcompile_models::Error::new(kind, file, place, what, expected, found)
-    }
-}
-
-/// The IR's name of a checkpoint's element type, where it has one.
-pub fn stored_type(dtype: Dtype) -> Option<DType> {
-    match dtype {
-        Dtype::F32 => Some(DType::F32),
-        Dtype::F16 => Some(DType::F16),
-        Dtype::BF16 => Some(DType::BF16),
-        _ => None,
     }
 }
 

@@ -283,7 +283,15 @@ fn given_codes_are_packed_as_they_are() {
     let m = Given(Memory(vec![("big", DType::F32, vec![rows, k], bytes(DType::F32, &values(rows * k, 3)))]));
     let cut = |start, end| Recipe::Slice { of: Box::new(source("big.q4g32")), start, end };
     let whole = Recipe::Concat(vec![cut(0, 4001), cut(4001, rows)]);
-    let p = Panels { nr: 32, k_pack: 8, k: k as u32, groups: 1, group_cols: rows as u32, ways: 1, coding: Coding::Int4 { group: 32 } };
+    let p = Panels {
+        nr: 32,
+        k_pack: 8,
+        k: k as u32,
+        groups: 1,
+        group_cols: rows as u32,
+        ways: 1,
+        coding: Coding::Int4 { group: 32, zeros: false },
+    };
     let mut table = WeightTable::default();
     table.place("given", &whole, P::U8, &[rows, k], Layout::Panels(p));
     let rounded = Recipe::Convert { of: Box::new(source("big")), dtype: q4 };
@@ -299,7 +307,7 @@ fn given_codes_are_packed_as_they_are() {
     assert!(part(0) != part(1));
     // A planned type that the tensor has not.
     let mut table = WeightTable::default();
-    let p = Panels { coding: Coding::Int4 { group: 64 }, ..p };
+    let p = Panels { coding: Coding::Int4 { group: 64, zeros: false }, ..p };
     table.place("other", &source("big.q4g32"), P::U8, &[rows, k], Layout::Panels(p));
     assert_eq!(run(&table, &m, 1, false).unwrap_err().exit_code(), 70);
 }

@@ -131,7 +131,7 @@ impl View {
                 Ok(found)
             }
             Node::Concat(parts) => {
-                let mut all = Coded { dtype, width, codes: vec![], scales: vec![] };
+                let mut all = Coded { dtype, width, codes: vec![], scales: vec![], zeros: vec![] };
                 let mut first = 0;
                 for part in parts {
                     let begin = rows.start.clamp(first, first + part.rows()) - first;
@@ -140,6 +140,7 @@ impl View {
                         let part = part.coded(dtype, begin..end, tensors, seen)?;
                         all.codes.extend(part.codes);
                         all.scales.extend(part.scales);
+                        all.zeros.extend(part.zeros);
                     }
                     first += part.rows();
                 }

@@ -77,7 +77,7 @@ fn row_wise(f: &Function, id: ValueId) -> bool {
     let Some(Dim::Sym(_)) = shape.first() else { return false };
     match f.node(id).op {
         Op::Unary(_) | Op::Binary(_) | Op::Convert | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
-        Op::Mm { .. } => !matches!(f.ty(f.node(id).inputs[1]).shape[..], [Dim::Sym(_), ..] | [_, Dim::Sym(_)]),
+        Op::Mm { .. } | Op::IndexSelect => !matches!(f.ty(f.node(id).inputs[1]).shape[..], [Dim::Sym(_), ..] | [_, Dim::Sym(_)]),
         _ => false,
     }
 }

@@ -9,6 +9,8 @@
 //! interpreter. Codes that are given are a tensor of that type. Norms, biases, tables of positions and embeddings that no matmul reads keep their type. What the rows are
 //! converted to is a matter of `compute-dtype`, which runs next.
 //!
+//! Weights that the checkpoint has as codes stay what they are.
+//!
 //! `--keep PATTERN=TYPE` names tensors of the checkpoint; a matmul that reads one of them keeps (or gets) that type.
 
 use super::outline_layers::layer_of;
@@ -83,6 +85,10 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
             let Some(p) = weight_of(f, node) else { continue };
             let param = &module.params[p.index()];
             let Some(dtype) = quantisation.wanted(&param.recipe, heads.contains(&p)).filter(|d| *d != param.ty.dtype) else { continue };
+            if param.ty.dtype.is_quantised() {
+                cx.notes.push(format!("quantise: {}: is {} already", param.name, param.ty.dtype));
+                continue;
+            }
             if made.contains_key(&p) {
                 continue;
             }
@@ -204,7 +210,7 @@ pub fn matches(pattern: &str, name: &str) -> bool {
 pub fn row_type(weight: DType) -> Option<DType> {
     match weight {
         DType::Q8(Group::Row) => Some(DType::Q8(Group::G128)),
-        DType::Q8(group) | DType::Q4(group) => Some(DType::Q8(group)),
+        DType::Q8(group) | DType::Q4(group) | DType::Z8(group) | DType::Z4(group) => Some(DType::Q8(group)),
         _ => None,
     }
 }

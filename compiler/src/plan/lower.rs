@@ -89,6 +89,8 @@ pub struct Frame<'m> {
     pub users: Vec<Vec<ValueId>>,
     /// Stored values.
     pub homes: HashMap<ValueId, Home>,
+    /// Stored records of rows that are codes, by their bias factor.
+    pub records: HashMap<(ValueId, i32), Home>,
     /// Parameter -> the one of each layer.
     pub params: HashMap<ParamId, Vec<ParamId>>,
     /// State -> the one of each layer.
@@ -114,15 +116,16 @@ pub fn storage(dtype: g::DType) -> Option<DType> {
         g::DType::I32 => DType::I32,
         g::DType::I8 => DType::I8,
         g::DType::U8 => DType::U8,
-        g::DType::I64 | g::DType::Bool | g::DType::State | g::DType::Q8(_) | g::DType::Q4(_) => return None,
+        g::DType::I64 | g::DType::Bool | g::DType::State => return None,
+        g::DType::Q8(_) | g::DType::Q4(_) | g::DType::Z8(_) | g::DType::Z4(_) => return None,
     })
 }
 
 /// Storage type of a weight: of codes what the CPU multiplies, of four bits a byte of two.
 pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
     match dtype {
-        g::DType::Q8(_) => Some(isa.code_type()),
-        g::DType::Q4(_) => Some(DType::U8),
+        g::DType::Q8(_) | g::DType::Z8(_) => Some(isa.code_type()),
+        g::DType::Q4(_) | g::DType::Z4(_) => Some(DType::U8),
         _ => storage(dtype),
     }
 }
@@ -131,17 +134,20 @@ pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
 /// them alternating, `k` deep.
 pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> (Compute, Panels) {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
-    let row_group = |dtype| quantise::row_type(dtype).and_then(group_of).map_or(0, |g| g.len(0) as u32);
+    let group = quantise::row_type(weight).and_then(group_of).map_or(0, |g| g.len(0) as u32);
+    let zeros = weight.has_zeros();
     let coding = match weight {
-        g::DType::Q8(_) => Coding::Int8 { group: row_group(weight) },
-        g::DType::Q4(_) => Coding::Int4 { group: row_group(weight) },
+        g::DType::Q8(g::Group::Row) => Coding::Int8 { group },
+        g::DType::Q8(_) | g::DType::Z8(_) => Coding::Int8Groups { group, zeros },
+        g::DType::Q4(_) | g::DType::Z4(_) => Coding::Int4 { group, zeros },
         _ => Coding::Elements,
     };
     let stored = |dtype| storage(dtype).unwrap_or(DType::F32);
     let (compute, k_pack) = match (x.is_quantised(), weight.is_quantised()) {
         (false, false) => isa.matmul(stored(x), stored(weight)),
         // Codes of rows meet codes of weights.
-        (true, _) => (isa.matmul_of_codes(), 1),
+        (true, _) if coding.fits_mmla() => (isa.matmul_of_codes(), 1),
+        (true, _) => (Compute::Int8Dot, 1),
         (false, true) => (Compute::F32, 1),
     };
     let k_pack = coding.k_pack(compute).unwrap_or(k_pack);
@@ -154,14 +160,14 @@ impl<'m> Frame<'m> {
         let func = module.main();
         let params = (0..module.params.len() as u32).map(|i| (ParamId(i), vec![ParamId(i)])).collect();
         let states = (0..module.states.len() as u32).map(|i| (StateId(i), vec![StateId(i)])).collect();
-        Frame { module, func, users: func.users(), homes: HashMap::new(), params, states }
+        Frame { module, func, users: func.users(), homes: HashMap::new(), records: HashMap::new(), params, states }
     }
 
     /// Frame of a function for a list of calls.
     pub fn callee(module: &'m Module, func: &'m Function, calls: &[(&[ParamId], &[StateId])]) -> Frame<'m> {
         let params = func.params.iter().enumerate().map(|(i, p)| (*p, calls.iter().map(|c| c.0[i]).collect())).collect();
         let states = func.states.iter().enumerate().map(|(i, s)| (*s, calls.iter().map(|c| c.1[i]).collect())).collect();
-        Frame { module, func, users: func.users(), homes: HashMap::new(), params, states }
+        Frame { module, func, users: func.users(), homes: HashMap::new(), records: HashMap::new(), params, states }
     }
 
     /// The operand and element index of a stored value.
@@ -311,6 +317,12 @@ impl<'m> Frame<'m> {
                 let row = self.at(k, ws, input(1), &idx[..1])?;
                 let mut source = vec![row];
                 source.extend(&idx[1..]);
+                self.at(k, ws, input(0), &source)
+            }
+            Op::IndexSelect => {
+                let mut source = idx.to_vec();
+                let last = source.len() - 1;
+                source[last] = self.at(k, ws, input(1), &idx[last..])?;
                 self.at(k, ws, input(0), &source)
             }
             Op::Reduce { op, axis } => self.reduce(k, ws, v, *op, *axis as usize, idx),
@@ -635,7 +647,7 @@ fn panel_of(k: &mut KernelBuilder, p: &Panels, row: ExprId) -> (ExprId, ExprId) 
     (k.add(base, panel), lane)
 }
 
-/// `w[row, col]` of coded panels: `(code - offset) * scale`.
+/// `w[row, col]` of coded panels: `(code - offset) * scale`, or a zero point in the place of the offset.
 fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Panels, row: ExprId, col: ExprId) -> ExprId {
     let (panel, lane) = panel_of(k, p, row);
     let panel = k.mul_int(panel, p.panel_bytes(dtype) as i64);
@@ -647,36 +659,42 @@ fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Panels, 
     };
     let nr = i64::from(p.nr);
     let one = k.int(1);
-    let (code, scale) = match p.coding {
-        Coding::Int4 { group } => {
-            let bytes = p.group_bytes() as i64;
-            let (group_number, inside) = k.div_rem(col, group.into());
-            // Bytes of a column that lie together, each with two codes.
-            let pack = i64::from(p.k_pack) / 2;
-            let (word, nibble) = k.div_rem(inside, 2 * pack);
-            let (high, byte) = k.div_rem(nibble, pack);
-            let at = sum(k, &[(group_number, bytes), (word, nr * pack), (lane, pack), (byte, 1)]);
-            let both = k.load(Place::Weight(weight), dtype, at);
-            let (upper, lower) = k.div_rem(both, 16);
-            let zero = k.int(0);
-            let is_high = k.exprs.add(Expr::Cmp(CmpOp::Gt, high, zero));
-            let code = k.exprs.add(Expr::Select(is_high, upper, lower));
-            let at = sum(k, &[(group_number, bytes), (one, i64::from(group) / 2 * nr), (lane, 2)]);
-            let (at, _) = k.div_rem(at, 2);
-            (code, k.load(Place::Weight(weight), DType::F16, at))
-        }
-        _ => {
-            let pack = i64::from(p.k_pack);
-            let (word, byte) = k.div_rem(col, pack);
-            let at = sum(k, &[(word, nr * pack), (lane, pack), (byte, 1)]);
-            let code = k.load(Place::Weight(weight), dtype, at);
-            let at = sum(k, &[(one, i64::from(p.padded_k()) * nr), (lane, 4)]);
-            let (at, _) = k.div_rem(at, 4);
-            (code, k.load(Place::Weight(weight), DType::F32, at))
-        }
+    // Bytes before the group, and the column inside it.
+    let (group_number, inside) = match p.coding.group() {
+        Some(group) if p.coding.has_group_scales() => k.div_rem(col, group.into()),
+        _ => (k.int(0), col),
     };
+    let group = (group_number, p.group_bytes() as i64);
+    // Bytes of a column that lie together.
+    let pack = i64::from(if p.coding.has_bytes() { p.k_pack } else { p.k_pack / 2 });
+    let code = if !p.coding.has_bytes() {
+        let (word, nibble) = k.div_rem(inside, 2 * pack);
+        let (high, byte) = k.div_rem(nibble, pack);
+        let at = sum(k, &[group, (word, nr * pack), (lane, pack), (byte, 1)]);
+        let both = k.load(Place::Weight(weight), dtype, at);
+        let (upper, lower) = k.div_rem(both, 16);
+        let zero = k.int(0);
+        let is_high = k.exprs.add(Expr::Cmp(CmpOp::Gt, high, zero));
+        k.exprs.add(Expr::Select(is_high, upper, lower))
+    } else {
+        let (word, byte) = k.div_rem(inside, pack);
+        let at = sum(k, &[group, (word, nr * pack), (lane, pack), (byte, 1)]);
+        k.load(Place::Weight(weight), dtype, at)
+    };
+    // Scale and zero point: `factor` 0 and 1 behind the codes.
+    let behind = |k: &mut KernelBuilder, factor: i64| {
+        let (codes, stored) = match p.coding.has_group_scales() {
+            true => (p.code_bytes() as i64, DType::F16),
+            false => (i64::from(p.padded_k()) * nr, DType::F32),
+        };
+        let size = stored.size() as i64;
+        let at = sum(k, &[group, (one, codes + factor * nr * size), (lane, size)]);
+        let (at, _) = k.div_rem(at, size);
+        k.load(Place::Weight(weight), stored, at)
+    };
+    let scale = behind(k, 0);
+    let offset = if p.coding.has_zeros() { behind(k, 1) } else { k.exprs.float(p.coding.offset(dtype) as f32) };
     let code = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, code));
-    let offset = k.exprs.float(p.coding.offset(dtype) as f32);
     let code = k.exprs.add(Expr::Binary(BinaryOp::Sub, code, offset));
     k.exprs.add(Expr::Binary(BinaryOp::Mul, code, scale))
 }

@@ -48,7 +48,7 @@ impl Plan<'_> {
         let x = coded.map_or(node.inputs[0], |x| frame.func.node(x).inputs[0]);
         let few = row_bound <= PRIVATE_ROWS && coded.is_none_or(|x| frame.users[x.index()].len() == 1);
         let private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
-        let known = coded.and_then(|x| frame.homes.get(&x).cloned());
+        let known = coded.and_then(|x| frame.records.get(&(x, panels.coding.bias_factor(dtype))).cloned());
         let (a_home, prologue) = if let Some(home) = known {
             (home, None)
         } else if private {
@@ -127,6 +127,7 @@ impl Plan<'_> {
         let group = panels.coding.group().ok_or_else(|| PlanError::Internal("codes of rows for a weight without codes".into()))?;
         let stride = Quantise::row_bytes(panels.k, group).next_multiple_of(64);
         let bound = self.bound(frame, rows);
+        let bias_factor = panels.coding.bias_factor(weight);
         let out = if private {
             // Behind the rows of the prologue.
             let offset = match a.place {
@@ -139,11 +140,10 @@ impl Plan<'_> {
         } else {
             let id = BufferId(self.program.buffers.len() as u32);
             self.program.buffers.push(Buffer { name: format!("codes.{}", id.0), dtype: DType::U8, rows: bound as u32, stride, offset: 0 });
-            frame.homes.insert(x, Home::Buffer { id, dtype: DType::U8, stride, cols: Cols::Plain });
+            frame.records.insert((x, bias_factor), Home::Buffer { id, dtype: DType::U8, stride, cols: Cols::Plain });
             Place::Buffer(id)
         };
         let out = Operand { place: out, dtype: DType::U8 };
-        let code_offset = panels.coding.offset(weight);
         let kernel = Quantise {
             rows: self.extent(frame, rows)?,
             x: a,
@@ -152,7 +152,7 @@ impl Plan<'_> {
             out_stride: stride,
             k: panels.k,
             group,
-            code_offset,
+            bias_factor,
         };
         if private {
             return Ok((out, stride, Some(kernel)));
@@ -161,10 +161,10 @@ impl Plan<'_> {
         Ok((out, stride, None))
     }
 
-    /// A value that is worth a prologue: something with arithmetic and rows.
+    /// A value that is worth a prologue: something with arithmetic and rows, or another order of columns.
     fn is_computed(&self, frame: &Frame<'_>, v: ValueId) -> bool {
         match frame.func.node(v).op {
-            Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
+            Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::IndexSelect => true,
             Op::Convert => self.is_computed(frame, frame.func.node(v).inputs[0]),
             _ => false,
         }
