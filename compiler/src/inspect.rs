@@ -95,6 +95,9 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
     let _ = writeln!(out, "  built by   rcompile {} for {} ({})", m.rcompile_version, m.cpu, m.target);
     let _ = writeln!(out, "  features   {}", m.features.join(" "));
     let _ = writeln!(out, "  types      stored {}, matmul inputs {}, KV cache {}", m.dtype, m.compute, m.kv_dtype);
+    if m.quantization != "none" {
+        let _ = writeln!(out, "  codes      {}", m.quantization);
+    }
     let _ = writeln!(
         out,
         "  context    {} positions, {} slots, {} of KV cache per token",
@@ -157,6 +160,7 @@ fn directory(options: &Inspect) -> Result<(), Error> {
             "max_positions": f.max_positions,
             "kv_elements_per_token": kv_elements,
             "tied_head": f.tied_head,
+            "quantization": model.scheme.map(|s| s.name()),
             "tokenizer": model.tokenizer.as_ref().map(|t| json!({ "model": t.facts.model, "size": t.facts.size })),
             "chat_template": model.chat_template.is_some(),
             "warnings": warnings,
@@ -177,6 +181,9 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     };
     let _ = writeln!(out, "  vocabulary {}{head}", f.vocab_size);
     let _ = writeln!(out, "  context    {} positions, {kv_elements} KV elements per token", f.max_positions);
+    if let Some(scheme) = model.scheme {
+        let _ = writeln!(out, "  codes      {}, {} matrices", scheme.name(), model.weights.coded_count());
+    }
     for (dtype, bytes) in &types {
         let _ = writeln!(out, "  weights    {dtype} {}", report::size(*bytes));
     }

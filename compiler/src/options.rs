@@ -287,15 +287,9 @@ pub enum CodeType {
 }
 
 impl Quantize {
-    fn check(&self, compute: ComputeType) -> Result<(), Error> {
+    fn check(&self) -> Result<(), Error> {
         let plan = self.plan();
         let usage = |what: &str, help: &str| Err(Error::Usage { what: what.into(), help: Some(help.into()) });
-        if compute == ComputeType::Int8 && !plan.is_any() {
-            return usage(
-                "--compute int8 without quantised weights, expected --quantize, found none",
-                "--quantize int8 or --quantize int4",
-            );
-        }
         let is_four = |dtype: Option<DType>| matches!(dtype, Some(DType::Q4(_)));
         if self.group_size.is_some() && !is_four(plan.body) && !is_four(plan.head) {
             return usage("--group-size without int4 weights, expected --quantize int4, found none", "int8 has one scale per output");
@@ -451,7 +445,7 @@ impl Build {
         if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
             return Err(not_yet(flag, help));
         }
-        self.quantize.check(self.compute)?;
+        self.quantize.check()?;
         let without = [
             (self.no_tokenizer, "--no-tokenizer", "leave --no-tokenizer out"),
             (self.allow_nonfinite, "--allow-nonfinite", "leave one of them out"),
@@ -628,7 +622,6 @@ mod tests {
             "--dtype f64",
             "--no-cache --cache-dir d",
             "--autotune fast --dry-run",
-            "--compute int8",
             "--keep a=f32",
             "--group-size 32",
             "--quantize int8 --group-size 32",

@@ -37,6 +37,7 @@ use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
 use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::weights::graph_type;
 use rcompile_models::{Kind, Model, OpenOptions};
 use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PROBE_ENTRY, PoolingInfo, StateInfo, TextInfo};
 use std::collections::BTreeSet;
@@ -146,12 +147,17 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         );
         warn(Some(text), &progress, &mut report);
     }
+    if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
+        let count = model.weights.coded_count();
+        let text = format!("warning[W-quantize]: --quantize: {count} matrices of the checkpoint are codes already and stay as they are");
+        warn(Some(text), &progress, &mut report);
+    }
     report.model = model.name.clone();
     report.architecture = model.arch.class_names[0].into();
     report.target = isa.triple.clone();
     report.cpu = isa.name.clone();
     report.compute = settings.compute_name().into();
-    report.quantisation = settings.quantisation.name();
+    report.quantisation = settings.quantisation_name.clone();
     report.kv_dtype = settings.kv_name().into();
     report.ctx_size = settings.ctx_size;
     if stop("open") {
@@ -347,8 +353,8 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let with_codes = calibration.as_ref().map(|c| c.codes.over(&model.weights));
     let tensors: &dyn Tensors = with_codes.as_ref().map_or(&model.weights, |t| t);
     let pack_all = |exe: &Unsealed, advance: &(dyn Fn(u64) + Sync)| pack::pack(&weights, tensors, exe.sink(), o.allow_nonfinite, advance);
-    let given = calibration.as_ref().map_or("", |c| &c.identity);
-    let weights_key = cache.has_weights().then(|| cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite, given));
+    let given = format!("{:?} {}", model.scheme, calibration.as_ref().map_or("", |c| &c.identity));
+    let weights_key = cache.has_weights().then(|| cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite, &given));
     let mut loaded = weights_key.and_then(|key| cache.load_weights(&key, weights.len, exe.sink(), &advance));
     let mut packed = match &loaded {
         Some(loaded) => loaded.packed.clone(),
@@ -397,6 +403,8 @@ struct Settings {
     kv_dtype: DType,
     weight_dtype: Option<DType>,
     quantisation: Quantisation,
+    /// What the weights are: the checkpoint's codes and what is made of the others.
+    quantisation_name: String,
     ctx_size: u32,
     slots: u32,
 }
@@ -423,10 +431,17 @@ impl Settings {
         let plan = o.quantize.plan();
         let quantisation = Quantisation { keep: kept(&plan.keep, model)?, ..plan };
         let has_int8 = isa.int8_dot_intrinsic(isa.lanes).is_some();
+        let has_codes = quantisation.is_any() || model.scheme.is_some();
         let compute = match o.compute {
             // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
-            ComputeType::Auto if quantisation.is_any() && has_int8 => DType::I8,
+            ComputeType::Auto if has_codes && has_int8 => DType::I8,
             ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
+            ComputeType::Int8 if !has_codes => {
+                return Err(Error::Usage {
+                    what: "--compute int8 without quantised weights, expected --quantize, found none".into(),
+                    help: Some("--quantize int8 or --quantize int4".into()),
+                });
+            }
             ComputeType::Int8 if has_int8 => DType::I8,
             ComputeType::Int8 => {
                 return Err(Error::Unsupported {
@@ -469,7 +484,15 @@ impl Settings {
                 what: format!("too many positions, expected at most {}, found {cells}", 1u64 << 31),
             });
         }
-        Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, ctx_size, slots })
+        let quantisation_name = match model.scheme {
+            None => quantisation.name(),
+            Some(scheme) => match (quantisation.body, quantisation.head) {
+                (None, None) => scheme.name(),
+                (None, Some(_)) => format!("{}{}", scheme.name(), quantisation.name().trim_start_matches("none")),
+                _ => format!("{}, others {}", scheme.name(), quantisation.name()),
+            },
+        };
+        Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots })
     }
 }
 
@@ -479,6 +502,11 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
     for keep in patterns {
         let named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
         let before = kept.len();
+        if let (Some(part), Some(_)) = (named.clone().find(|t| model.weights.is_part(t)), keep.dtype) {
+            let (pattern, name) = (rcompile_models::error::escape(&keep.pattern), rcompile_models::error::escape(&part.stored_name));
+            let what = format!("--keep {pattern}: expected tensors of floats, found {name}, which are codes and stay as they are");
+            return Err(Error::Usage { what, help: None });
+        }
         kept.extend(named.map(|t| Keep { pattern: t.name.clone(), dtype: keep.dtype }));
         if kept.len() == before {
             let pattern = rcompile_models::error::escape(&keep.pattern);
@@ -496,7 +524,7 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
 /// The type of most elements of the checkpoint.
 fn main_type(model: &Model) -> DType {
     let elements = |dtype| {
-        let of_type = model.weights.iter().filter(|t| pack::stored_type(t.dtype) == Some(dtype));
+        let of_type = model.weights.iter().filter(|t| graph_type(t.dtype) == Some(dtype));
         of_type.map(|t| t.elements()).sum::<u64>()
     };
     [DType::F32, DType::F16, DType::BF16].into_iter().max_by_key(|&d| elements(d)).unwrap_or(DType::F32)
@@ -546,8 +574,7 @@ fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module,
         kv_dtype: settings.kv_dtype,
         weight_dtype: settings.weight_dtype,
     };
-    let stored = |name: &str| model.weights.get(name).and_then(|t| pack::stored_type(t.dtype));
-    trace(&*model.net, model.arch.task, &stored, &options).map_err(|e| Error::bug("trace", e))
+    trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
 }
 
 fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
@@ -758,7 +785,7 @@ fn fill_plan_report(report: &mut Report, plans: &[Planned], weights: &WeightTabl
 fn weights_type(weights: &WeightTable) -> String {
     let mut bytes = std::collections::BTreeMap::new();
     let name = |j: &PackJob| match j.layout {
-        Layout::Panels(Panels { coding: Coding::Int8 { .. }, .. }) => "int8",
+        Layout::Panels(Panels { coding: Coding::Int8 { .. } | Coding::Int8Groups { .. }, .. }) => "int8",
         Layout::Panels(Panels { coding: Coding::Int4 { .. }, .. }) => "int4",
         _ => j.dtype.name(),
     };
@@ -862,7 +889,7 @@ fn manifest(
         dtype: weights_type(weights),
         compute: settings.compute_name().into(),
         kv_dtype: settings.kv_name().into(),
-        quantization: settings.quantisation.name(),
+        quantization: settings.quantisation_name.clone(),
         vocab_size: facts.vocab_size as u32,
         hidden_size: facts.hidden_size as u32,
         parameters: model.weights.parameters(),

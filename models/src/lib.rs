@@ -19,6 +19,7 @@ pub mod error;
 pub mod generation;
 mod guard;
 pub mod json;
+pub mod quantised;
 pub mod rope;
 pub mod template;
 pub mod tokenizer;
@@ -34,6 +35,7 @@ use config::{ConfigReader, RopeKind};
 use dir::{InputFile, ModelDir};
 pub use error::{Error, Kind, Warning};
 use generation::{Generation, Pooling, SETTINGS_BYTES_MAX};
+use quantised::Scheme;
 use template::{Template, TemplateErrorKind, TemplateInput};
 use tokenizer::Tokenizer;
 use weights::WeightIndex;
@@ -63,6 +65,8 @@ pub struct Model {
     pub net: Box<dyn Architecture>,
     /// The checkpoint's tensors by canonical name.
     pub weights: WeightIndex,
+    /// How the checkpoint's linear layers are quantised, where they are.
+    pub scheme: Option<Scheme>,
     /// The tokenizer, where there is one.
     pub tokenizer: Option<Tokenizer>,
     /// Source of the chat template; it compiles and renders.
@@ -110,6 +114,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     let map = json::parse_object(CONFIG, &dir.open_file(CONFIG)?.read_all(SETTINGS_BYTES_MAX)?)?;
     let config = ConfigReader::new(CONFIG, &map).with_ctx_size(options.ctx_size);
     refuse_unsupported(&config)?;
+    let scheme = quantised::read_scheme(&config)?;
     let pooled = dir.open_if_present("modules.json")?.is_some();
     let entry = arch::find(&config, pooled)?;
     config.refuse_if_true("is_encoder_decoder")?;
@@ -128,6 +133,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
 
     let mut weights = WeightIndex::open(&dir, &mut warnings)?;
     weights.canonicalise(entry.naming)?;
+    if let Some(scheme) = scheme {
+        weights.gather_codes(scheme)?;
+    }
     weights.check(&*net, options.strict, &mut warnings)?;
 
     let tokenizer = tokenizer::read(&dir, facts.vocab_size)?;
@@ -144,7 +152,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     }
     let name = dir.name();
     let chat_template = chat_template.map(|(_, source)| source);
-    Ok(Model { dir, name, arch: entry, net, weights, tokenizer, chat_template, generation, pooling, warnings })
+    Ok(Model { dir, name, arch: entry, net, weights, scheme, tokenizer, chat_template, generation, pooling, warnings })
 }
 
 /// Things that no architecture here supports, whatever its name: refused by name, inconsistent ones first.
@@ -159,12 +167,6 @@ fn refuse_unsupported(config: &ConfigReader<'_>) -> Result<(), Error> {
         }
         if count > 0 {
             return Err(config.unsupported(key, count, "a model without experts"));
-        }
-    }
-    for key in ["quantization_config", "compression_config"] {
-        if let Some(section) = config.section(key)? {
-            let method = section.str_or("quant_method", "no quant_method")?;
-            return Err(section.unsupported("quant_method", method, "weights in F32, F16 or BF16"));
         }
     }
     Ok(())

@@ -1,9 +1,10 @@
 //! Tracing: an architecture's forward code, run with symbolic tensors over a [`Builder`], becomes the graph of one bucket.
 //!
-//! In: an architecture, the stored types of its tensors and [`TraceOptions`]. Out: a module whose entry runs over a table of rows
+//! In: an architecture, its checkpoint's index and [`TraceOptions`]. Out: a module whose entry runs over a table of rows
 //! (`token, slot, position, kv_index, segment, logit_row`).
 
 use crate::arch::{Architecture, Task};
+use crate::weights::WeightIndex;
 use rcompile_graph::build::{Built, TypeError};
 use rcompile_graph::{Binary, Builder, DType, Dim, Module, Pool, Recipe, Reduce, State, StateId, Type, Unary, ValueId};
 
@@ -44,17 +45,17 @@ pub struct Trace<'a> {
     pub segment: ValueId,
     /// `i32[L]`: rows that want logits (decoders).
     pub logit_row: ValueId,
-    stored: &'a dyn Fn(&str) -> Option<DType>,
+    weights: &'a WeightIndex,
 }
 
 impl Trace<'_> {
-    /// A tensor of the checkpoint, by canonical name; matrices in the type of `--dtype`.
+    /// A tensor of the checkpoint, by canonical name; matrices in the type of `--dtype`, unless they are codes.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> ValueId {
-        let stored = (self.stored)(name).unwrap_or(DType::F32);
+        let stored = self.weights.dtype(name).unwrap_or(DType::F32);
         let source = Recipe::Source { tensor: name.to_string() };
         let dims = shape.iter().map(|n| Dim::from(*n));
         match self.options.weight_dtype {
-            Some(dtype) if dtype != stored && shape.len() > 1 => {
+            Some(dtype) if dtype != stored && shape.len() > 1 && stored.is_float() => {
                 self.b.param(name, Type::new(dtype, dims), Recipe::Convert { of: Box::new(source), dtype })
             }
             _ => self.b.param(name, Type::new(stored, dims), source),
@@ -62,7 +63,7 @@ impl Trace<'_> {
     }
     /// A weight stored `[in, out]`, read as `[out, in]`.
     pub fn weight_transposed(&mut self, name: &str, input: usize, output: usize) -> ValueId {
-        let stored = (self.stored)(name).unwrap_or(DType::F32);
+        let stored = self.weights.dtype(name).unwrap_or(DType::F32);
         let dtype = self.options.weight_dtype.unwrap_or(stored);
         let mut recipe = Recipe::Transpose(Box::new(Recipe::Source { tensor: name.to_string() }));
         if dtype != stored {
@@ -77,9 +78,21 @@ impl Trace<'_> {
     }
     /// `x W^T (+ bias)`: `name.weight: [out, in]`, `name.bias: [out]`.
     pub fn linear(&mut self, x: ValueId, name: &str, input: usize, output: usize, bias: bool) -> Built {
-        let w = self.weight(&format!("{name}.weight"), &[output, input]);
-        let y = self.b.linear(x, w)?;
+        let y = self.matmul(x, &format!("{name}.weight"), input, output)?;
         self.bias(y, name, output, bias)
+    }
+    /// `x W^T`, `matrix: [out, in]`. A matrix of codes may want its inputs in another order ([`crate::quantised::Coded::order`]).
+    pub fn matmul(&mut self, x: ValueId, matrix: &str, input: usize, output: usize) -> Built {
+        let x = match self.weights.coded(matrix).and_then(|coded| coded.order.clone()) {
+            None => x,
+            Some(order) => {
+                let ty = Type::new(DType::I32, [input.into()]);
+                let index = self.b.param(&order, ty, Recipe::Source { tensor: order.clone() });
+                self.b.index_select(x, index)?
+            }
+        };
+        let w = self.weight(matrix, &[output, input]);
+        self.b.linear(x, w)
     }
     /// `x W (+ bias)`: HF `Conv1D`, `name.weight: [in, out]`.
     pub fn conv1d(&mut self, x: ValueId, name: &str, input: usize, output: usize) -> Built {
@@ -181,15 +194,10 @@ impl Trace<'_> {
     }
 }
 
-/// Runs the forward code of an architecture. `stored` gives the type of a checkpoint tensor by canonical name.
+/// Runs the forward code of an architecture over the tensors of `weights`.
 ///
 /// Outputs: `logits: f32[L, vocab]` for decoders (entry `step`), the vectors of [`Trace::pooled`] for encoders (entry `encode`).
-pub fn trace(
-    arch: &dyn Architecture,
-    task: Task,
-    stored: &dyn Fn(&str) -> Option<DType>,
-    options: &TraceOptions,
-) -> Result<Module, TypeError> {
+pub fn trace(arch: &dyn Architecture, task: Task, weights: &WeightIndex, options: &TraceOptions) -> Result<Module, TypeError> {
     let mut b = Builder::new(if task == Task::Generate { "step" } else { "encode" });
     let t = b.symbol("T", options.bucket);
     let l = b.symbol("L", options.logit_rows);
@@ -197,7 +205,7 @@ pub fn trace(
     let mut table = |name: &str, rows: Dim| b.input(name, Type::new(DType::I32, [rows]));
     let (token, slot, position) = (table("token", t), table("slot", t), table("position", t));
     let (kv_index, segment, logit_row) = (table("kv_index", t), table("segment", t), table("logit_row", l));
-    let mut cx = Trace { b, options, t, token, slot, position, kv_index, segment, logit_row, stored };
+    let mut cx = Trace { b, options, t, token, slot, position, kv_index, segment, logit_row, weights };
     let outputs = arch.trace(&mut cx)?;
     Ok(cx.b.finish(outputs))
 }

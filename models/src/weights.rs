@@ -6,6 +6,8 @@
 //! arithmetic and compared with the file before memory is asked for. What this module accepts, the `safetensors` crate
 //! accepts too; duplicate names, hostile names and a rank above [`RANK_MAX`] are refused here in addition.
 //!
+//! Matrices that are stored as codes ([`crate::quantised`]) are seen here under the names and shapes that the architecture asks for.
+//!
 //! Where both layouts are present, the single file wins, as in the reference library, with a warning.
 
 use std::cell::RefCell;
@@ -19,6 +21,8 @@ use crate::arch::{Architecture, Naming, TensorSpec};
 use crate::dir::{self, File, ModelDir};
 use crate::error::{Error, Kind, Warning, cut};
 use crate::json;
+use crate::quantised::{self, Coded, CodedIndex, Scheme};
+use rcompile_graph::DType;
 
 /// The single-file layout.
 pub const SINGLE: &str = "model.safetensors";
@@ -71,6 +75,17 @@ impl TensorInfo {
 pub struct WeightIndex {
     files: Vec<File>,
     tensors: BTreeMap<String, TensorInfo>,
+    codes: CodedIndex,
+}
+
+/// The graph's name of a checkpoint's element type, where it has one.
+pub fn graph_type(dtype: Dtype) -> Option<DType> {
+    match dtype {
+        Dtype::F32 => Some(DType::F32),
+        Dtype::F16 => Some(DType::F16),
+        Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
 }
 
 impl WeightIndex {
@@ -81,7 +96,7 @@ impl WeightIndex {
             if index.is_some() {
                 warnings.push(Warning::new(INDEX, "file", format!("is not read, as {SINGLE} is present too")));
             }
-            let mut weights = WeightIndex { files: Vec::new(), tensors: BTreeMap::new() };
+            let mut weights = WeightIndex::empty();
             for tensor in read_header(&file, 0)? {
                 weights.tensors.insert(tensor.name.clone(), tensor);
             }
@@ -97,6 +112,16 @@ impl WeightIndex {
         open_sharded(dir, &index, warnings)
     }
 
+    fn empty() -> WeightIndex {
+        WeightIndex { files: Vec::new(), tensors: BTreeMap::new(), codes: CodedIndex::default() }
+    }
+
+    /// Joins the parts of matrices that are stored as codes. To be called when names are canonical.
+    pub fn gather_codes(&mut self, scheme: Scheme) -> Result<(), Error> {
+        self.codes = quantised::gather(self, scheme)?;
+        Ok(())
+    }
+
     /// The files, in the order that [`TensorInfo::file_index`] counts.
     pub fn files(&self) -> &[File] {
         &self.files
@@ -107,14 +132,53 @@ impl WeightIndex {
         self.tensors.get(name)
     }
 
+    /// The matrix of this canonical name, if it is stored as codes.
+    pub fn coded(&self, name: &str) -> Option<&Coded> {
+        self.codes.matrices.get(name)
+    }
+
+    /// How many matrices are stored as codes.
+    pub fn coded_count(&self) -> usize {
+        self.codes.matrices.len()
+    }
+
+    /// Is this tensor a part of a matrix of codes?
+    pub fn is_part(&self, tensor: &TensorInfo) -> bool {
+        self.codes.parts.contains(&tensor.name)
+    }
+
+    /// A table of the inputs of coded columns in order; see [`Coded::order`].
+    pub fn order(&self, name: &str) -> Option<&[u32]> {
+        self.codes.orders.get(name).map(Vec::as_slice)
+    }
+
+    /// Type in the graph of a tensor, a coded matrix or an order; `None` for other types and names.
+    pub fn dtype(&self, name: &str) -> Option<DType> {
+        match (self.coded(name), self.order(name)) {
+            (Some(coded), _) => Some(coded.dtype),
+            (None, Some(_)) => Some(DType::I32),
+            (None, None) => graph_type(self.get(name)?.dtype),
+        }
+    }
+
+    /// Extents of the same.
+    pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
+        match (self.coded(name), self.order(name)) {
+            (Some(coded), _) => Some(coded.shape.to_vec()),
+            (None, Some(order)) => Some(vec![order.len()]),
+            (None, None) => Some(self.get(name)?.shape.clone()),
+        }
+    }
+
     /// All tensors, in the order of their canonical names.
-    pub fn iter(&self) -> impl Iterator<Item = &TensorInfo> {
+    pub fn iter(&self) -> impl Iterator<Item = &TensorInfo> + Clone {
         self.tensors.values()
     }
 
-    /// Number of elements of all tensors together.
+    /// Number of elements of all tensors together; of codes those of the matrices.
     pub fn parameters(&self) -> u64 {
-        self.iter().map(TensorInfo::elements).sum()
+        let elements = self.iter().filter(|t| !self.is_part(t)).map(TensorInfo::elements);
+        elements.chain(self.codes.matrices.values().map(Coded::elements)).sum()
     }
 
     /// Number of bytes of all tensors together.
@@ -213,21 +277,31 @@ impl WeightIndex {
     pub fn check(&self, arch: &dyn Architecture, strict: bool, warnings: &mut Vec<Warning>) -> Result<(), Error> {
         let specs = arch.tensors();
         let main = self.files.first().map_or(SINGLE, File::name);
-        let missing: Vec<&TensorSpec> = specs.iter().filter(|s| !s.optional && self.get(&s.name).is_none()).collect();
+        let missing: Vec<&TensorSpec> = specs.iter().filter(|s| !s.optional && self.shape(&s.name).is_none()).collect();
         if let Some(first) = missing.first() {
             let what = format!("is missing ({} in all)", missing.len());
             let expected = format!("{} of shape {:?}", count(specs.iter().filter(|s| !s.optional).count()), first.shape);
             let e = Error::new(Kind::Disagree, main, &first.name, what, expected, count(self.tensors.len()));
             let untied_head = arch.facts().head == Some(first.name.as_str());
+            if self.get(&first.name.replace(".weight", ".qweight")).is_some() {
+                return Err(e.help("it is stored as codes, but config.json has no quantization_config"));
+            }
             return Err(if untied_head { e.help("set tie_word_embeddings if the head is the token embedding") } else { e });
         }
         for spec in &specs {
-            let Some(tensor) = self.get(&spec.name) else { continue };
-            if tensor.shape != spec.shape {
-                let mirrored = tensor.shape.len() == 2 && tensor.shape.iter().rev().eq(&spec.shape);
+            let Some(shape) = self.shape(&spec.name) else { continue };
+            if shape != spec.shape {
+                let mirrored = shape.len() == 2 && shape.iter().rev().eq(&spec.shape);
                 let what = if mirrored { "is transposed" } else { "has the wrong shape" };
-                let (expected, found) = (format!("{:?}", spec.shape), format!("{:?}", tensor.shape));
-                return Err(self.error(tensor, Kind::Disagree, what, &expected, &found));
+                let (expected, found) = (format!("{:?}", spec.shape), format!("{shape:?}"));
+                let place = self.get(&spec.name).map_or(&spec.name, |t| &t.stored_name);
+                let file = self.get(&spec.name).map_or(main, |t| self.file_of(t));
+                return Err(Error::new(Kind::Disagree, file, place, what, expected, found));
+            }
+            let Some(tensor) = self.get(&spec.name) else { continue };
+            if let Some(coded) = self.coded(&spec.name) {
+                let (expected, found) = ("floats or codes", format!("both, codes of {}", coded.dtype));
+                return Err(self.error(tensor, Kind::Disagree, "is there twice", expected, &found));
             }
             if !matches!(tensor.dtype, Dtype::F32 | Dtype::F16 | Dtype::BF16) {
                 let found = tensor.dtype.to_string();
@@ -238,7 +312,12 @@ impl WeightIndex {
             self.check_tied(arch.facts().embedding, head)?;
         }
         let known: BTreeSet<&str> = specs.iter().map(|s| s.name.as_str()).collect();
-        let extra: Vec<&TensorInfo> = self.iter().filter(|t| !known.contains(t.name.as_str()) && !arch.ignores(&t.name)).collect();
+        let of_codes = |t: &TensorInfo| {
+            let matrix = t.name.rsplit_once('.').map(|(layer, _)| format!("{layer}.weight"));
+            self.is_part(t) && matrix.is_some_and(|m| known.contains(m.as_str()))
+        };
+        let is_extra = |t: &&TensorInfo| !known.contains(t.name.as_str()) && !of_codes(t) && !arch.ignores(&t.name);
+        let extra: Vec<&TensorInfo> = self.iter().filter(is_extra).collect();
         if let Some(first) = extra.first() {
             if strict {
                 let found = count(extra.len());
@@ -307,7 +386,7 @@ fn open_sharded(dir: &ModelDir, index: &File, warnings: &mut Vec<Warning>) -> Re
             return Err(Error::new(Kind::Limit, INDEX, "weight_map", "names too many files", expected, "more"));
         }
     }
-    let mut weights = WeightIndex { files: Vec::new(), tensors: BTreeMap::new() };
+    let mut weights = WeightIndex::empty();
     for shard in shards {
         let file = dir.open_file(shard)?;
         for tensor in read_header(&file, weights.files.len())? {
@@ -779,7 +858,7 @@ mod tests {
 
     #[test]
     fn finite_check_names_the_element() {
-        let weights = WeightIndex { files: Vec::new(), tensors: BTreeMap::new() };
+        let weights = WeightIndex::empty();
         let tensor =
             |dtype| TensorInfo { name: "w".into(), stored_name: "w".into(), dtype, shape: vec![2], file_index: 0, begin: 0, size_bytes: 8 };
         let subnormal_and_max = [f32::from_bits(1).to_le_bytes(), f32::MAX.to_le_bytes()].concat();

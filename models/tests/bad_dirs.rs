@@ -193,6 +193,27 @@ fn config_values() {
         ("sliding_window_zero", 4, &["sliding_window"], |t| mistral(t, json!(0))),
         ("sliding_window_negative", 4, &["sliding_window"], |t| mistral(t, json!(-1))),
         ("quant_method_unknown", 6, &["foo", "quant_method"], |t| t.config("quantization_config", json!({"quant_method": "foo"}))),
+        ("gptq_3_bits", 6, &["bits", "3", "4 or 8"], |t| t.config("quantization_config", json!({"quant_method": "gptq", "bits": 3}))),
+        ("gptq_marlin", 6, &["checkpoint_format", "marlin"], |t| {
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}));
+        }),
+        ("gptq_group_48", 6, &["group_size", "48"], |t| {
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 48}));
+        }),
+        ("gptq_dynamic", 6, &["dynamic", "+:"], |t| {
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}));
+        }),
+        ("gptq_bits_missing", 4, &["bits", "is missing"], |t| t.config("quantization_config", json!({"quant_method": "gptq"}))),
+        ("awq_gemv", 6, &["version", "gemv"], |t| {
+            t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "version": "gemv"}));
+        }),
+        ("awq_without_zeros", 6, &["zero_point"], |t| {
+            t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "zero_point": false}));
+        }),
+        ("bitsandbytes", 6, &["bitsandbytes", "quant_method"], |t| {
+            t.config("quantization_config", json!({"quant_method": "bitsandbytes", "load_in_4bit": true}));
+        }),
+        ("compressed", 6, &["compressed-tensors"], |t| t.config("compression_config", json!({"quant_method": "compressed-tensors"}))),
         ("moe_topk_gt_experts", 5, &["num_experts_per_tok = 9", "num_local_experts = 8"], |t| {
             t.config("num_local_experts", json!(8));
             t.config("num_experts_per_tok", json!(9));
@@ -210,6 +231,101 @@ fn config_values() {
     let dynamic = |t: &Toy| t.config("rope_scaling", json!({"type": "dynamic", "factor": 2}));
     let options = OpenOptions { ctx_size: Some(129), ..OpenOptions::default() };
     assert_eq!(outcome(dynamic, &options).unwrap_err().0, 6, "dynamic RoPE beyond the trained length");
+}
+
+/// The toy with its layers as GPTQ codes by 32, changed.
+fn gptq(t: &Toy, change: impl FnOnce(&mut Vec<ToyTensor>)) {
+    t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}));
+    t.edit_weights(|list| {
+        let mut coded = Vec::new();
+        for tensor in std::mem::take(list) {
+            let Some(layer) = tensor.name.strip_suffix("_proj.weight").map(|l| format!("{l}_proj")) else {
+                coded.push(tensor);
+                continue;
+            };
+            let (n, k) = (tensor.shape[0], tensor.shape[1]);
+            let mut g_idx = ToyTensor::zeros(&format!("{layer}.g_idx"), "I32", 4, &[k]);
+            for (i, group) in g_idx.data.chunks_exact_mut(4).enumerate() {
+                group.copy_from_slice(&(i as u32 / 32).to_le_bytes());
+            }
+            coded.extend([
+                ToyTensor::zeros(&format!("{layer}.qweight"), "I32", 4, &[k / 8, n]),
+                ToyTensor::zeros(&format!("{layer}.qzeros"), "I32", 4, &[k / 32, n / 8]),
+                ToyTensor::zeros(&format!("{layer}.scales"), "F16", 2, &[k / 32, n]),
+                g_idx,
+            ]);
+        }
+        *list = coded;
+        change(list);
+    });
+}
+
+fn of_gptq<'a>(list: &'a mut [ToyTensor], part: &str) -> &'a mut ToyTensor {
+    let name = format!("model.layers.1.mlp.down_proj.{part}");
+    list.iter_mut().find(|t| t.name == name).unwrap()
+}
+
+#[test]
+fn codes() {
+    accept(&[
+        ("gptq", "", |t| gptq(t, |_| {})),
+        ("gptq_without_g_idx", "", |t| gptq(t, |list| list.retain(|x| !x.name.ends_with("g_idx")))),
+        ("gptq_biases_of_no_layer", "is ignored (1 in all)", |t| {
+            gptq(t, |list| list.push(ToyTensor::zeros("model.layers.0.self_attn.q_proj.bias", "F16", 2, &[64])));
+        }),
+    ]);
+    refuse(&[
+        ("gptq_no_config", 5, &["q_proj.weight", "is missing"], |t| {
+            gptq(t, |_| {});
+            t.config("quantization_config", json!(null));
+        }),
+        ("gptq_no_codes", 5, &["quantization_config"], |t| {
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32}));
+        }),
+        ("gptq_no_zeros", 5, &["down_proj.qzeros", "is missing"], |t| {
+            gptq(t, |list| list.retain(|x| x.name != "model.layers.1.mlp.down_proj.qzeros"));
+        }),
+        ("gptq_no_scales", 5, &["down_proj.scales", "is missing"], |t| {
+            gptq(t, |list| list.retain(|x| x.name != "model.layers.1.mlp.down_proj.scales"));
+        }),
+        ("gptq_zeros_shape", 5, &["down_proj.qzeros", "[3, 8]", "[3, 9]"], |t| {
+            gptq(t, |list| *of_gptq(list, "qzeros") = ToyTensor::zeros("model.layers.1.mlp.down_proj.qzeros", "I32", 4, &[3, 9]));
+        }),
+        ("gptq_scales_shape", 5, &["down_proj.scales", "[3, 64]", "[1, 64]"], |t| {
+            gptq(t, |list| *of_gptq(list, "scales") = ToyTensor::zeros("model.layers.1.mlp.down_proj.scales", "F16", 2, &[1, 64]));
+        }),
+        ("gptq_qweight_shape", 5, &["down_proj.weight", "[64, 96]", "[32, 96]"], |t| {
+            gptq(t, |list| {
+                for (part, dtype, size, shape) in
+                    [("qweight", "I32", 4, [12, 32]), ("qzeros", "I32", 4, [3, 4]), ("scales", "F16", 2, [3, 32])]
+                {
+                    *of_gptq(list, part) = ToyTensor::zeros(&format!("model.layers.1.mlp.down_proj.{part}"), dtype, size, &shape);
+                }
+            });
+        }),
+        ("gptq_qweight_type", 6, &["down_proj.qweight", "I64", "I32"], |t| {
+            gptq(t, |list| *of_gptq(list, "qweight") = ToyTensor::zeros("model.layers.1.mlp.down_proj.qweight", "I64", 8, &[12, 64]));
+        }),
+        ("gptq_scales_type", 6, &["down_proj.scales", "F32", "F16 or BF16"], |t| {
+            gptq(t, |list| *of_gptq(list, "scales") = ToyTensor::zeros("model.layers.1.mlp.down_proj.scales", "F32", 4, &[3, 64]));
+        }),
+        ("gptq_g_idx_range", 4, &["down_proj.g_idx[5]", "below 3", "found 3"], |t| {
+            gptq(t, |list| of_gptq(list, "g_idx").data[20] = 3);
+        }),
+        ("gptq_g_idx_negative", 4, &["down_proj.g_idx[0]", "found -1"], |t| {
+            gptq(t, |list| of_gptq(list, "g_idx").data[..4].fill(0xff));
+        }),
+        ("gptq_g_idx_unequal", 5, &["down_proj.g_idx", "unequal", "32 inputs of group 0"], |t| {
+            gptq(t, |list| of_gptq(list, "g_idx").data[0] = 1);
+        }),
+        ("gptq_group_does_not_divide", 5, &["down_proj.qweight", "group_size, 128", "96 inputs"], |t| {
+            gptq(t, |_| {});
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true}));
+        }),
+        ("gptq_and_floats", 5, &["down_proj.weight", "is there twice"], |t| {
+            gptq(t, |list| list.push(ToyTensor::zeros("model.layers.1.mlp.down_proj.weight", "F16", 2, &[64, 96])));
+        }),
+    ]);
 }
 
 fn mistral(t: &Toy, window: Value) {

@@ -8,9 +8,10 @@
 //! The compiler runs inside the test process, through its library: there is no second build of it, and a test of a debug
 //! build tests the debug build. Executables are cached ([`exe`]). Models come from three places: `tests/golden` (random, of
 //! every family), `../shared/assets` (trained; [`assets`] skips where they are missing, which on CI is a failure), and
-//! [`toy`] (random, of any shape).
+//! [`toy`] (random, of any shape; [`coded_toy`]: with the layers as codes).
 
 pub mod checks;
+pub mod coded_toy;
 pub mod compare;
 pub mod exe;
 pub mod faults;

@@ -5,13 +5,14 @@ use rcompile::cache::Cache;
 use rcompile::calibrate::{self, CalibrationText, Codes};
 use rcompile::link::guard::WorkDir;
 use rcompile::options::CacheOptions;
-use rcompile::pack::{Tensors, stored_type};
+use rcompile::pack::Tensors;
 use rcompile::passes::quantise::{self, Quantisation};
 use rcompile::passes::{PassCx, compute_dtype};
 use rcompile::pipeline::PASSES;
 use rcompile::report::Progress;
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::weights::graph_type;
 use rcompile_models::{Model, OpenOptions};
 use std::path::Path;
 
@@ -45,8 +46,7 @@ impl Reference {
             kv_dtype,
             weight_dtype: None,
         };
-        let stored = |name: &str| model.weights.get(name).and_then(|t| stored_type(t.dtype));
-        let mut module = trace(&*model.net, model.arch.task, &stored, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+        let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         let mut cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
         quantise::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
         compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
@@ -103,9 +103,17 @@ fn given(codes: &Codes, model: &Model, name: &str) -> Option<Tensor> {
 
 /// A tensor of the checkpoint.
 fn read(model: &Model, name: &str) -> Result<Tensor, String> {
-    let info = model.weights.get(name).ok_or_else(|| format!("no tensor {name:?}"))?;
-    let bytes = model.weights.read(info).map_err(|e| e.to_string())?;
-    let dtype = stored_type(info.dtype).ok_or_else(|| format!("{name:?} is {:?}", info.dtype))?;
+    let weights = &model.weights;
+    if let Some(coded) = weights.coded(name) {
+        let rows = coded.rows(weights, 0..coded.shape[0] as u64).map_err(|e| e.to_string())?;
+        return Ok(Tensor { dtype: coded.dtype, shape: coded.shape.to_vec(), data: rows.values() });
+    }
+    if let Some(order) = weights.order(name) {
+        return Ok(Tensor::new(DType::I32, &[order.len()], order.iter().map(|i| f64::from(*i))));
+    }
+    let info = weights.get(name).ok_or_else(|| format!("no tensor {name:?}"))?;
+    let bytes = weights.read(info).map_err(|e| e.to_string())?;
+    let dtype = graph_type(info.dtype).ok_or_else(|| format!("{name:?} is {:?}", info.dtype))?;
     let half = |f: fn([u8; 2]) -> f64| bytes.as_chunks().0.iter().map(|b| f(*b)).collect::<Vec<f64>>();
     let data = match dtype {
         DType::F16 => half(|b| half::f16::from_le_bytes(b).to_f64()),

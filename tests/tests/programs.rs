@@ -1,7 +1,6 @@
 //! Programs as the planner makes them: text tests of small modules (`tests/program`), and what must hold for every golden model at
 //! every bucket.
 
-use rcompile::pack::stored_type;
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{Planned, WeightTable};
 use rcompile_codegen::program::{Item, Kernel, Layout, LoopNest, Operand, Place, Program, RegionId};
@@ -38,8 +37,7 @@ fn module(model: &Model, bucket: u64, compute: DType) -> Module {
     let ctx_size = CTX_SIZE.min(model.facts().max_positions as u64);
     let options =
         TraceOptions { bucket, logit_rows: bucket.min(64), runs: bucket.min(slots), ctx_size, kv_dtype: compute, weight_dtype: None };
-    let stored = |name: &str| model.weights.get(name).and_then(|t| stored_type(t.dtype));
-    let mut module = trace(&*model.net, model.arch.task, &stored, &options).unwrap_or_else(|e| panic!("{}: {e}", model.name));
+    let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", model.name));
     run_passes(&mut module, PASSES, compute).unwrap_or_else(|e| panic!("{} bucket {bucket}: {e}", model.name));
     module
 }

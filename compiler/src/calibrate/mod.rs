@@ -78,6 +78,10 @@ pub struct Calibration {
 
 /// Refuses models that cannot be calibrated.
 pub fn check(model: &Model) -> Result<(), Error> {
+    if let Some(scheme) = model.scheme {
+        let what = format!("chooses codes, and the layers of this checkpoint are codes already: {}", scheme.name());
+        return Err(Error::Unsupported { place: "--calibrate".into(), what, help: Some("leave it out".into()) });
+    }
     if model.arch.task == Task::Generate {
         return Ok(());
     }
@@ -193,8 +197,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     let model = cx.model;
     let options =
         TraceOptions { bucket: length as u64, logit_rows: 1, runs: 1, ctx_size: length as u64, kv_dtype: DType::F32, weight_dtype: None };
-    let stored = |name: &str| model.weights.get(name).and_then(|t| pack::stored_type(t.dtype));
-    let mut module = trace(&*model.net, model.arch.task, &stored, &options).map_err(|e| Error::bug("calibrate trace", e))?;
+    let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("calibrate trace", e))?;
     // The head is not run, and a table that is tied to it is looked up as it is in the checkpoint.
     let quantisation = Quantisation { calibrated: true, head: None, ..cx.quantisation.clone() };
     let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };

@@ -77,6 +77,7 @@ impl Plan<'_> {
                 | Op::Binary(_)
                 | Op::Where
                 | Op::Embedding
+                | Op::IndexSelect
                 | Op::Reduce { .. }
                 | Op::Softmax
                 | Op::RmsNorm { .. }

@@ -135,8 +135,7 @@ impl Architecture for DecoderConfig {
             cx.b.scope_end();
         }
         let x = cx.rms_norm(x, "model.norm", self.hidden, self.eps)?;
-        let head = cx.weight(if self.tied { EMBEDDING } else { HEAD }, &[self.vocab, self.hidden]);
-        let logits = cx.b.linear(x, head)?;
+        let logits = cx.matmul(x, if self.tied { EMBEDDING } else { HEAD }, self.hidden, self.vocab)?;
         let logits = if self.logits_scaling == 1.0 {
             logits
         } else {

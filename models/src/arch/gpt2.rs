@@ -90,8 +90,7 @@ impl Architecture for Gpt2Config {
             cx.b.scope_end();
         }
         let x = cx.layer_norm(x, "transformer.ln_f", self.hidden, self.eps)?;
-        let head = cx.weight(if self.tied { EMBEDDING } else { HEAD }, &[self.vocab, self.hidden]);
-        let logits = cx.b.linear(x, head)?;
+        let logits = cx.matmul(x, if self.tied { EMBEDDING } else { HEAD }, self.hidden, self.vocab)?;
         Ok(vec![cx.b.embedding(logits, cx.logit_row)?])
     }
 }

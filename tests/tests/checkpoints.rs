@@ -1,0 +1,209 @@
+//! Checkpoints that are quantised already: what is read, and executables against the same numbers as floats.
+
+use rcompile::passes::quantise::Quantisation;
+use rcompile_graph::{DType, Op};
+use rcompile_models::quantised::Method;
+use rcompile_tests::checks::{bits, check};
+use rcompile_tests::coded_toy::Layout;
+use rcompile_tests::toy::Toy;
+use rcompile_tests::{Reference, build, difference, exe, model_dir, tol};
+use serde_json::Value;
+use std::path::PathBuf;
+
+/// Every group size fits its layers.
+const TOY: Toy = Toy { vocab: 131, hidden: 128, heads: 4, kv_heads: 2, intermediate: 256, layers: 2 };
+/// Heads that are no whole words of codes, rows that are no whole groups of the kernels'.
+const UNEVEN: Toy = Toy { vocab: 67, hidden: 160, heads: 4, kv_heads: 2, intermediate: 96, layers: 1 };
+const BASE: &str = "--no-tokenizer --kv-dtype f32";
+
+fn tokens() -> Vec<u32> {
+    (0..11).map(|i| 3 + i * 7 % 60).collect()
+}
+
+fn wide(row: &[f32]) -> Vec<f64> {
+    row.iter().map(|x| f64::from(*x)).collect()
+}
+
+/// Directories of codes and of floats.
+fn pair(toy: &Toy, layout: &Layout) -> [PathBuf; 2] {
+    [false, true].map(|twin| {
+        let name = format!("{}-{}{}", layout.name(), toy.hidden, if twin { "-floats" } else { "" });
+        model_dir(&name, |dir| layout.write(toy, &[], dir, twin))
+    })
+}
+
+fn layouts() -> Vec<Layout> {
+    let mut list = vec![];
+    for group_size in [Some(32), Some(64), Some(128), None] {
+        list.push(Layout { method: Method::Awq, group_size, symmetric: false, ..Layout::GPTQ });
+        for (bits, zeros_minus_one) in [(4, true), (4, false), (8, true), (8, false)] {
+            for (symmetric, desc_act) in [(true, false), (true, true), (false, false), (false, true)] {
+                // One group has no order.
+                if !desc_act || group_size.is_some() {
+                    list.push(Layout { method: Method::Gptq { zeros_minus_one }, bits, group_size, symmetric, desc_act });
+                }
+            }
+        }
+    }
+    list
+}
+
+/// The graph of each layout gives the logits of its floats. An order of inputs is one table for q, k and v.
+#[test]
+fn every_layout_is_read() {
+    for layout in layouts() {
+        let [codes, floats] = pair(&TOY, &layout);
+        let (codes, floats) = (Reference::open(&codes, DType::F32), Reference::open(&floats, DType::F32));
+        let (found, wanted) = (codes.runner().logits(&tokens()[..4]), floats.runner().logits(&tokens()[..4]));
+        let d = difference(&found, &wanted);
+        // f64 sums of the same products, in another order where there is one.
+        assert!(d.max_rel <= if layout.desc_act { 1e-6 } else { 0.0 }, "{}: {d}", layout.name());
+        let selects = codes.module().main().nodes.iter().filter(|n| n.op == Op::IndexSelect).count();
+        let orders = codes.module().params.iter().filter(|p| p.ty.dtype == DType::I32).count();
+        // q, k, v; o; gate, up; down.
+        let expected = if layout.desc_act { (7 * TOY.layers, 4 * TOY.layers) } else { (0, 0) };
+        let expected = if layout.desc_act && TOY.hidden == layout.group_size.unwrap_or(0) { (TOY.layers, TOY.layers) } else { expected };
+        assert_eq!((selects, orders), expected, "{}", layout.name());
+    }
+}
+
+/// Does this machine have integer dots?
+fn has_dot() -> bool {
+    let isa = rcompile_codegen::isa::Isa::native().unwrap();
+    isa.int8_dot_intrinsic(isa.lanes).is_some()
+}
+
+/// An executable of codes gives the logits of the floats (of the same codes of rows, for integer dots), in the same bits for all buckets and threads.
+fn agrees(toy: &Toy, layout: &Layout, options: &str, compute: DType) {
+    let what = format!("{} of {}, {options}", layout.name(), toy.hidden);
+    let [codes, floats] = pair(toy, layout);
+    let exe = build(&codes, &format!("{BASE} --buckets 1,8 {options}"));
+    let (gate, reference) = match compute {
+        DType::I8 => (tol::INT8, Reference::quantised(&codes, DType::I8, DType::F32, &Quantisation::default())),
+        _ => (tol::F32, Reference::open(&floats, DType::F32)),
+    };
+    let found = exe.logits(&tokens(), &["-t", "1"]);
+    let d = check(&what, gate, &wide(&found), &reference.runner().logits(&tokens()));
+    println!("{what}: {d}");
+    assert_eq!(bits(&exe.logits(&tokens(), &["-t", "2"])), bits(&found), "{what}: two threads");
+    let one = build(&codes, &format!("{BASE} --buckets 1 {options}"));
+    assert_eq!(bits(&one.logits(&tokens(), &[])), bits(&found), "{what}: bucket 1");
+}
+
+const V2: Method = Method::Gptq { zeros_minus_one: false };
+
+#[test]
+fn four_bits() {
+    for layout in [Layout::GPTQ, Layout { group_size: Some(32), symmetric: false, method: V2, ..Layout::GPTQ }] {
+        agrees(&TOY, &layout, "--compute f32", DType::F32);
+        if has_dot() {
+            agrees(&TOY, &layout, "", DType::I8);
+        }
+    }
+    agrees(&TOY, &Layout { group_size: None, symmetric: false, ..Layout::GPTQ }, "--compute f32", DType::F32);
+}
+
+#[test]
+fn eight_bits() {
+    let layout = Layout { bits: 8, ..Layout::GPTQ };
+    for layout in [layout, Layout { group_size: Some(32), symmetric: false, method: V2, ..layout }] {
+        agrees(&TOY, &layout, "--compute f32", DType::F32);
+        if has_dot() {
+            agrees(&TOY, &layout, "--compute int8", DType::I8);
+        }
+    }
+    agrees(&TOY, &Layout { group_size: None, ..layout }, "--compute f32", DType::F32);
+}
+
+#[test]
+fn orders_of_inputs() {
+    let layout = Layout { group_size: Some(32), desc_act: true, ..Layout::GPTQ };
+    for layout in [layout, Layout { bits: 8, group_size: Some(64), symmetric: false, ..layout }] {
+        agrees(&TOY, &layout, "--compute f32", DType::F32);
+        if has_dot() {
+            agrees(&TOY, &layout, "", DType::I8);
+        }
+    }
+}
+
+#[test]
+fn awq() {
+    let layout = Layout { method: Method::Awq, symmetric: false, ..Layout::GPTQ };
+    agrees(&TOY, &layout, "--compute f32", DType::F32);
+    let uneven = Layout { group_size: Some(32), ..layout };
+    agrees(&UNEVEN, &uneven, "--compute f32", DType::F32);
+    if has_dot() {
+        agrees(&TOY, &Layout { group_size: Some(64), ..layout }, "", DType::I8);
+        agrees(&UNEVEN, &uneven, "", DType::I8);
+    }
+}
+
+#[test]
+fn avx2() {
+    for layout in [
+        Layout { group_size: Some(32), symmetric: false, desc_act: true, ..Layout::GPTQ },
+        Layout { bits: 8, group_size: Some(64), symmetric: false, ..Layout::GPTQ },
+    ] {
+        agrees(&TOY, &layout, "--cpu x86-64-v3", DType::F32);
+    }
+}
+
+/// Layers without codes stay floats; `--quantize` rounds them and the head, and says that the others stay.
+#[test]
+fn some_layers_are_floats() {
+    let layout = Layout { group_size: Some(64), symmetric: false, ..Layout::GPTQ };
+    let skipped = ["k_proj", "down_proj"];
+    let [codes, floats] =
+        [false, true].map(|twin| model_dir(&format!("some-floats-{twin}"), |dir| layout.write(&TOY, &skipped, dir, twin)));
+    let exe = build(&codes, &format!("{BASE} --buckets 8 --compute f32"));
+    let wanted = Reference::open(&floats, DType::F32).runner().logits(&tokens());
+    check("some floats", tol::F32, &wide(&exe.logits(&tokens(), &[])), &wanted);
+    assert_eq!(exe.json(["info"])["quantization"], Value::from("gptq int4 by 64 with zeros"));
+
+    let out = codes.with_file_name("some-floats.exe");
+    let args =
+        format!("--no-tokenizer --buckets 8 --compute f32 --quantize int8 --dry-run --model {} -o {}", codes.display(), out.display());
+    let report = exe::rcompile(args.split(' ')).unwrap();
+    assert!(report.warnings.iter().any(|w| w.contains("10 matrices of the checkpoint are codes already")), "{:?}", report.warnings);
+    assert_eq!(report.quantisation, "gptq int4 by 64 with zeros, others int8");
+    if has_dot() {
+        // k's and v's codes of a group differ in kind: their rows' records do too.
+        let both = Quantisation { body: Some(DType::Q8(rcompile_graph::Group::Row)), ..Quantisation::default() };
+        let layout = Layout { group_size: Some(128), symmetric: false, ..Layout::GPTQ };
+        let codes = model_dir("some-floats-128", |dir| layout.write(&TOY, &skipped, dir, false));
+        let exe = build(&codes, &format!("{BASE} --buckets 8 --quantize int8 --quantize-head none"));
+        let wanted = Reference::quantised(&codes, DType::I8, DType::F32, &both).runner().logits(&tokens());
+        check("codes of two kinds", tol::INT8, &wide(&exe.logits(&tokens(), &[])), &wanted);
+    }
+}
+
+/// What only shows when codes are read: an error, and no file.
+#[test]
+fn wrong_codes_are_refused() {
+    // The zero points of a checkpoint without `sym`, read with it.
+    let layout = Layout { group_size: Some(64), symmetric: false, ..Layout::GPTQ };
+    let dir = model_dir("not-symmetric", |dir| {
+        layout.write(&TOY, &[], dir, false);
+        let path = dir.join("config.json");
+        let text = std::fs::read_to_string(&path).unwrap();
+        assert!(text.contains("\"sym\":false"));
+        std::fs::write(&path, text.replace("\"sym\":false", "\"sym\":true")).unwrap();
+    });
+    let out = dir.with_file_name("not-symmetric.exe");
+    let refused = |options: &str| {
+        let args = format!("--no-tokenizer --buckets 1 {options} --model {} -o {}", dir.display(), out.display());
+        let e = exe::rcompile(args.split_whitespace()).unwrap_err();
+        assert!(!out.exists());
+        (e.exit_code(), e.to_string())
+    };
+    let (code, line) = refused("");
+    assert!(code == 5 && line.contains("q_proj.qzeros") || line.contains("proj.qzeros"), "{code}: {line}");
+    assert!(line.contains("contradicts sym") && line.contains("expected 8"), "{line}");
+    let (code, line) = refused("--quantize int8 --keep *.q_proj.*=f32");
+    assert!(code == 2 && line.contains("are codes and stay as they are"), "{code}: {line}");
+    // Integer dots want codes.
+    let dir = model_dir("floats", |dir| TOY.write(dir));
+    let args = format!("--no-tokenizer --compute int8 --dry-run --model {} -o {}", dir.display(), out.display());
+    let e = exe::rcompile(args.split_whitespace()).unwrap_err();
+    assert!(e.exit_code() == 2 && e.to_string().contains("--compute int8 without quantised weights"), "{e}");
+}
