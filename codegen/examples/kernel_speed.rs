@@ -1,7 +1,7 @@
 //! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
-//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `WIDEN`, `NEAR`, `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
+//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `NEAR`, `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
 //! measured against four times the FMA peak; shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
 
 #[path = "../tests/kernel_harness/mod.rs"]
@@ -246,6 +246,7 @@ impl Matmuls {
                 mr: env("MR", self.isa.tile_rows),
                 streams: env("STREAMS", 6),
                 k_block,
+                m_block: env("MBLOCK", 0),
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
                 widen,
                 prefetch: self.prefetch,

@@ -687,7 +687,9 @@ pub struct MatmulTile {
     pub streams: u32,
     /// With several blocks of rows: k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).
     pub k_block: u32,
-    /// With several blocks of rows: panels per block, which stay in L2 while all rows pass.
+    /// With several blocks of rows: most rows per pass over the weights, 0 for all. Rows of a pass stay in L2.
+    pub m_block: u32,
+    /// With several blocks of rows: panels per block, which stay in L2 while all rows of a pass meet them.
     pub n_block: u32,
     /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows.
     pub widen: bool,
@@ -700,7 +702,7 @@ pub struct MatmulTile {
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
 ///
 /// Units of work are groups (or single panels when `groups == 1`), shared out to threads in contiguous pieces; within its piece a thread
-/// walks blocks of `n_block` panels, all rows over each. Per output element there is one accumulator chain in order of k.
+/// walks blocks of `n_block` panels, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// `Rows` or `LogitRows`.

@@ -393,6 +393,9 @@ impl<'a> Verifier<'a> {
         };
         self.check(m.a_stride >= width, || format!("rows of a have {} of {width} k", m.a_stride));
         self.check(m.tile.mr > 0 && m.tile.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
+        // Each pass has several blocks of rows.
+        let passes = m.tile.m_block == 0 || m.tile.m_block > 2 * m.tile.mr;
+        self.check(passes, || format!("passes of {} rows in tiles of {}", m.tile.m_block, m.tile.mr));
         self.check(m.tile.k_block.is_multiple_of(2), || format!("k_block {} is odd", m.tile.k_block));
         let rows = self.extent(m.rows);
         if width <= m.a_stride {

@@ -60,6 +60,7 @@ impl Case {
                 mr: isa.tile_rows,
                 streams: isa.streams,
                 k_block: 0,
+                m_block: 27,
                 n_block: 3,
                 widen: false,
                 prefetch: 4096,

@@ -85,6 +85,7 @@ struct Tile {
     mr: u32,
     streams: u32,
     k_block: u32,
+    m_block: u32,
     n_block: u32,
     widen: bool,
     prefetch: u32,
@@ -199,12 +200,13 @@ fn input(bytes: &[u8]) -> InputFile {
 }
 
 /// Fields of a tile with their least and largest value, and what they are a multiple of.
-fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 6] {
+fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
     let tile = &entry.tile;
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("streams", tile.streams, 1, 64, 1),
         ("k_block", tile.k_block, 0, entry.k.next_multiple_of(2), 2),
+        ("m_block", tile.m_block, 0, 1 << 16, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
         ("prefetch", tile.prefetch, 0, 1 << 20, 64),
         ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
@@ -266,7 +268,7 @@ mod tests {
 
     fn sample() -> (MatmulKey, MatmulTile) {
         let key = MatmulKey { rows: 8, weights: DType::Bf16, compute: Compute::F32, k: 64, n: 96, ways: 2 };
-        (key, MatmulTile { mr: 8, streams: 6, k_block: 0, n_block: 4, widen: true, prefetch: 4096, prefetch_l1: 1024 })
+        (key, MatmulTile { mr: 8, streams: 6, k_block: 0, m_block: 0, n_block: 4, widen: true, prefetch: 4096, prefetch_l1: 1024 })
     }
 
     fn read(text: &str) -> Result<Tuning, Error> {

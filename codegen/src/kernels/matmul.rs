@@ -6,7 +6,7 @@
 //! ```text
 //! kernel:    prologue for all rows; then, for the thread's share of panels,
 //!   up to mr rows:   stream.m over all panels; group nests
-//!   more:            for block of panels { for block of k { for block of m rows { block.m; group nests } } }
+//!   more:            for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
@@ -324,7 +324,7 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// Several blocks of rows over the share's blocks of panels.
+    /// All rows over the share's panels, in passes of equal size.
     fn all_blocks(
         &self,
         fb: &Fb<'_, 'c>,
@@ -333,12 +333,35 @@ impl<'c> Generator<'_, 'c> {
         scratch: Value<'c>,
         nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
     ) {
+        let most = i64::from(self.kernel.tile.m_block);
+        if most == 0 || self.program.capacity(self.kernel.rows) <= self.kernel.tile.m_block {
+            return self.pass(fb, share, blocked, scratch, (fb.int(0), share.rows), nests);
+        }
+        let passes = fb.div(fb.add_int(share.rows, most - 1), fb.int(most));
+        let begin = |pass: Value<'c>| fb.div(fb.mul(share.rows, pass), passes);
+        fb.for_(fb.int(0), passes, 1, |pass| {
+            let first = begin(pass);
+            let rows = fb.sub(begin(fb.add_int(pass, 1)), first);
+            self.pass(fb, share, blocked, scratch, (first, rows), nests);
+        });
+    }
+
+    /// Several blocks of rows over the share's blocks of panels: `pass_rows` rows from `first_row` on.
+    fn pass(
+        &self,
+        fb: &Fb<'_, 'c>,
+        share: &Share<'c>,
+        blocked: &Blocked<'c>,
+        scratch: Value<'c>,
+        (first_row, pass_rows): (Value<'c>, Value<'c>),
+        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
+    ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
         // Balanced row blocks: no small one is left over.
         let mr = i64::from(kernel.tile.mr);
-        let row_blocks = fb.div(fb.add_int(share.rows, mr - 1), fb.int(mr));
-        let (each, more) = (fb.div(share.rows, row_blocks), fb.rem(share.rows, row_blocks));
+        let row_blocks = fb.div(fb.add_int(pass_rows, mr - 1), fb.int(mr));
+        let (each, more) = (fb.div(pass_rows, row_blocks), fb.rem(pass_rows, row_blocks));
         let block = fb.int(blocks.units.into());
         let count = fb.div(fb.add_int(fb.sub(share.end, share.begin), i64::from(blocks.units) - 1), block);
         fb.for_(fb.int(0), count, 1, |i| {
@@ -359,7 +382,7 @@ impl<'c> Generator<'_, 'c> {
                 let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
                 let ahead_part = fb.div(self.bytes_before(fb, k), row_blocks);
                 fb.for_(fb.int(0), row_blocks, 1, |j| {
-                    let row = fb.add(fb.mul(j, each), fb.min(j, more));
+                    let row = fb.add(first_row, fb.add(fb.mul(j, each), fb.min(j, more)));
                     let rows = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, j, more), Elem::I64));
                     let a =
                         fb.index(share.a, fb.add(fb.mul_int(row, kernel.a_stride.into()), self.a_before(fb, k0)), kernel.a.dtype.size());

@@ -5,11 +5,11 @@ use crate::tuning::MatmulKey;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
 
-/// Bytes of weights in L2: the block, as the loops read it, over which all rows pass, and the next one, as it is stored, which is
-/// prefetched meanwhile. Rows that fit L2 beside it stay there (K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights); rows that do
-/// not come from further away for every block, and larger blocks make them come less often (1024 rows: 88 instead of 84 %).
+/// Bytes of weights in L2: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
+/// prefetched meanwhile. More would push rows and results out (K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights).
 const L2_WEIGHT_BYTES: u64 = 512 << 10;
-/// Bytes of rows (of a block of k) that fit L2 beside so many weights; with more of them there are twice as many weights.
+/// Bytes of rows (of a block of k) in L2 beside them: the rows of a pass. More rows take several passes over the weights, which are
+/// prefetched, instead of coming from further away themselves (1024 rows, K = 768: 92 instead of 88 % of the FMA peak).
 const L2_ROW_BYTES: u64 = 512 << 10;
 /// Inner dimension of a block: its rows of the left operand and a panel of weights pass through L1 together.
 const K_BLOCK: u32 = 1024;
@@ -40,13 +40,19 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         panels.bytes_before(k_block, dtype)
     };
     let panel_bytes = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
-    let row_bytes = rows * u64::from(k_block) * DType::F32.size();
-    let weight_bytes = if row_bytes > L2_ROW_BYTES { 2 * L2_WEIGHT_BYTES } else { L2_WEIGHT_BYTES };
+    let row_bytes = u64::from(k_block)
+        * match compute {
+            Compute::F32 => 4,
+            Compute::Bf16Dot | Compute::Bf16Mmla => 2,
+            Compute::Int8Dot | Compute::Int8Mmla => 1,
+        };
+    let mr = isa.rows(compute).min(rows as u32);
     MatmulTile {
-        mr: isa.rows(compute).min(rows as u32),
+        mr,
         streams: isa.streams,
         k_block,
-        n_block: (weight_bytes / panel_bytes).clamp(1, 64) as u32,
+        m_block: ((L2_ROW_BYTES / row_bytes) as u32).max(4 * mr),
+        n_block: (L2_WEIGHT_BYTES / panel_bytes).clamp(1, 64) as u32,
         widen,
         prefetch: PREFETCH_BYTES.0,
         prefetch_l1: if rows > 1 { PREFETCH_L1_ROWS } else { PREFETCH_BYTES.1 },
