@@ -206,7 +206,8 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("streams", tile.streams, 1, 64, 1),
         ("k_block", tile.k_block, 0, entry.k.next_multiple_of(2), 2),
-        ("m_block", tile.m_block, 0, 1 << 16, 1),
+        // Each pass has several blocks of rows.
+        ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { 2 * tile.mr + 1 }, 1 << 16, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
         ("prefetch", tile.prefetch, 0, 1 << 20, 64),
         ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
@@ -308,6 +309,7 @@ mod tests {
             ("\"mr\": 8", "\"mr\": -1", 4, "-1"),
             ("\"mr\": 8", "\"rows\": 8", 4, "rows"),
             ("\"k_block\": 0", "\"k_block\": 33", 5, "k_block"),
+            ("\"m_block\": 0", "\"m_block\": 16", 5, "m_block"),
             ("\"prefetch\": 4096", "\"prefetch\": 100", 5, "prefetch"),
             ("bf16", "int4", 4, "int4"),
             ("\"ways\": 2", "\"ways\": 2, \"depth\": 1", 4, "depth"),

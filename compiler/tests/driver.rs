@@ -125,7 +125,7 @@ fn wrong_use_is_one_line_and_a_code() {
     run(2, "no such stage", build(dir.path(), &["--stop-after", "nope"]));
     run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
     run(6, "nope", build(dir.path(), &["--cpu-features", "+nope"]));
-    run(6, "--calibrate", build(dir.path(), &["--quantize", "int8", "--calibrate", "x"]));
+    run(2, "--calibrate", build(dir.path(), &["--quantize", "int8", "--calibrate", "x"]));
     run(6, "CPU 'x86-64-v3' is not known for aarch64", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
     run(6, "riscv64", build(dir.path(), &["--target", "riscv64gc-unknown-linux-gnu"]));
     run(8, "/nowhere", build(Path::new("/nowhere"), &[]));

@@ -65,6 +65,7 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
             matmul["tile"][&field] = match (&old, &*field) {
                 (Value::Bool(b), _) => (!b).into(),
                 (_, "mr") => rows.min(5).into(),
+                (_, "m_block") => (2 * matmul["tile"]["mr"].as_u64().unwrap() + 1).into(),
                 (_, "prefetch" | "prefetch_l1") => (if old == 0 { 256 } else { 0 }).into(),
                 (_, "k_block") => (if old == 0 { 32 } else { 0 }).into(),
                 _ => (if old == 1 { 2 } else { 1 }).into(),
