@@ -32,7 +32,7 @@ use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Layout, Panels};
 use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
-use rcompile_graph::{DType, Module};
+use rcompile_graph::{DType, Group, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
@@ -465,7 +465,7 @@ impl Settings {
             ComputeType::Auto => compute,
             ComputeType::Bf16 => DType::BF16,
             // A scale for each key and each value of a head.
-            ComputeType::Int8 => DType::Q8(rcompile_graph::quant::Group::Row),
+            ComputeType::Int8 => DType::Q8(Group::Row),
             ComputeType::F32 => DType::F32,
         };
         let ctx_size = match o.ctx_size {

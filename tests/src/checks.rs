@@ -1,7 +1,7 @@
 //! Executables against recorded references, for any machine that they can be built for: golden models of each family, trained models.
 
 use crate::tol::{self, Gate};
-use crate::{Difference, Exe, Machine, Reference, argmax, assets, difference, golden, ids, numbers, reference_json};
+use crate::{Difference, Exe, Machine, Reference, argmax, assets, difference, golden, ids, numbers, reference_json, wide};
 use rcompile_graph::DType;
 use serde_json::Value;
 use std::path::Path;
@@ -34,10 +34,6 @@ fn case(case: &Value) -> Case {
     let greedy = ids(&case["greedy_ids"]);
     assert_eq!(greedy.len(), 24);
     Case { tokens: ids(&case["input_ids"]), all_top1: ids(&case["all_top1"]), logits: numbers(&case["logits"]), greedy }
-}
-
-fn wide(row: &[f32]) -> Vec<f64> {
-    row.iter().map(|x| f64::from(*x)).collect()
 }
 
 /// The difference, which must pass the gate.

@@ -74,6 +74,17 @@ pub fn joined(ids: &[u32]) -> String {
     ids.iter().map(u32::to_string).collect::<Vec<_>>().join(",")
 }
 
+/// An executable's numbers as the interpreter's.
+pub fn wide(row: &[f32]) -> Vec<f64> {
+    row.iter().map(|x| f64::from(*x)).collect()
+}
+
+/// Does this machine have integer dots?
+pub fn has_int8_dot() -> bool {
+    let isa = rcompile_codegen::isa::Isa::native().expect("a host of the tests");
+    isa.int8_dot_intrinsic(isa.lanes).is_some()
+}
+
 /// Index of the largest element, the first of several.
 pub fn argmax(row: &[f64]) -> u32 {
     let best = row.iter().enumerate().fold(0, |best, (i, x)| if *x > row[best] { i } else { best });

@@ -6,9 +6,10 @@
 use rcompile::passes::quantise::Quantisation;
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{self, bits};
+use rcompile_tests::coded_toy::Layout;
 use rcompile_tests::instructions::count;
 use rcompile_tests::toy::Toy;
-use rcompile_tests::{Machine, Reference, assets, difference, faults, golden, joined, model_dir, tol};
+use rcompile_tests::{Machine, Reference, assets, difference, faults, golden, joined, model_dir, tol, wide};
 
 /// CPUs with what qemu calls a machine that has exactly their features (or, for `max`, at least those).
 const CPUS: [(&str, &str); 4] =
@@ -141,18 +142,51 @@ fn quantised_weights() {
             let what = format!("{cpu}, {option}, {}", model.display());
             let build =
                 |buckets: &str| machine.build(model, &format!("--no-tokenizer --kv-dtype f32 --quantize {option} --buckets {buckets}"));
-            let (one, wide) = (build("1"), build("1,32"));
-            assert_eq!(wide.json(["info"])["compute"], if compute == DType::I8 { "int8" } else { "f32" }, "{what}");
+            let (one, wide_steps) = (build("1"), build("1,32"));
+            assert_eq!(wide_steps.json(["info"])["compute"], if compute == DType::I8 { "int8" } else { "f32" }, "{what}");
             let reference = Reference::quantised(model, compute, DType::F32, quantisation);
             for len in [5, 29] {
                 let found = one.logits(&tokens[..len], &["-t", "1"]);
-                let wide_logits: Vec<f64> = found.iter().map(|x| f64::from(*x)).collect();
-                let d = checks::check(&what, gate, &wide_logits, &reference.runner().logits(&tokens[..len]));
+                let d = checks::check(&what, gate, &wide(&found), &reference.runner().logits(&tokens[..len]));
                 println!("{what}, {len} rows: {d}");
                 for threads in ["1", "2"] {
-                    let other = wide.logits(&tokens[..len], &["-t", threads]);
+                    let other = wide_steps.logits(&tokens[..len], &["-t", threads]);
                     assert!(bits(&other) == bits(&found), "{what}, {len} rows, {threads} threads: not the bits of bucket 1");
                 }
+            }
+        }
+    }
+}
+
+/// Codes with zero points, or with a scale per group of bytes, and a cache of codes: the interpreter's logits of the same graph, and the same bits for every
+/// number of rows, threads and buckets.
+#[test]
+fn zero_points_and_int8_caches() {
+    let toy = Toy { vocab: 131, hidden: 128, heads: 4, kv_heads: 2, intermediate: 256, layers: 2 };
+    let zeros = Layout { group_size: Some(64), symmetric: false, ..Layout::GPTQ };
+    let layouts = [zeros, Layout { bits: 8, ..zeros }, Layout { bits: 8, symmetric: true, ..zeros }];
+    let mut models: Vec<_> = layouts
+        .iter()
+        .map(|l| (model_dir(&format!("{}-arm", l.name()), |dir| l.write(&toy, &[], dir, false)), "f32", DType::F32))
+        .collect();
+    models.push((model_dir("toy-arm", |dir| toy.write(dir)), "int8", DType::Q8(Group::Row)));
+    let tokens: Vec<u32> = (0..13).map(|i| 3 + i * 7 % 60).collect();
+    for (cpu, dots) in [("neoverse-v1", DType::I8), ("neoverse-n1", DType::I8), ("generic", DType::F32)] {
+        let Some(machine) = machine(cpu) else { return };
+        for (model, kv, kv_dtype) in &models {
+            let what = format!("{cpu}, {}", model.display());
+            // The toy without codes computes in f32 everywhere.
+            let (compute, name) = if *kv == "int8" || dots == DType::F32 { (DType::F32, "f32") } else { (DType::I8, "int8") };
+            let build =
+                |buckets: &str| machine.build(model, &format!("--no-tokenizer --compute {name} --kv-dtype {kv} --buckets {buckets}"));
+            let (one, wide_steps) = (build("1"), build("1,16"));
+            let reference = Reference::quantised(model, compute, *kv_dtype, &Quantisation::default());
+            let gate = if compute == DType::F32 && *kv == "f32" { tol::F32 } else { tol::INT8 };
+            let found = one.logits(&tokens, &["-t", "1"]);
+            println!("{what}: {}", checks::check(&what, gate, &wide(&found), &reference.runner().logits(&tokens)));
+            for threads in ["1", "2"] {
+                let other = wide_steps.logits(&tokens, &["-t", threads]);
+                assert!(bits(&other) == bits(&found), "{what}, {threads} threads: not the bits of bucket 1");
             }
         }
     }
@@ -191,7 +225,7 @@ fn f32_checkpoints_in_bf16() {
         assert_eq!(exe.json(["info"])["compute"], compute, "{cpu}");
         for len in [5, 29] {
             let found = exe.logits(&tokens[..len], &[]);
-            let logits: Vec<f64> = found.iter().map(|x| f64::from(*x)).collect();
+            let logits = wide(&found);
             let d = checks::check(&format!("{cpu}, {len} rows"), tol::BF16_TO_F32, &logits, &exact.runner().logits(&tokens[..len]));
             println!("{cpu}, {len} rows: {d}");
             assert_eq!(bits(&one.logits(&tokens[..len], &[])), bits(&found), "{cpu}, {len} rows: bucket 1");
@@ -208,7 +242,7 @@ fn faults_are_noticed() {
     let exe = machine.build(&dir, "--no-tokenizer --compute bf16 --buckets 1,64");
     let reference = Reference::open(&dir, DType::BF16);
     let case = checks::cases(&dir).pop().unwrap();
-    let logits: Vec<f64> = exe.logits(&case.tokens, &[]).iter().map(|x| f64::from(*x)).collect();
+    let logits = wide(&exe.logits(&case.tokens, &[]));
     let list = faults::faults(reference.module());
     assert!(list.len() > 5);
     for fault in list {

@@ -6,7 +6,7 @@ use rcompile::options::{Command as Verb, parse};
 use rcompile::passes::quantise::Quantisation;
 use rcompile_graph::{DType, Group};
 use rcompile_models::dir::InputFile;
-use rcompile_tests::{Exe, Reference, assets, build, difference, golden, ids, model_dir, rcompile, tol};
+use rcompile_tests::{Exe, Reference, assets, build, difference, golden, ids, model_dir, rcompile, tol, wide};
 use serde_json::Value;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -132,7 +132,7 @@ fn executables_hold_the_codes() {
     let options = format!("--kv-dtype f32 --buckets 1,8,64 --quantize int4 --compute f32 --calibrate {}", text.display());
     let exe = build(&model, &options);
     let tokens = ids(&exe.json(["tokenize", "-p", "Once upon a time there was a dog named Max."])["tokens"]);
-    let found: Vec<f64> = exe.logits(&tokens, &[]).iter().map(|x| f64::from(*x)).collect();
+    let found = wide(&exe.logits(&tokens, &[]));
     let exact = Reference::open(&model, DType::F32);
     let read = CalibrationText::read(&text, exact.model()).unwrap_or_else(|e| panic!("{e}"));
     let same = Reference::calibrated(&model, DType::F32, DType::F32, &quantisation, &read).runner().logits(&tokens);

@@ -3,17 +3,13 @@
 use rcompile::passes::quantise::Quantisation;
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check, embed};
-use rcompile_tests::{Reference, assets, build, difference, golden, tol};
+use rcompile_tests::{Reference, assets, build, difference, golden, tol, wide};
 use std::path::Path;
 
 const CACHE: DType = DType::Q8(Group::Row);
 
 fn reference(dir: &Path, compute: DType) -> Reference {
     Reference::quantised(dir, compute, CACHE, &Quantisation::default())
-}
-
-fn wide(row: &[f32]) -> Vec<f64> {
-    row.iter().map(|x| f64::from(*x)).collect()
 }
 
 /// The longest prompt: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.

@@ -3,7 +3,7 @@
 use rcompile::passes::quantise::{Keep, Quantisation};
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check};
-use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, tol};
+use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, has_int8_dot, tol, wide};
 use serde_json::Value;
 use std::path::Path;
 
@@ -15,10 +15,6 @@ fn int8() -> Quantisation {
 
 fn int4(group: Group) -> Quantisation {
     Quantisation { body: Some(DType::Q4(group)), ..int8() }
-}
-
-fn wide(row: &[f32]) -> Vec<f64> {
-    row.iter().map(|x| f64::from(*x)).collect()
 }
 
 /// The longest prompt: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.
@@ -53,12 +49,6 @@ fn smmla(name: &str) {
     }
 }
 
-/// Does this machine have integer dots?
-fn has_dot() -> bool {
-    let isa = rcompile_codegen::isa::Isa::native().unwrap();
-    isa.int8_dot_intrinsic(isa.lanes).is_some()
-}
-
 macro_rules! golden {
     ($($name:ident: $dir:literal,)*) => { $(
         mod $name {
@@ -71,7 +61,7 @@ macro_rules! golden {
             }
             #[test]
             fn integer_dots() {
-                if !has_dot() {
+                if !has_int8_dot() {
                     return eprintln!("skipped: no integer dots on this CPU");
                 }
                 agrees(&golden($dir), "--quantize int8 --compute int8", &int8(), DType::I8);
@@ -135,7 +125,7 @@ fn cost_of_rounding_on_a_trained_model() {
     let mean = |found: &[Vec<f64>]| found.iter().zip(&wanted).map(|(f, w)| difference(f, w).kld).sum::<f64>() / wanted.len() as f64;
     let mut list =
         vec![("--quantize int8 --compute f32", int8(), DType::F32), ("--quantize int4 --compute f32", int4(Group::G32), DType::F32)];
-    if has_dot() {
+    if has_int8_dot() {
         list.push(("--quantize int8", int8(), DType::I8));
         list.push(("--quantize int4 --group-size 64", int4(Group::G64), DType::I8));
     }

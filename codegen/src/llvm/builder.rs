@@ -638,11 +638,7 @@ impl<'m, 'c> Fb<'m, 'c> {
                 }
                 None => self.bf16_round_by_integers(a),
             },
-            // The sum's last bits are the integer.
-            DType::I8 => {
-                let sum = self.add(a, self.splat(self.f32(NEAREST), a.ty.lanes));
-                self.trunc(self.bitcast(sum, a.ty.with(Elem::I32)), Elem::I8)
-            }
+            DType::I8 => self.trunc(self.float_to_i32(self.round_even(a)), Elem::I8),
             _ => panic!("narrow to {dtype}"),
         }
     }
@@ -923,9 +919,6 @@ impl<'m, 'c> Fb<'m, 'c> {
         );
     }
 }
-
-/// 1.5 * 2^23: added to a small float, it leaves no place for fractions.
-const NEAREST: f32 = 12_582_912.0;
 
 /// Element type in memory of a stored type (bf16 as its bits).
 pub fn storage(dtype: DType) -> Elem {
