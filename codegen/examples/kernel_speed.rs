@@ -30,7 +30,7 @@ fn main() {
     }
     let made = [32, 64, 128].map(|group| Coding::Int4 { group, zeros: false });
     let given = [Coding::Int4 { group: 128, zeros: true }, Coding::Int8Groups { group: 128, zeros: true }];
-    for coding in [Coding::Int8 { group: 128 }].into_iter().chain(made).chain(given) {
+    for coding in [Coding::Int8 { group: 256 }].into_iter().chain(made).chain(given) {
         let dtype = if coding.has_bytes() { isa.code_type() } else { DType::U8 };
         if isa.int8_dot_intrinsic(isa.lanes).is_some() {
             types.push((dtype, Compute::Int8Dot, coding));

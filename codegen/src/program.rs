@@ -162,7 +162,7 @@ pub enum Coding {
     /// `P[panel]{ [k / k_pack][nr][k_pack] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes themselves) or `u8`
     /// (codes + 128), as the CPU's dot product wants them.
     Int8 {
-        /// k per scale of the quantised left operand: 32, 64 or 128.
+        /// k per scale of the quantised left operand: 32, 64, 128 or 256.
         group: u32,
     },
     /// `P[panel][k / group]{ [group / 4][nr][4] codes, [nr] f16 scales, zeros }`, codes in the types of `Int8`. Zeros, where there are any, are `[nr]` f16
@@ -643,7 +643,7 @@ impl Compute {
     }
 }
 
-/// Rows of floats to int8 codes with a scale per group of k: `q8g32`, `q8g64` or `q8g128` of the graph.
+/// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph.
 ///
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `bias` (i32) = minus `bias_factor` times the sum of the
 /// codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The last group is padded with zero codes.

@@ -426,7 +426,7 @@ impl<'a> Verifier<'a> {
         self.operand("x", &q.x, layers);
         self.operand("out", &q.out, layers);
         let width = Quantise::row_bytes(q.k, q.group);
-        self.check(matches!(q.group, 32 | 64 | 128), || format!("groups of {}", q.group));
+        self.check(matches!(q.group, 32 | 64 | 128 | 256), || format!("groups of {}", q.group));
         self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
         self.check(q.out.dtype == DType::U8, || format!("records of type {}", q.out.dtype));
         self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));

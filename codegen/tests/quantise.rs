@@ -106,7 +106,7 @@ fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what
 
 #[test]
 fn records_are_the_definition() {
-    for (k, group, offset) in [(256, 128, 128), (67, 32, 8), (1, 64, 128), (200, 64, 0)] {
+    for (k, group, offset) in [(256, 128, 128), (67, 32, 8), (1, 64, 128), (200, 64, 0), (512, 256, 128), (300, 256, 0)] {
         check(k, group, DType::F32, offset);
     }
     check(96, 32, DType::Bf16, 8);

@@ -126,9 +126,11 @@ fn bits_of_arithmetic(arithmetic: &[&str]) {
 /// `neoverse-n1` multiplies codes with SDOT, `neoverse-v1` and `neoverse-v2` with SMMLA, `generic` makes f32 of them.
 #[test]
 fn quantised_weights() {
-    // Inner dimensions with whole groups, partial ones, and several blocks of k.
+    // Inner dimensions with whole groups, partial ones, and several blocks of k; groups of 256.
     let deep = Toy { vocab: 64, hidden: 96, heads: 3, kv_heads: 1, intermediate: 2200, layers: 1 };
-    let models = [("toy", Toy::SMALL), ("toy-deep-codes", deep)].map(|(name, toy)| model_dir(name, |dir| toy.write(dir)));
+    let whole = Toy { vocab: 64, hidden: 256, heads: 4, kv_heads: 2, intermediate: 512, layers: 1 };
+    let models = [("toy", Toy::SMALL), ("toy-deep-codes", deep), ("toy-whole-groups", whole)]
+        .map(|(name, toy)| model_dir(name, |dir| toy.write(dir)));
     let int8 = Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), ..Quantisation::default() };
     let int4 = |group| Quantisation { body: Some(DType::Q4(group)), ..int8.clone() };
     let tokens: Vec<u32> = (0..29).map(|i| 3 + i * 7 % 60).collect();
@@ -288,12 +290,17 @@ fn wrong_cpus_are_refused_by_name() {
 /// `RCOMPILE_TEST_ALL=1` (qemu does 0.2 GFLOP/s or less).
 #[test]
 fn instructions_of_a_layer() {
-    const RECORDED: [(&str, &str, [u64; 3]); 5] = [
+    const RECORDED: [(&str, &str, [u64; 3]); 10] = [
         ("neoverse-v1", "", [25_857_170, 73_734_905, 221_927_055]),
-        ("neoverse-v1", "--quantize int8", [14_124_186, 42_451_457, 131_540_047]),
+        ("neoverse-v1", "--quantize int8", [13_660_149, 40_216_995, 123_093_916]),
         ("neoverse-v1", "--quantize int4", [18_259_984, 62_257_084, 224_085_824]),
+        ("neoverse-v1", "--quantize int4 --group-size 128", [13_790_668, 41_296_213, 144_831_901]),
         ("neoverse-v2", "", [25_857_170, 73_743_097, 221_915_655]),
+        ("neoverse-v2", "--quantize int8", [13_660_142, 40_217_764, 123_309_716]),
+        ("neoverse-v2", "--quantize int4 --group-size 128", [14_056_382, 41_428_434, 144_698_110]),
         ("neoverse-n1", "", [61_278_810, 193_238_035, 700_563_549]),
+        ("neoverse-n1", "--quantize int8", [19_001_133, 53_017_924, 183_712_601]),
+        ("neoverse-n1", "--quantize int4 --group-size 128", [18_832_755, 60_937_951, 208_999_251]),
     ];
     let layer = Toy { vocab: 256, hidden: 2048, heads: 32, kv_heads: 8, intermediate: 8192, layers: 1 };
     let all = std::env::var_os("RCOMPILE_TEST_ALL").is_some();

@@ -20,7 +20,8 @@
 //! ([`Isa::lane_fma`]), from a register that holds sixteen.
 //!
 //! Where converting a sum to f32 takes long ([`Isa::slow_int_to_float`]), sums start at the bits of 3 * 2^22 and become f32 by subtracting that number: the
-//! same value, because a sum has at most 255 * 127 * 128 < 2^22.
+//! same value, because a sum has at most 128 * 127 * 256 < 2^22, or 255 * 127 * 128 where unsigned codes wait for their zero points. Elsewhere sums are converted, as
+//! exactly: f32 holds all integers up to 2^24.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk};
@@ -94,6 +95,8 @@ impl Microkernel<'_> {
         let (kernel, lanes) = (self.kernel, fb.lanes());
         let panels = &kernel.panels;
         let group = self.coding.group().expect("codes");
+        let most_code = if self.coding.has_zeros() { 255 } else { 128 };
+        assert!(most_code * 127 * group < 1 << 22, "sums over groups of {group} are no f32");
         let (group_bytes, code_bytes) = self.group_bytes();
         let step_k = self.group_step(fb.isa(), walk.m);
         let steps = group / step_k;

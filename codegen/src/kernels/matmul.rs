@@ -77,7 +77,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
         (DType::F32 | DType::F16, Coding::Elements) => 1,
         (DType::Bf16, Coding::Elements) if kernel.compute == Compute::Bf16Mmla => mmla::K,
         (DType::Bf16, Coding::Elements) => 2,
-        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 } | Coding::Int8Groups { group: 32 | 64 | 128, .. })
+        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 | 256 } | Coding::Int8Groups { group: 32 | 64 | 128, .. })
         | (DType::U8, Coding::Int4 { group: 32 | 64 | 128, .. }) => panels.coding.k_pack(kernel.compute).expect("codes"),
         (dtype, coding) => {
             problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));

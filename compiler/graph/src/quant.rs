@@ -6,8 +6,8 @@
 //! q4g32, ..       codes   -8 ..=   7, scale f16 = m / -8, m the element of largest magnitude (the first of equals);
 //!                 code = nearest(x * (1 / scale)) within -8 ..= 7
 //! ```
-//! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it, the last group
-//! of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is `code * scale`, exactly.
+//! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it (`q8g256`, of the
+//! inputs of matmuls: 256), the last group of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is `code * scale`, exactly.
 //!
 //! Weights of a checkpoint that is quantised already keep its codes, scales and zero points:
 //!
@@ -35,6 +35,8 @@ pub enum Group {
     G32,
     G64,
     G128,
+    /// Of inputs of matmuls, not of weights.
+    G256,
 }
 
 impl Group {
@@ -45,9 +47,10 @@ impl Group {
             Group::G32 => 32,
             Group::G64 => 64,
             Group::G128 => 128,
+            Group::G256 => 256,
         }
     }
-    /// The group of this many elements.
+    /// The group of this many elements, as weights have them.
     pub fn of(elements: u32) -> Option<Group> {
         match elements {
             32 => Some(Group::G32),

@@ -32,11 +32,12 @@ pub enum DType {
 
 impl DType {
     /// The quantised ones that values are converted to.
-    pub const QUANTISED: [DType; 7] = [
+    pub const QUANTISED: [DType; 8] = [
         DType::Q8(Group::Row),
         DType::Q8(Group::G32),
         DType::Q8(Group::G64),
         DType::Q8(Group::G128),
+        DType::Q8(Group::G256),
         DType::Q4(Group::G32),
         DType::Q4(Group::G64),
         DType::Q4(Group::G128),
@@ -69,18 +70,22 @@ impl DType {
             DType::Q8(Group::G32) => "q8g32",
             DType::Q8(Group::G64) => "q8g64",
             DType::Q8(Group::G128) => "q8g128",
+            DType::Q8(Group::G256) => "q8g256",
             DType::Q4(Group::Row) => "q4",
             DType::Q4(Group::G32) => "q4g32",
             DType::Q4(Group::G64) => "q4g64",
             DType::Q4(Group::G128) => "q4g128",
+            DType::Q4(Group::G256) => "q4g256",
             DType::Z8(Group::Row) => "z8",
             DType::Z8(Group::G32) => "z8g32",
             DType::Z8(Group::G64) => "z8g64",
             DType::Z8(Group::G128) => "z8g128",
+            DType::Z8(Group::G256) => "z8g256",
             DType::Z4(Group::Row) => "z4",
             DType::Z4(Group::G32) => "z4g32",
             DType::Z4(Group::G64) => "z4g64",
             DType::Z4(Group::G128) => "z4g128",
+            DType::Z4(Group::G256) => "z4g256",
         }
     }
     /// f32, f16 or bf16.

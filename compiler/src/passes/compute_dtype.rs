@@ -65,7 +65,8 @@ fn int8(module: &mut Module) -> Result<bool, PassError> {
         let Op::Mm { rhs_t: true } = node.op else { return Ok(None) };
         let (x, w) = (rw.map(node.inputs[0]), rw.map(node.inputs[1]));
         let ty = rw.node(x).ty.clone();
-        let Some(dtype) = quantise::row_type(rw.node(w).ty.dtype).filter(|_| ty.dtype.is_float()) else { return Ok(None) };
+        let Some(k) = ty.shape.last().and_then(|d| d.constant()).filter(|_| ty.dtype.is_float()) else { return Ok(None) };
+        let Some(dtype) = quantise::row_type(rw.node(w).ty.dtype, k) else { return Ok(None) };
         let x = rw.add(Op::Convert, &[x], Some(Type::new(dtype, ty.shape.iter().copied())))?;
         Ok(Some(rw.add(Op::Mm { rhs_t: true }, &[x, w], None)?))
     })?;

@@ -206,9 +206,11 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     row[n.len()]
 }
 
-/// The type that rows are converted to for integer arithmetic with this weight: the weight's own groups, or 128 where it has one scale per row.
-pub fn row_type(weight: DType) -> Option<DType> {
+/// The type that rows of `k` elements are converted to for integer arithmetic with this weight: the weight's own groups, or where it has one scale per row
+/// groups of 256 if `k` is a multiple of that, else of 128.
+pub fn row_type(weight: DType, k: u64) -> Option<DType> {
     match weight {
+        DType::Q8(Group::Row) if k.is_multiple_of(256) => Some(DType::Q8(Group::G256)),
         DType::Q8(Group::Row) => Some(DType::Q8(Group::G128)),
         DType::Q8(group) | DType::Q4(group) | DType::Z8(group) | DType::Z4(group) => Some(DType::Q8(group)),
         _ => None,
@@ -288,6 +290,15 @@ mod tests {
         assert!(text.contains("@down.q8 : q8[64, 64] = source \"down.q8\""), "{text}");
         // What lies outside of layers is rounded to nearest.
         assert!(text.contains("= convert(source \"up\", q8)") && text.contains("= convert(source \"embed\", q8)"), "{text}");
+    }
+
+    #[test]
+    fn groups_of_rows() {
+        for (k, group) in [(64, Group::G128), (172, Group::G128), (256, Group::G256), (384, Group::G128), (2048, Group::G256)] {
+            assert_eq!(row_type(DType::Q8(Group::Row), k), Some(DType::Q8(group)), "{k}");
+        }
+        assert_eq!(row_type(DType::Z4(Group::G64), 256), Some(DType::Q8(Group::G64)));
+        assert_eq!(row_type(DType::BF16, 256), None);
     }
 
     #[test]

@@ -134,7 +134,7 @@ pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
 /// them alternating, `k` deep.
 pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> (Compute, Panels) {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
-    let group = quantise::row_type(weight).and_then(group_of).map_or(0, |g| g.len(0) as u32);
+    let group = quantise::row_type(weight, k.into()).and_then(group_of).map_or(0, |g| g.len(0) as u32);
     let zeros = weight.has_zeros();
     let coding = match weight {
         g::DType::Q8(g::Group::Row) => Coding::Int8 { group },
