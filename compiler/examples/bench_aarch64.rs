@@ -1,10 +1,10 @@
 //! `./x bench-aarch64`: what the generated code would do on Graviton, PREDICTED from its assembly. No Arm machine takes part.
 //!
 //! In: graphs of one matmul, which go through all passes and the planner as a model does. For each CPU, type of weights and number of rows the
-//! innermost loop (of codes: the loop over groups around it) goes through llvm-mca with LLVM's scheduling model of that CPU (data in L1, perfect
-//! prediction); cycles become a share of the peak, and with cores, clock and memory bandwidth of an instance tokens per second: the slower of
-//! arithmetic and weights read once. Not in it: attention, norms, rounding of rows to codes, barriers, caches, clock changes. So it is an upper bound, and
-//! its use is that a regression shows.
+//! innermost loop goes through llvm-mca with LLVM's scheduling model of that CPU (data in L1, perfect prediction), alone and with all that is
+//! around it: of codes the loop over groups, and packing and widening where there are any. Cycles become shares of the peak; those of all, with
+//! cores, clock and memory bandwidth of an instance, tokens per second: the slower of arithmetic and weights read once. Not in it: attention,
+//! norms, rounding of rows to codes, barriers, caches, clock changes. So it is an upper bound, and its use is that a regression shows.
 
 #[path = "../../codegen/tests/asm_check/mod.rs"]
 mod asm_check;
@@ -137,15 +137,16 @@ fn run() -> Outcome<()> {
     }
     let rates: HashMap<Key, Rate> = keys.par_iter().map(|key| Ok((*key, rate(key)?))).collect::<Outcome<_>>()?;
     for ways in [1, 2] {
-        println!("\n{}: tile, share of peak, bytes of weights per cycle and core\n", if ways == 2 { "gate+up" } else { "others" });
+        let matmuls = if ways == 2 { "gate+up" } else { "others" };
+        println!("\n{matmuls}: tile, share of peak of the innermost loop and of all, bytes of weights per cycle and core\n");
         println!("| CPU | weights | arithmetic | peak, operations per cycle | {} |", ROWS.map(|r| plural(r, "row")).join(" | "));
         println!("|---|---|---|---:|{}", "---|".repeat(ROWS.len()));
         for instance in &INSTANCES {
             for weights in Weights::ALL {
                 let row = ROWS.map(|rows| &rates[&(instance.cpu, weights, ways, rows)]);
                 let cells = row.map(|r| {
-                    let share = 100.0 * r.operations_per_cycle / r.peak;
-                    format!("{}x{}, {share:.0} %, {:.1}", r.m, r.columns, r.bytes_per_cycle)
+                    let [inner, all] = [r.innermost, r.operations_per_cycle].map(|rate| 100.0 * rate / r.peak);
+                    format!("{}x{}, {inner:.0} / {all:.0} %, {:.1}", r.m, r.columns, r.bytes_per_cycle)
                 });
                 println!("| {} | {} | {} | {:.0} | {} |", instance.cpu, weights.name(), row[0].arithmetic, row[0].peak, cells.join(" | "));
             }
@@ -225,13 +226,7 @@ fn sve(rates: &HashMap<Key, Rate>) -> Outcome<()> {
         let found = 2.0 * f64::from(products) / cycles(&isa, &lines)?;
         let neon = match name {
             "bf16" => rates[&("neoverse-v1", Weights::Bf16, 1, 512)].operations_per_cycle,
-            // One step of the loop inside of a group.
-            "int8" => {
-                let (program, kernel) = kernel(&isa, Weights::Int8, DType::I8, 1, 512)?;
-                let asm = assembly(&isa, &program, &kernel)?;
-                let hot = hot_loops(&asm, &isa.triple, "kernel.block12").into_iter().find(|l| l.count("smmla") > 0).ok_or("no block12")?;
-                2.0 * 32.0 * hot.multiply_adds() as f64 / cycles(&isa, &hot.lines)?
-            }
+            "int8" => rates[&("neoverse-v1", Weights::Int8, 1, 512)].innermost,
             _ => rate_of(&isa, Weights::Bf16, DType::F32, 1, 512)?.operations_per_cycle,
         };
         println!("| {name} | {tile} | {found:.1} | {neon:.1} | {peak} |");
@@ -282,7 +277,9 @@ struct Rate {
     /// Rows and columns of the tile.
     m: u32,
     columns: u32,
-    /// Useful ones, packing of rows included.
+    /// Useful ones, of the innermost loop alone.
+    innermost: f64,
+    /// The same with all around it: scaling of groups, packing of rows, widening.
     operations_per_cycle: f64,
     peak: f64,
     bytes_per_cycle: f64,
@@ -323,30 +320,33 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
     let columns = |hot: &HotLoop<'_>| (hot.accumulators() as f64 * 4.0 / f64::from(tile_rows)).round();
     // k of one iteration.
     let depth = |hot: &HotLoop<'_>| hot.count(instruction) as f64 * f64::from(products) / f64::from(tile_rows) / columns(hot);
-    let per_k = |kind: &str| -> Outcome<(f64, f64)> {
+    // Cycles per k of the innermost loop and with what is around it in a group, columns.
+    let per_k = |kind: &str| -> Outcome<(f64, f64, f64)> {
         let name = format!("kernel.{kind}{m}");
         let missing = || format!("{}: no hot loop in {kind}{m}", isa.name);
         match kernel.panels.coding {
             Coding::Elements => {
                 let hot = hot_loops(&asm, &isa.triple, &name).into_iter().max_by_key(|l| l.multiply_adds()).ok_or_else(missing)?;
-                Ok((cycles(isa, &hot.lines)? / depth(&hot), columns(&hot)))
+                let step = cycles(isa, &hot.lines)? / depth(&hot);
+                Ok((step, step, columns(&hot)))
             }
             Coding::Int8 { group } | Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => {
                 let loops = group_loops(&asm, &isa.triple, &name).into_iter().filter(|l| l.inner.count(instruction) > 0);
                 let around = loops.max_by_key(|l| l.inner.multiply_adds()).ok_or_else(missing)?;
+                let innermost = cycles(isa, &around.inner.lines)? / depth(&around.inner);
                 let steps = (f64::from(group) / depth(&around.inner)).round() as usize;
                 let lines = [&around.before[..], &around.inner.lines.repeat(steps), &around.after].concat();
                 let lines: Vec<&str> = lines.into_iter().filter(|l| !l.ends_with(':') && !l.starts_with('.')).collect();
-                Ok((cycles(isa, &lines)? / f64::from(group), columns(&around.inner)))
+                Ok((innermost, cycles(isa, &lines)? / f64::from(group), columns(&around.inner)))
             }
         }
     };
     let kind = if blocks == 1 { "stream" } else { "block" };
-    let (mut step, columns) = per_k(kind)?;
+    let (innermost, mut step, columns) = per_k(kind)?;
     let takes_apart = kernel.tile.widen && !kernel.panels.coding.has_bytes();
     if blocks > 1 && takes_apart {
         // The first block of rows widens the weights for the others.
-        let (widening, _) = per_k("widen")?;
+        let (_, widening, _) = per_k("widen")?;
         step = (widening + step * f64::from(blocks - 1)) / f64::from(blocks);
     }
     // Once for the panels of a block. A register of a pair of rows has four k, or eight codes; a single row is doubled.
@@ -363,6 +363,7 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
         arithmetic,
         m,
         columns: columns as u32,
+        innermost: 2.0 * f64::from(m) * columns / innermost,
         operations_per_cycle: 2.0 * f64::from(m) * columns / (step + packing),
         peak: pipes * 2.0 * f64::from(products),
         bytes_per_cycle: columns * weights.bytes() / step,
