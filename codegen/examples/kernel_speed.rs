@@ -300,7 +300,7 @@ impl Matmuls {
             // An integer dot does four multiply-adds per lane.
             let lanes = if self.compute == Compute::Int8Dot { 4.0 } else { 1.0 };
             let before = lanes * peak.flops();
-            let t = seconds(|| (0..repeat).for_each(|_| step.run(&loaded, 1, 0)));
+            let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
             let rate = flop * repeat as f64 / t;
             rounds.0.push((rate, before.max(lanes * peak.flops())));
         }
@@ -318,7 +318,7 @@ impl Matmuls {
         let mut rounds = Rounds::default();
         for _ in 0..ROUNDS {
             let read = peak.read(&mut step);
-            let t = seconds(|| step.run(&loaded, 1, 0));
+            let t = seconds(|| _ = step.run(&loaded, 1, 0));
             rounds.0.push((bytes / t, read.max(peak.read(&mut step))));
         }
         let (rate, share) = (rounds.best().0 / 1e9, rounds.share());
@@ -407,7 +407,7 @@ fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim
     let mut rounds = Rounds::default();
     for _ in 0..ROUNDS {
         let before = peak.flops();
-        let t = seconds(|| (0..repeat).for_each(|_| step.run(&loaded, 1, 0)));
+        let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
         let rate = flop * repeat as f64 / t;
         rounds.0.push((rate, before.max(peak.flops())));
     }

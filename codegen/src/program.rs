@@ -701,7 +701,8 @@ pub struct MatmulTile {
 
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
 ///
-/// Units of work are groups (or single panels when `groups == 1`), shared out to threads in contiguous pieces; within its piece a thread
+/// Units of work are groups (or single panels when `groups == 1`). With up to `mr` rows threads have most of them as one contiguous share and claim pieces
+/// of the rest; with more all are shared out beforehand, and within its share a thread
 /// walks blocks of `n_block` panels, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {

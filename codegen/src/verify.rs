@@ -533,6 +533,9 @@ impl<'a> Verifier<'a> {
                 return None;
             }
         }
+        if matches!((&a.kernel, &b.kernel), (Kernel::Matmul(_), Kernel::Matmul(_))) {
+            return Some("both share out work by the one counter of claims".into());
+        }
         let (a, b) = (self.access(&a.kernel), self.access(&b.kernel));
         for (name, memory) in &a.writes {
             for (other, overlapped) in b.reads.iter().chain(b.writes.iter().filter(|(n, _)| *n != name)) {

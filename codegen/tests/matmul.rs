@@ -354,7 +354,12 @@ impl Case {
                 step.arena.put(buffers[1].offset as usize + (row * columns + padded(column)) * 4, &x.to_le_bytes());
             }
         }
-        step.run(loaded, threads, layer as u32);
+        let claims = step.run(loaded, threads, layer as u32);
+        if self.tile.streams == 1 {
+            let units = if self.group_nest { p.groups } else { p.panels() };
+            let are_enough = rows <= self.tile.mr && threads > 1 && units / 8 >= 2 * threads;
+            assert_eq!(claims > 0, are_enough, "{self:?} on {}: {rows} rows, {threads} threads", isa.name);
+        }
 
         let mut bits = vec![vec![0u32; real]; rows as usize];
         let (mut error, mut signal) = (0.0, 0.0);
@@ -546,6 +551,18 @@ fn groups_and_nests() {
     for isa in isas() {
         for group_cols in [8, 40, 64, 80] {
             Case { groups: 3, group_cols, group_nest: true, ..Case::new(&isa, DType::F32) }.check(&isa);
+        }
+    }
+}
+
+/// Of many panels threads claim some while they work: all are computed, whoever comes first, and panels or groups are what is claimed.
+#[test]
+fn claimed_pieces() {
+    for isa in isas() {
+        let case = Case { k: 16, ..Case::new(&isa, DType::F32) };
+        let tile = MatmulTile { streams: 1, ..case.tile };
+        for (groups, group_cols) in [(1, 51 * case.nr - 7), (52, case.nr + 8), (20, case.nr)] {
+            Case { groups, group_cols, group_nest: groups > 1, tile, ..case.clone() }.check(&isa);
         }
     }
 }

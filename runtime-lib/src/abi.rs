@@ -8,7 +8,7 @@ use crate::cost::RegionInfo;
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
-pub const ABI_VERSION: u32 = 2;
+pub const ABI_VERSION: u32 = 3;
 
 /// One attention tile: consecutive rows of one run (same slot) that share reads of K and V.
 #[repr(C)]
@@ -74,6 +74,9 @@ pub struct StepCtx {
     pub page_table: *const i32,
     /// Barrier state owned by the runtime.
     pub barrier: *mut core::ffi::c_void,
+    /// Units of the work that threads share out while they work, of which some thread has taken charge since the last barrier: kernels add to it,
+    /// the last thread to arrive at a barrier sets it to 0. Null: every thread has a fixed share.
+    pub claims: *mut u64,
     /// Null, or the runtime's region clock: generated code only compares it with null (see [`PROFILE_SYMBOL`]).
     pub profile: *mut u64,
     /// Entries per thread in `profile`.
@@ -107,6 +110,7 @@ impl StepCtx {
             tile: null(),
             page_table: null(),
             barrier: null_mut(),
+            claims: null_mut(),
             profile: null_mut(),
             profile_stride: 0,
         }
@@ -123,12 +127,12 @@ pub mod field {
     fields! { ROWS = rows, LOGIT_ROWS = logit_rows, RUNS = runs, TILES = tiles, PAGES_PER_SLOT = pages_per_slot,
     WEIGHTS = weights, STATE = state, ARENA = arena, PRIVATE = private, PRIVATE_STRIDE = private_stride, OUTPUT = output,
     TOKEN = token, SLOT = slot, POSITION = position, KV_INDEX = kv_index, SEGMENT = segment, LOGIT_ROW = logit_row,
-    RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, PROFILE = profile, PROFILE_STRIDE = profile_stride }
+    RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, CLAIMS = claims, PROFILE = profile, PROFILE_STRIDE = profile_stride }
 }
 
 const _: () = {
     assert!(core::mem::size_of::<Tile>() == 16);
-    assert!(core::mem::size_of::<StepCtx>() == 24 + 8 * 18);
+    assert!(core::mem::size_of::<StepCtx>() == 24 + 8 * 19);
     assert!(field::WEIGHTS == 24);
 };
 

@@ -398,6 +398,7 @@ impl<'a> Session<'a> {
             output: self.output.at.cast(),
             page_table: self.page_table.as_ptr(),
             barrier: self.pool.barrier(),
+            claims: self.pool.claims(),
             ..StepCtx::empty()
         }
     }

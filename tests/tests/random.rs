@@ -624,6 +624,7 @@ impl Loaded {
             tile: tiles.as_ptr(),
             page_table: pages.as_ptr(),
             barrier: barrier.as_ptr().cast_mut().cast(),
+            claims: std::ptr::null_mut(),
             profile: std::ptr::null_mut(),
             profile_stride: 0,
         };

@@ -4,9 +4,9 @@
 //! tile and one epilogue.
 //!
 //! ```text
-//! kernel:    prologue for all rows; then, for the thread's share of panels,
-//!   up to mr rows:   stream.m over all panels; group nests
-//!   more:            for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
+//! kernel:    prologue for all rows; then
+//!   up to mr rows:   for pieces of panels, most of them shared out beforehand, the rest as threads get on { stream.m; group nests }
+//!   more:            for the thread's share of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
@@ -254,15 +254,8 @@ impl<'c> Generator<'_, 'c> {
                 quantise::all_rows(call, quantise);
             }
             let narrow = |v| fb.trunc(v, Elem::I32);
-            let (begin, end) = call.share(fb.int(units(kernel).0.into()));
-            let share = Share {
-                call: [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)],
-                a: call.base(&kernel.a.place),
-                w: call.base(&Place::Weight(kernel.weight)),
-                rows: row_count,
-                begin,
-                end,
-            };
+            let args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
+            let (a, w) = (call.base(&kernel.a.place), call.base(&Place::Weight(kernel.weight)));
             let scopes: Vec<_> = kernel.group_nests.iter().map(|nest| loops::bind(call, &nest.nest)).collect();
             // Group nests on rows `row .. row_end` of units `first .. last`.
             let nests = |row: Value<'c>, row_end: Value<'c>, first: Value<'c>, last: Value<'c>| {
@@ -277,25 +270,35 @@ impl<'c> Generator<'_, 'c> {
                     });
                 }
             };
+            let (units, unit_panels) = units(kernel);
             let stream = || {
-                self.dispatch(fb, share.rows, 1, &rows.stream, |function| {
-                    let unit_panels = i64::from(units(kernel).1);
-                    let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels));
-                    fb.call(function, &[&share.call[..], &[share.a, share.w, first, last]].concat());
+                call.share_out(units, self.side_by_side().div_ceil(unit_panels), |begin, end| {
+                    self.dispatch(fb, row_count, 1, &rows.stream, |function| {
+                        let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
+                        fb.call(function, &[&args[..], &[a, w, first, last]].concat());
+                    });
+                    nests(fb.int(0), row_count, begin, end);
                 });
-                nests(fb.int(0), share.rows, begin, end);
             };
             match &rows.blocked {
                 None => stream(),
                 Some(blocked) => {
-                    let few = fb.cmp(Cmp::Le, share.rows, fb.int(kernel.tile.mr.into()));
+                    let few = fb.cmp(Cmp::Le, row_count, fb.int(kernel.tile.mr.into()));
                     let many = || {
+                        let (begin, end) = call.share(fb.int(units.into()));
+                        let share = Share { call: args, a, w, rows: row_count, begin, end };
                         self.all_blocks(fb, &share, blocked, self.scratch(call), &nests);
                     };
                     fb.if_else(few, || done(stream), || done(many));
                 }
             }
         })
+    }
+
+    /// Panels that a single row walks side by side.
+    fn side_by_side(&self) -> u32 {
+        let isa = self.mb.isa();
+        Walk::choose(isa, &Microkernel::stored(isa, self.kernel, self.dtype, 1), 1, self.kernel.panels.panels()).panels
     }
 
     /// This kernel's part of the thread's private area.

@@ -19,7 +19,7 @@ use inkwell::values::{
     BasicMetadataValueEnum, BasicValue, BasicValueEnum, FunctionValue, InstructionOpcode, IntValue, PointerValue, UnnamedAddress,
     VectorValue,
 };
-use inkwell::{AddressSpace, FloatPredicate, IntPredicate};
+use inkwell::{AddressSpace, AtomicOrdering, AtomicRMWBinOp, FloatPredicate, IntPredicate};
 
 /// Element types of values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -766,6 +766,12 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn store_f32_masked(&self, dtype: DType, value: Value<'c>, pointer: Value<'c>, mask: Value<'c>, align: u32) {
         self.store_masked(self.narrow(dtype, value), pointer, mask, align);
     }
+    /// Adds to a u64 that other threads add to as well, and returns what it was. Orders no other access.
+    pub fn fetch_add(&self, pointer: Value<'c>, value: Value<'c>) -> Value<'c> {
+        let (at, value) = (pointer.raw.into_pointer_value(), value.raw.into_int_value());
+        let old = ok(self.builder.build_atomicrmw(AtomicRMWBinOp::Add, at, value, AtomicOrdering::Monotonic));
+        self.value(old.into(), Ty::I64)
+    }
     /// Hint to read soon. `locality` 3: L1, 2: L2, 1: L3, 0: streaming.
     pub fn prefetch(&self, pointer: Value<'c>, locality: u32) {
         let args = [pointer, self.i32(0), self.i32(locality as i32), self.i32(1)];
@@ -875,6 +881,23 @@ impl<'m, 'c> Fb<'m, 'c> {
             body(i);
             vec![]
         });
+    }
+    /// `do { carried = body(carried) } while more`, where `body` returns `more` first.
+    pub fn repeat(&self, carried: &[Value<'c>], body: impl FnOnce(&[Value<'c>]) -> (Value<'c>, Vec<Value<'c>>)) {
+        let before = self.block();
+        let [head, exit] = ["repeat", "repeat_end"].map(|n| self.mb.context.append_basic_block(self.function, n));
+        ok(self.builder.build_unconditional_branch(head));
+        self.builder.position_at_end(head);
+        let phis: Vec<_> = carried.iter().map(|v| ok(self.builder.build_phi(self.mb.basic_type(v.ty), ""))).collect();
+        let inside: Vec<_> = phis.iter().zip(carried).map(|(p, v)| self.value(p.as_basic_value(), v.ty)).collect();
+        let (more, next) = body(&inside);
+        assert_eq!(next.len(), carried.len(), "carried values");
+        let latch = self.block();
+        self.branch(more, head, exit);
+        for ((phi, first), last) in phis.iter().zip(carried).zip(&next) {
+            phi.add_incoming(&[(&first.raw, before), (&last.raw, latch)]);
+        }
+        self.builder.position_at_end(exit);
     }
     fn branch(&self, condition: Value<'c>, then: BasicBlock<'c>, other: BasicBlock<'c>) {
         ok(self.builder.build_conditional_branch(condition.raw.into_int_value(), then, other));

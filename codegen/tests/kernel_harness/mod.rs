@@ -148,9 +148,11 @@ impl Step {
         }
     }
 
-    /// Runs the kernel for every thread, one after the other (kernels hold no barrier).
-    pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) {
+    /// Runs the kernel for every thread, one after the other (kernels hold no barrier). Returns what they have claimed of the work that is shared out
+    /// meanwhile: the first thread gets all of it, the others only try.
+    pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) -> u64 {
         let nothing = [0i32; 4];
+        let mut claims = 0;
         let ctx = StepCtx {
             abi_version: ABI_VERSION,
             rows: self.rows,
@@ -174,6 +176,7 @@ impl Step {
             tile: self.tiles.as_ptr(),
             page_table: self.page_table.as_ptr(),
             barrier: std::ptr::null_mut(),
+            claims: &raw mut claims,
             profile: std::ptr::null_mut(),
             profile_stride: 0,
         };
@@ -181,6 +184,7 @@ impl Step {
             // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.
             unsafe { (kernel.function)(&ctx, thread, threads, layer) }
         }
+        claims
     }
 }
 

@@ -215,6 +215,7 @@ impl Compiled {
             tile: std::ptr::null(),
             page_table: memory.page_table.as_ptr(),
             barrier: std::ptr::null_mut(),
+            claims: std::ptr::null_mut(),
             profile: if memory.profile.is_empty() { std::ptr::null_mut() } else { memory.profile.as_mut_ptr() },
             profile_stride: memory.profile.len() as u64,
         }

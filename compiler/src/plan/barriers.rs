@@ -11,6 +11,8 @@ enum Resource {
     Arena(u64, u64),
     State,
     Output,
+    /// The counter of what kernels share out while they work.
+    Claims,
 }
 
 #[derive(Clone, Default)]
@@ -70,6 +72,7 @@ fn access(program: &Program, kernel: &Kernel) -> Access {
     match kernel {
         Kernel::Loops(n) => nest(program, n, &mut access),
         Kernel::Matmul(m) => {
+            access.writes.push(Resource::Claims);
             access.reads.extend(resource(program, &m.a));
             access.reads.extend(m.quantise.iter().flat_map(|q| resource(program, &q.x)));
             m.prologue.iter().for_each(|n| nest(program, n, &mut access));
