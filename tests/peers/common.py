@@ -34,7 +34,7 @@ class Ids:
 def arguments(description):
     p = argparse.ArgumentParser(description=description)
     p.add_argument("--model", required=True, help="converted model (convert.py)")
-    p.add_argument("--precision", default="f32", choices=["f32", "bf16"], help="arithmetic, where the engine lets one choose")
+    p.add_argument("--precision", default="f32", choices=["f32", "bf16", "default"], help="arithmetic, where the engine lets one choose")
     p.add_argument("-p", "--n-prompt", type=int, default=0, help="prefill so many tokens")
     p.add_argument("-n", "--n-gen", type=int, default=0, help="decode so many tokens")
     p.add_argument("-d", "--depth", type=int, default=0, help="tokens in the cache before")

@@ -1,15 +1,18 @@
 """Directories of `make-model` -> what other engines read, so that all of them run the same weights.
 
-    python convert.py gguf     MODEL_DIR OUT.gguf --type f32|bf16     (needs: gguf, numpy)
-    python convert.py openvino MODEL_DIR OUT_DIR  --type f32|bf16     (needs: optimum-intel, torch, openvino-tokenizers)
+    python convert.py gguf     MODEL_DIR OUT.gguf --type f32|bf16|int8|int4     (needs: gguf, numpy)
+    python convert.py openvino MODEL_DIR OUT_DIR  --type f32|bf16               (needs: optimum-intel, torch, openvino-tokenizers)
+    python convert.py openvino BF16_OUT_DIR OUT_DIR --type int8|int4            (needs: nncf)
 
 bf16 in OpenVINO is a file with 16-bit floats (every bf16 weight of this size is an fp16, too), computed as the driver asks.
-Matrices have the type, norms, biases and positions stay f32 in GGUF, as llama.cpp's own converter does. Llama, GPT-2, BERT.
+int8 and int4 are Q8_0 and Q4_0 in GGUF, all matrices; in OpenVINO int8 by output channel, and int4 by groups of 32 with embedding and head in int8,
+both symmetric. Matrices have the type, norms, biases and positions stay f32 in GGUF, as llama.cpp's own converter does. Llama, GPT-2, BERT.
 """
 
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -19,7 +22,7 @@ def main():
     p.add_argument("form", choices=["gguf", "openvino"])
     p.add_argument("model")
     p.add_argument("out")
-    p.add_argument("--type", default="bf16", choices=["f32", "bf16"])
+    p.add_argument("--type", default="bf16", choices=["f32", "bf16", "int8", "int4"])
     a = p.parse_args()
     if a.form == "openvino":
         openvino(a.model, a.out, a.type)
@@ -29,12 +32,27 @@ def main():
 
 
 def openvino(model, out, kind):
+    if kind in ("int8", "int4"):
+        return openvino_codes(model, out, kind)
     bert = config_of(model)["model_type"] == "bert"
     task = "feature-extraction" if bert else "text-generation-with-past"
     cli = os.path.join(os.path.dirname(sys.executable), "optimum-cli")
     form = {"f32": "fp32", "bf16": "fp16"}[kind]
     env = dict(os.environ, HF_HUB_OFFLINE="1")
     subprocess.run([cli, "export", "openvino", "--model", model, "--task", task, "--weight-format", form, out], check=True, env=env)
+
+
+def openvino_codes(model, out, kind):
+    import nncf
+    import openvino as ov
+
+    shutil.copytree(model, out, ignore=shutil.ignore_patterns("openvino_model.*"))
+    how = {
+        "int8": dict(mode=nncf.CompressWeightsMode.INT8_SYM),
+        "int4": dict(mode=nncf.CompressWeightsMode.INT4_SYM, group_size=32, ratio=1.0),
+    }[kind]
+    compressed = nncf.compress_weights(ov.Core().read_model(os.path.join(model, "openvino_model.xml")), **how)
+    ov.save_model(compressed, os.path.join(out, "openvino_model.xml"), compress_to_fp16=False)
 
 
 def config_of(model):
@@ -51,8 +69,9 @@ def gguf_file(model, out, kind):
     family = {"llama": llama, "gpt2": gpt2, "bert": bert}[c["model_type"]]
     writer = gguf.GGUFWriter(out, c["model_type"])
     writer.add_name(os.path.basename(os.path.normpath(model)))
-    quantized = getattr(gguf.GGMLQuantizationType, kind.upper())
-    writer.add_file_type(getattr(gguf.LlamaFileType, {"f32": "ALL_F32", "bf16": "MOSTLY_BF16"}[kind]))
+    quantized = getattr(gguf.GGMLQuantizationType, {"int8": "Q8_0", "int4": "Q4_0"}.get(kind, kind.upper()))
+    files = {"f32": "ALL_F32", "bf16": "MOSTLY_BF16", "int8": "MOSTLY_Q8_0", "int4": "MOSTLY_Q4_0"}
+    writer.add_file_type(getattr(gguf.LlamaFileType, files[kind]))
     writer.add_vocab_size(c["vocab_size"])
     rename = family(writer, c, model)
     for name, x in tensors(os.path.join(model, "model.safetensors")):

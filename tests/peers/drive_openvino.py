@@ -1,6 +1,6 @@
 """OpenVINO: decoders through OpenVINO GenAI (paged attention), encoders through the CPU plugin with static shapes.
 
-In: a directory of convert.py and the flags of common.py; `--precision` is the plugin's INFERENCE_PRECISION_HINT. Out: common.py's
+In: a directory of convert.py and the flags of common.py; `--precision` is the plugin's INFERENCE_PRECISION_HINT, `default` leaves it alone. Out: common.py's
 line. GenAI drives its own greedy loop, so its argmax is inside; its tokens are those that it generates. Prefill is the time to its
 first token, decode the time between its tokens.
 """
@@ -15,7 +15,9 @@ a = common.arguments(__doc__)
 import numpy as np
 import openvino as ov
 
-hints = {"INFERENCE_NUM_THREADS": str(a.threads), "INFERENCE_PRECISION_HINT": a.precision, "PERFORMANCE_HINT": "LATENCY"}
+hints = {"INFERENCE_NUM_THREADS": str(a.threads), "PERFORMANCE_HINT": "LATENCY"}
+if a.precision != "default":
+    hints["INFERENCE_PRECISION_HINT"] = a.precision
 
 
 def decoder():

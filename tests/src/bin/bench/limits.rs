@@ -104,7 +104,7 @@ struct Peak {
 /// Rounds of one measurement: about 0.1 s.
 const PEAK_ROUNDS: usize = 20_000_000;
 
-const PEAKS: [Peak; 3] = [
+const PEAKS: [Peak; 4] = [
     Peak {
         name: "avx2-fma",
         is_present: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
@@ -113,6 +113,7 @@ const PEAKS: [Peak; 3] = [
     },
     Peak { name: "avx512-fma", is_present: || is_x86_feature_detected!("avx512f"), run: fma_avx512, flop_per_round: 16.0 * 32.0 },
     Peak { name: "vdpbf16ps", is_present: || is_x86_feature_detected!("avx512bf16"), run: dot_bf16, flop_per_round: 16.0 * 64.0 },
+    Peak { name: "vpdpbusd", is_present: || is_x86_feature_detected!("avx512vnni"), run: dot_int8, flop_per_round: 16.0 * 128.0 },
 ];
 
 fn peak_loop(peak: &Peak) {
@@ -158,6 +159,20 @@ unsafe fn dot_bf16(rounds: usize) {
     for _ in 0..rounds {
         for sum in &mut sums {
             *sum = _mm512_dpbf16_ps(*sum, a, b);
+        }
+    }
+    black_box(sums);
+}
+
+/// # Safety
+/// The CPU has AVX-512 VNNI.
+#[target_feature(enable = "avx512f,avx512vnni")]
+unsafe fn dot_int8(rounds: usize) {
+    let (a, b) = (black_box(_mm512_setzero_si512()), black_box(_mm512_setzero_si512()));
+    let mut sums = black_box([_mm512_setzero_si512(); 16]);
+    for _ in 0..rounds {
+        for sum in &mut sums {
+            *sum = _mm512_dpbusd_epi32(*sum, a, b);
         }
     }
     black_box(sums);

@@ -109,6 +109,8 @@ pub enum Topic {
     Decode,
     /// Single tokens of 4 and 32 sequences
     Batch,
+    /// int8 and int4 weights: prompts, single tokens, 4 and 32 sequences
+    Quantised,
     /// Prompts of 2048 and 8192, decode after 8192, attention alone
     Long,
     /// The same for a CPU without AVX-512
@@ -126,11 +128,12 @@ pub enum Topic {
 }
 
 impl Topic {
-    const ALL: [Self; 11] = [
+    const ALL: [Self; 12] = [
         Self::Build,
         Self::Prefill,
         Self::Decode,
         Self::Batch,
+        Self::Quantised,
         Self::Long,
         Self::Avx2,
         Self::Bert,
@@ -170,6 +173,12 @@ impl Topic {
                 "Decode of several sequences, llama-1b with `--parallel 32`",
                 "8 steps, each with one token of every sequence, after 16 tokens; tokens per second of all sequences together.",
             ),
+            Self::Quantised => (
+                "int8 and int4 weights of llama-1b",
+                "As above. int8: a scale per output channel; int4: groups of 32 and an int4 head unless the name says otherwise. Shares of \
+                 prefill: of VPDPBUSD, with attention (f32) in it. Peers: Q8_0 and Q4_0 (llama.cpp), int8 and int4 by 32 with an int8 head \
+                 (OpenVINO).",
+            ),
             Self::Long => (
                 "Long contexts of llama-1b",
                 "Attention alone: 512 rows behind 7680 keys minus 512 rows behind none, flops of all keys; 4 of the 16 layers where the \
@@ -194,7 +203,7 @@ impl Options {
     /// Is this part of the benchmark asked for?
     pub fn wants(&self, topic: Topic) -> bool {
         match self.only.is_empty() {
-            true => !matches!(topic, Topic::Long | Topic::Avx2),
+            true => !matches!(topic, Topic::Long | Topic::Avx2 | Topic::Quantised),
             false => self.only.contains(&topic),
         }
     }

@@ -36,7 +36,14 @@ impl Engine {
 /// The engines that have a model of this name, `SHAPE-TYPE`.
 pub fn engines(bench: &Bench, model: &str) -> Vec<Engine> {
     let Some(dir) = &bench.options.peers else { return Vec::new() };
-    let precision = if model.ends_with("bf16") { "bf16" } else { "f32" };
+    let precision = if model.ends_with("bf16") {
+        "bf16"
+    } else if model.ends_with("f32") {
+        "f32"
+    } else {
+        // Codes: what the engine thinks best.
+        "default"
+    };
     let mut engines = vec![
         engine("OpenVINO", dir, "openvino", &format!("{model}-openvino"), precision),
         engine("llama.cpp", dir, "llamacpp", &format!("{model}.gguf"), precision),

@@ -97,6 +97,18 @@ const WORKS: &[Work] = &[
     work(Topic::Decode, "f32 decode at 128", "llama-1b-f32", decode(128), All, Read, Some(97.0)),
     work(Topic::Batch, "bf16 decode of 4 sequences", "llama-1b-parallel", batch(4), All, Read, Some(97.0)),
     work(Topic::Batch, "bf16 decode of 32 sequences", "llama-1b-parallel", batch(32), All, Peak, Some(75.0)),
+    work(Topic::Quantised, "int8 decode at 128", "llama-1b-int8", decode(128), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int4 decode at 128", "llama-1b-int4", decode(128), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int4 decode at 128, int8 head", "llama-1b-int4-int8-head", decode(128), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int4 by 64 decode at 128, int8 head", "llama-1b-int4-64", decode(128), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int4 by 128 decode at 128, int8 head", "llama-1b-int4-128", decode(128), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int8 prefill 512", "llama-1b-int8", prefill(512), All, Peak, Some(75.0)),
+    work(Topic::Quantised, "int4 prefill 512", "llama-1b-int4", prefill(512), All, Peak, Some(65.0)),
+    work(Topic::Quantised, "int4 by 128 prefill 512, int8 head", "llama-1b-int4-128", prefill(512), All, Peak, Some(70.0)),
+    work(Topic::Quantised, "int8 decode of 4 sequences", "llama-1b-int8-parallel", batch(4), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int8 decode of 32 sequences", "llama-1b-int8-parallel", batch(32), All, Peak, Some(65.0)),
+    work(Topic::Quantised, "int4 decode of 4 sequences", "llama-1b-int4-parallel", batch(4), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int4 decode of 32 sequences", "llama-1b-int4-parallel", batch(32), All, Peak, Some(65.0)),
     work(Topic::Long, "bf16 prefill 2048", "llama-1b-long", prefill(2048), All, Peak, None),
     work(Topic::Long, "bf16 decode at 8192", "llama-1b-long", decode(8192), All, Read, Some(90.0)),
     work(Topic::Long, "bf16 prefill 8192, 4 layers", "llama-1b-4-layers", prefill(8192), All, Peak, None),
@@ -339,7 +351,8 @@ fn from_outside(bench: &mut Bench, threads: usize) -> Outcome<()> {
 // --- Figures
 
 /// Names of the limits, as `bench limits` prints them and as the report shows them.
-const PEAKS: [(&str, &str); 3] = [("avx2-fma", "AVX2 FMA"), ("avx512-fma", "AVX-512 FMA"), ("vdpbf16ps", "VDPBF16PS")];
+const PEAKS: [(&str, &str); 4] =
+    [("avx2-fma", "AVX2 FMA"), ("avx512-fma", "AVX-512 FMA"), ("vdpbf16ps", "VDPBF16PS"), ("vpdpbusd", "VPDPBUSD")];
 
 pub fn limits_section(bench: &Bench) -> Section {
     let note = "Read: the best of fourteen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
@@ -495,6 +508,7 @@ fn peak_of(info: &Value) -> &'static str {
     let has = |feature: &str| info["features"].as_array().is_some_and(|all| all.iter().any(|f| f == feature));
     match info["compute"].as_str() {
         Some("bf16") => "vdpbf16ps",
+        Some("int8") => "vpdpbusd",
         _ if has("avx512f") => "avx512-fma",
         _ => "avx2-fma",
     }
@@ -509,6 +523,7 @@ mod tests {
     fn the_instruction_follows_from_what_info_says() {
         let info = |compute: &str, features: &[&str]| json!({"compute": compute, "features": features});
         assert_eq!(peak_of(&info("bf16", &["avx512f"])), "vdpbf16ps");
+        assert_eq!(peak_of(&info("int8", &["avx512f", "avx512vnni"])), "vpdpbusd");
         assert_eq!(peak_of(&info("f32", &["avx2", "avx512f"])), "avx512-fma");
         assert_eq!(peak_of(&info("f32", &["avx2", "fma"])), "avx2-fma");
     }
