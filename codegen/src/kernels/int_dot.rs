@@ -6,7 +6,7 @@
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
 //! Where columns have zero points of their own, the bias is minus the sum of the row's codes, and `s32 + zero * bias`, exact in f32 too, takes the place of
-//! s32. Every element has two accumulators. Up to half of the largest tile's rows both are in registers; beyond, the f32 ones are on the stack:
+//! s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else the f32 ones are on the stack:
 //! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
@@ -24,11 +24,11 @@
 //! exactly: f32 holds all integers up to 2^24.
 
 use super::int_mmla::{Rows, block_scales};
-use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk};
+use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};
 use super::{int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Compute, DType, Matmul, Panels, Quantise};
+use crate::program::{Compute, DType, Panels, Quantise};
 
 /// 3 * 2^22: f32 from there on, up to 2^24, are integers, and their bits count them.
 const INTEGERS: f32 = 12_582_912.0;
@@ -47,11 +47,6 @@ fn to_float<'c>(fb: &Fb<'_, 'c>, sums: Value<'c>) -> Value<'c> {
     fb.sub(fb.bitcast(sums, floats), fb.f32s(INTEGERS, fb.lanes()))
 }
 
-/// Are the f32 sums of `m` rows on the stack?
-pub(super) fn sums_on_stack(isa: &Isa, kernel: &Matmul, m: u32) -> bool {
-    m > isa.rows(kernel.compute) / 2
-}
-
 /// Bytes of a group of unpacked nibbles.
 fn unpacked_group(panels: &Panels, group: u32) -> u64 {
     let factors = if panels.coding.has_zeros() { 2 } else { 1 };
@@ -64,6 +59,28 @@ pub(super) fn unpacked_bytes(panels: &Panels, k: u32) -> u64 {
 }
 
 impl Microkernel<'_> {
+    /// Are the f32 sums of `m` rows on the stack?
+    pub(super) fn sums_on_stack(&self, isa: &Isa, m: u32) -> bool {
+        if m > isa.rows(self.kernel.compute) / 2 {
+            return true;
+        }
+        // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice.
+        let vectors = self.kernel.panels.nr / isa.lanes * self.kernel.panels.ways;
+        let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
+        m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(2) && fits(1)
+    }
+    /// Registers of a step beside the sums.
+    fn held(&self, isa: &Isa, m: u32, vectors: u32) -> u32 {
+        match self.codes_in_lanes(isa, m) {
+            true => m - 1 + self.held_weights(m, vectors),
+            false => self.held_weights(m, vectors).min(self.held_rows(m)),
+        }
+    }
+    /// Do the sums of `m` rows times `vectors` fit, with what a step holds?
+    pub(super) fn sums_fit(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
+        let sets = if self.sums_on_stack(isa, m) { 1 } else { 2 };
+        tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors))
+    }
     /// Do codes of `m` rows wait in registers, sixteen each?
     pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
         isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute == Compute::Int8Dot
@@ -117,7 +134,7 @@ impl Microkernel<'_> {
         fb.store(fb.int(steps.into()), count, 8);
         let step_count = fb.load_again(Ty::I64, count, 8);
         let ints = Ty::vec(Elem::I32, lanes);
-        let on_stack = sums_on_stack(fb.isa(), kernel, walk.m);
+        let on_stack = self.sums_on_stack(fb.isa(), walk.m);
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
         if floats_in_blocks {

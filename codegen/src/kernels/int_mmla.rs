@@ -14,7 +14,7 @@
 //! A single row takes the same instruction. SDOT would want as many of them (16 products either way, two registers per pair of columns and k), and a pairwise
 //! addition where this wants a shuffle. Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits for any number of rows.
 
-use super::int_dot::{bias_offset, sums_on_stack};
+use super::int_dot::bias_offset;
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::exchange_halves;
 use crate::isa::Isa;
@@ -53,7 +53,7 @@ pub(super) fn packed_bytes(kernel: &Matmul) -> u64 {
 pub(super) fn fits(isa: &Isa, micro: &Microkernel<'_>, m: u32, vectors: u32) -> bool {
     let sums = m.div_ceil(2) * 2 * vectors;
     let floats = match m {
-        _ if sums_on_stack(isa, micro.kernel, m) => 0,
+        _ if micro.sums_on_stack(isa, m) => 0,
         1 => vectors,
         _ => sums,
     };

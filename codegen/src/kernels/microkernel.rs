@@ -13,7 +13,7 @@
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 
-use super::{int_dot, int_mmla, mmla};
+use super::{int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute, DType, Matmul};
@@ -261,14 +261,7 @@ impl<'a> Microkernel<'a> {
         match self.multiply {
             Multiply::Broadcast => tile_fits(isa, m, vectors, self.held_weights(m, vectors).min(self.held_rows(m))),
             Multiply::Groups if self.kernel.compute == Compute::Int8Mmla => int_mmla::fits(isa, self, m, vectors),
-            Multiply::Groups => {
-                let sets = if int_dot::sums_on_stack(isa, self.kernel, m) { 1 } else { 2 };
-                let held = match self.codes_in_lanes(isa, m) {
-                    true => m - 1 + self.held_weights(m, vectors),
-                    false => self.held_weights(m, vectors).min(self.held_rows(m)),
-                };
-                tile_fits(isa, m * sets, vectors, held)
-            }
+            Multiply::Groups => self.sums_fit(isa, m, vectors),
             Multiply::Lane => tile_fits(isa, m, vectors, self.held_lanes(m) + self.k_pack * vectors),
             Multiply::Blocks => mmla::fits(isa, m, vectors),
         }
@@ -279,7 +272,7 @@ impl<'a> Microkernel<'a> {
     }
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
-    fn held_weights(&self, m: u32, vectors: u32) -> u32 {
+    pub(super) fn held_weights(&self, m: u32, vectors: u32) -> u32 {
         match (self.coding, self.kernel.compute) {
             // Nibbles, and the mask that takes them.
             (Coding::Int4 { .. }, Compute::Int8Dot) if self.has_nibbles() => 2 * vectors + 1,
@@ -293,7 +286,7 @@ impl<'a> Microkernel<'a> {
         }
     }
     /// The same when a step holds its rows, and a weight.
-    fn held_rows(&self, m: u32) -> u32 {
+    pub(super) fn held_rows(&self, m: u32) -> u32 {
         match (self.coding, self.kernel.compute) {
             (Coding::Int4 { .. }, Compute::Int8Dot) => 2 * m + 3,
             (Coding::Elements, Compute::F32) => m * self.k_pack + 1,
