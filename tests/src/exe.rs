@@ -6,6 +6,7 @@
 //! the compile cache in `<target>/rcompile-tests/rcompile`, which all test binaries share: its keys hold the sources of the code generator.
 
 use crate::Machine;
+use crate::machine::qemu;
 use rcompile::options::{Command as Verb, parse};
 use rcompile::report::Report;
 use rcompile::{Error, pipeline};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 
 /// A run that takes longer than this hangs.
 const RUN_MAX: Duration = Duration::from_secs(300);
+/// The same on an emulated CPU, where a trained model's perplexity takes minutes.
+const EMULATED_RUN_MAX: Duration = Duration::from_secs(1800);
 /// Longest time for which a fresh executable may be busy.
 const BUSY_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -189,7 +192,7 @@ impl Exe {
     }
 }
 
-/// Runs a command to its end, which must come within five minutes.
+/// Runs a command to its end, which must come within five minutes, or thirty under emulation.
 pub fn output(command: &mut Command, stdin: &[u8]) -> Output {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = spawn(command);
@@ -203,7 +206,8 @@ pub fn output(command: &mut Command, stdin: &[u8]) -> Output {
     let (done, finished) = std::sync::mpsc::channel();
     let waiter = std::thread::spawn(move || done.send(child.wait_with_output()));
     let start = Instant::now();
-    let result = finished.recv_timeout(RUN_MAX).unwrap_or_else(|_| {
+    let is_emulated = qemu().is_some_and(|qemu| command.get_program() == OsStr::new(&qemu));
+    let result = finished.recv_timeout(if is_emulated { EMULATED_RUN_MAX } else { RUN_MAX }).unwrap_or_else(|_| {
         let _ = Command::new("kill").args(["-KILL", &pid.to_string()]).status();
         panic!("{command:?}: still running after {:?}", start.elapsed())
     });

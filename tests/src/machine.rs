@@ -70,7 +70,7 @@ impl Machine {
     }
 }
 
-fn qemu() -> Option<String> {
+pub(crate) fn qemu() -> Option<String> {
     let names = ["qemu-aarch64", "qemu-aarch64-static"];
     names.iter().find_map(|name| rcompile::link::tools::in_path(name.as_ref())).map(|path| path.display().to_string())
 }
