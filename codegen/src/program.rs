@@ -209,7 +209,7 @@ impl Coding {
             Coding::Int4 { .. } => 8,
         }
     }
-    /// What a record's bias is minus the sum of its codes times: the offset of all codes, or one where columns have zero points of their own.
+    /// What the sum of a record's codes is taken from its start times: the offset of all codes, or one where columns have zero points of their own.
     pub fn bias_factor(self, dtype: DType) -> i32 {
         if self.has_zeros() { 1 } else { self.offset(dtype) }
     }
@@ -645,8 +645,9 @@ impl Compute {
 
 /// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph.
 ///
-/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `bias` (i32) = minus `bias_factor` times the sum of the
-/// codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The last group is padded with zero codes.
+/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
+/// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
+/// start. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -668,6 +669,9 @@ pub struct Quantise {
 }
 
 impl Quantise {
+    /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a subtraction.
+    pub const INTEGERS: f32 = 12_582_912.0;
+
     /// Bytes of a record.
     pub fn record(group: u32) -> u32 {
         group + 8

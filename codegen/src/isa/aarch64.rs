@@ -83,6 +83,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         registers: 32,
         panel_nr: 8,
         tile_rows: 8,
+        code_rows: 8,
         tile_vectors: 2,
         streams: 4,
         lane_fma: true,
@@ -90,7 +91,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_dot_fast: false,
         bf16_mmla: features.contains("bf16"),
         int8_mmla: features.contains("i8mm") && features.contains("dotprod"),
-        slow_int_to_float: true,
+        fma_into_factor: false,
         features,
     })
 }

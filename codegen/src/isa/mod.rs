@@ -46,6 +46,8 @@ pub struct Isa {
     pub panel_nr: u32,
     /// Rows of the largest matmul tile.
     pub tile_rows: u32,
+    /// The same where both operands are codes: a result has an integer and an f32 sum.
+    pub code_rows: u32,
     /// Vectors of columns of the largest matmul tile (`tile_vectors * lanes` columns side by side; less than `panel_nr` columns: the
     /// panel is walked in pieces).
     pub tile_vectors: u32,
@@ -62,8 +64,8 @@ pub struct Isa {
     pub bf16_mmla: bool,
     /// Has SMMLA (twice the rate of SDOT there).
     pub int8_mmla: bool,
-    /// Converting integers to f32 takes much longer than an addition (SCVTF on Neoverse: two of the pipes' slots or more).
-    pub slow_int_to_float: bool,
+    /// FMA may overwrite a factor: an addend that is used again needs no copy (FMLA of NEON overwrites the addend).
+    pub fma_into_factor: bool,
 }
 
 impl Isa {
@@ -113,7 +115,11 @@ impl Isa {
 
     /// Rows of the largest tile.
     pub fn rows(&self, compute: Compute) -> u32 {
-        if matches!(compute, Compute::Bf16Mmla | Compute::Int8Mmla) { MMLA_ROWS } else { self.tile_rows }
+        match compute {
+            Compute::Bf16Mmla | Compute::Int8Mmla => MMLA_ROWS,
+            Compute::Int8Dot => self.code_rows,
+            Compute::F32 | Compute::Bf16Dot => self.tile_rows,
+        }
     }
 
     /// Has it an instruction on bf16 inputs?

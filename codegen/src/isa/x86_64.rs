@@ -93,6 +93,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         registers: if wide { 32 } else { 16 },
         panel_nr: 32,
         tile_rows: if wide { 12 } else { 6 },
+        code_rows: if wide { 8 } else { 6 },
         tile_vectors: 2,
         streams: 6,
         lane_fma: false,
@@ -100,7 +101,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_dot_fast: bf16_dot && fast,
         bf16_mmla: false,
         int8_mmla: false,
-        slow_int_to_float: false,
+        fma_into_factor: true,
         features,
     })
 }

@@ -2,11 +2,11 @@
 //! step with dots. With matrix instructions the step is [`super::int_mmla`]'s, and rows below are packed pairs of rows.
 //!
 //! ```text
-//! for each group of k { s32 = bias of the row;  for each step { s32 += codes . codes };  f32 += s32 * (scale of the row * scale of the column) }
+//! for each group of k { s32 = start of the row;  for each step { s32 += codes . codes };  f32 += (s32 * scale of the column) * scale of the row }
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
-//! Where columns have zero points of their own, the bias is minus the sum of the row's codes, and `s32 + zero * bias`, exact in f32 too, takes the place of
-//! s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else the f32 ones are on the stack:
+//! Where columns have zero points of their own, the start stands for minus the sum of the row's codes, and `s32 + zero * that`, exact in f32 too, takes the
+//! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else the f32 ones are on the stack:
 //! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
@@ -14,14 +14,15 @@
 //! `[group / 8][nr][8]`).
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
-//! code + 8) for `SDOT`; the bias in the record makes up for the offset. Both add four products to 32 bits without saturation.
+//! code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation.
 //!
 //! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from a lane
 //! ([`Isa::lane_fma`]), from a register that holds sixteen.
 //!
-//! Where converting a sum to f32 takes long ([`Isa::slow_int_to_float`]), sums start at the bits of 3 * 2^22 and become f32 by subtracting that number: the
-//! same value, because a sum has at most 128 * 127 * 256 < 2^22, or 255 * 127 * 128 where unsigned codes wait for their zero points. Elsewhere sums are converted, as
-//! exactly: f32 holds all integers up to 2^24.
+//! Sums start at the bits of 3 * 2^22 ([`Quantise::INTEGERS`]) and are f32 `3 * 2^22 + s32` at the end, exactly, because a sum has at most
+//! 128 * 127 * 256 < 2^22, or 255 * 127 * 128 where unsigned codes wait for their zero points. `s32 * scale` is then a subtraction and a product or, where an
+//! FMA may overwrite a factor ([`Isa::fma_into_factor`]), one FMA, `(3 * 2^22 + s32) * scale - 3 * 2^22 * scale`: the same bits, because a scale has eleven bits
+//! and the last product is exact.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};
@@ -30,21 +31,9 @@ use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType, Panels, Quantise};
 
-/// 3 * 2^22: f32 from there on, up to 2^24, are integers, and their bits count them.
-const INTEGERS: f32 = 12_582_912.0;
-
-/// What sums start with beside their bias, see [`Isa::slow_int_to_float`].
-pub(super) fn bias_offset(isa: &Isa) -> i32 {
-    if isa.slow_int_to_float { INTEGERS.to_bits() as i32 } else { 0 }
-}
-
-/// Sums as f32, exactly.
-fn to_float<'c>(fb: &Fb<'_, 'c>, sums: Value<'c>) -> Value<'c> {
-    if !fb.isa().slow_int_to_float {
-        return fb.int_to_float(sums);
-    }
-    let floats = Ty::vec(Elem::F32, fb.lanes());
-    fb.sub(fb.bitcast(sums, floats), fb.f32s(INTEGERS, fb.lanes()))
+/// [`Quantise::INTEGERS`] in all lanes.
+fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
+    fb.f32s(Quantise::INTEGERS, fb.lanes())
 }
 
 /// Bytes of a group of unpacked nibbles.
@@ -85,9 +74,14 @@ impl Microkernel<'_> {
     pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
         isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute == Compute::Int8Dot
     }
-    /// k of a step of the loop over a group.
-    fn group_step(&self, isa: &Isa, m: u32) -> u32 {
-        if self.codes_in_lanes(isa, m) { 16 } else { self.k_pack }
+    /// k of a step of the loop over a group. Weights that come from a cache: more, for less of a loop. From memory one pack at a time is better, whose
+    /// prefetches lie evenly among the dots.
+    fn group_step(&self, isa: &Isa, m: u32, feed: Feed<'_>) -> u32 {
+        match feed {
+            _ if self.codes_in_lanes(isa, m) => 16,
+            Feed::Ahead { .. } if self.kernel.compute == Compute::Int8Dot => 2 * self.k_pack,
+            _ => self.k_pack,
+        }
     }
     /// Bytes of a group, and of its codes.
     fn group_bytes(&self) -> (u64, u64) {
@@ -115,7 +109,7 @@ impl Microkernel<'_> {
         let most_code = if self.coding.has_zeros() { 255 } else { 128 };
         assert!(most_code * 127 * group < 1 << 22, "sums over groups of {group} are no f32");
         let (group_bytes, code_bytes) = self.group_bytes();
-        let step_k = self.group_step(fb.isa(), walk.m);
+        let step_k = self.group_step(fb.isa(), walk.m, feed);
         let steps = group / step_k;
         let packs = step_k / self.k_pack;
         let step_bytes = u64::from(panels.nr * packs) * self.column_bytes();
@@ -157,12 +151,11 @@ impl Microkernel<'_> {
             let here = fb.mul_int(i, group_bytes as i64);
             let w = fb.offset(at.w, here);
             let begin: Vec<_> = if in_blocks {
-                (0..rows).flat_map(|pair| (0..sums_per_row).map(move |_| pair)).map(|pair| packed.bias(fb, pair)).collect()
+                (0..rows).flat_map(|pair| (0..sums_per_row).map(move |_| pair)).map(|pair| packed.start(fb, pair)).collect()
             } else {
-                let offset = fb.splat(fb.int_of(Elem::I32, bias_offset(fb.isa()).into()), lanes);
                 let no_bias = self.coding.has_zeros() || self.coding.offset(self.dtype) == 0;
-                let bias = |r| if no_bias { offset } else { fb.add(words_of(a, r, group + 4), offset) };
-                (0..rows).map(bias).flat_map(|bias| vec![bias; sums_per_row]).collect()
+                let start = |r| if no_bias { fb.bitcast(integers(fb), ints) } else { words_of(a, r, group + 4) };
+                (0..rows).map(start).flat_map(|start| vec![start; sums_per_row]).collect()
             };
             let keep = keep.map(|keep| {
                 let [to, scales] = [keep.to, keep.scales].map(|at| fb.index(at, i, unpacked_group(panels, group)));
@@ -224,17 +217,26 @@ impl Microkernel<'_> {
                 scales = scales.map(|scales| block_scales(fb, &scales));
             }
             let n = sums.len() / rows as usize;
+            let floats = Ty::vec(Elem::F32, lanes);
+            let value = |sum: Value<'c>| fb.sub(fb.bitcast(sum, floats), integers(fb));
+            let in_factor = fb.isa().fma_into_factor && zeros.is_none();
+            let less: Option<Vec<_>> = scales.as_ref().filter(|_| in_factor).map(|all| all.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect());
             let mut acc = acc.to_vec();
             for r in 0..rows {
                 let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
-                let bias = zeros.as_ref().map(|_| fb.int_to_float(words_of(a, r, group + 4)));
+                let bias = zeros.as_ref().map(|_| value(words_of(a, r, group + 4)));
                 for c in 0..n {
                     let e = r as usize * n + c;
-                    let scale = scales.as_ref().map_or(row, |s| fb.mul(s[c], row));
-                    let before = acc.get(e).copied().unwrap_or_else(|| fb.load(Ty::vec(Elem::F32, lanes), local[e], lanes * 4));
-                    let sum = to_float(fb, sums[e]);
-                    let sum = zeros.as_ref().zip(bias).map_or(sum, |(zeros, bias)| fb.fma(zeros[c], bias, sum));
-                    let after = fb.fma(sum, scale, before);
+                    let before = acc.get(e).copied().unwrap_or_else(|| fb.load(floats, local[e], lanes * 4));
+                    let scaled = match (&scales, &less) {
+                        (Some(scales), Some(less)) => fb.fma(fb.bitcast(sums[e], floats), scales[c], less[c]),
+                        _ => {
+                            let sum = value(sums[e]);
+                            let sum = zeros.as_ref().zip(bias).map_or(sum, |(zeros, bias)| fb.fma(zeros[c], bias, sum));
+                            scales.as_ref().map_or(sum, |scales| fb.mul(sum, scales[c]))
+                        }
+                    };
+                    let after = fb.fma(scaled, row, before);
                     match acc.get_mut(e) {
                         Some(acc) => *acc = after,
                         None => store(after, local[e]),

@@ -4,17 +4,16 @@
 //! records packed by pairs of rows. Out: the packed records, one step of the loop, and what its sums stand for.
 //!
 //! ```text
-//! pack: groups of m rows -> per group { [group/8][pair of rows][2][8] codes, [pair] scales, [pair] biases } in the thread's scratch
+//! pack: groups of m rows -> per group { [group/8][pair of rows][2][8] codes, [pair] scales, [pair] starts } in the thread's scratch
 //! step: for pair of rows { a = P; for pair of columns { sum = smmla(sum, a, w) } }
 //! ```
-//! Scales and biases are written as a block needs them, `[even, even, odd, odd]`; an odd last row stands beside itself. Sums stay blocks until the
+//! Scales and starts are written as a block needs them, `[even, even, odd, odd]`; an odd last row stands beside itself. Sums stay blocks until the
 //! last group, where every two become vectors of columns (`mmla`): scaling costs nothing more than with SDOT. Those of a single row become a vector at
 //! the end of every group, which is half as many f32 sums.
 //!
 //! A single row takes the same instruction. SDOT would want as many of them (16 products either way, two registers per pair of columns and k), and a pairwise
 //! addition where this wants a shuffle. Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits for any number of rows.
 
-use super::int_dot::bias_offset;
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::exchange_halves;
 use crate::isa::Isa;
@@ -82,13 +81,11 @@ pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul, m: u32, a: Value<'c>, k
             }
         });
         let scales = fb.offset_const(to, codes_bytes(m, group));
-        let offset = fb.splat(fb.int_of(Elem::I32, bias_offset(fb.isa()).into()), 4);
         for (pair, even, odd) in pairs() {
             let [even, odd] = [even, odd].map(|r| fb.load(Ty::vec(Elem::I32, 2), fb.offset_const(row(a, r), group.into()), 4));
             let at = fb.offset_const(scales, u64::from(pair) * REGISTER);
             fb.store(fb.shuffle(even, odd, &[0, 0, 2, 2]), at, REGISTER as u32);
-            let biases = fb.add(fb.shuffle(even, odd, &[1, 1, 3, 3]), offset);
-            fb.store(biases, fb.offset_const(at, step), REGISTER as u32);
+            fb.store(fb.shuffle(even, odd, &[1, 1, 3, 3]), fb.offset_const(at, step), REGISTER as u32);
         }
     });
 }
@@ -115,7 +112,7 @@ impl<'c> Rows<'c> {
         fb.load(Ty::vec(Elem::F32, 4), self.block(fb, pair), REGISTER as u32)
     }
     /// First sums of a pair, loaded once more for each block: a copy of a register would take a slot of the matrix instruction.
-    pub fn bias(&self, fb: &Fb<'_, 'c>, pair: u32) -> Value<'c> {
+    pub fn start(&self, fb: &Fb<'_, 'c>, pair: u32) -> Value<'c> {
         fb.load_again(Ty::vec(Elem::I32, 4), fb.offset_const(self.block(fb, pair), step_bytes(self.m)), REGISTER as u32)
     }
     fn block(&self, fb: &Fb<'_, 'c>, pair: u32) -> Value<'c> {

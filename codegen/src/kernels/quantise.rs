@@ -82,5 +82,6 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c
     }
     let sum = fb.reduce(sum, |a, b| fb.add(a, b));
     fb.store(or_zero(fb.div(largest, fb.f32(127.0))), fb.offset_const(out, kernel.group.into()), 4);
-    fb.store(fb.mul(sum, fb.i32(-kernel.bias_factor)), fb.offset_const(out, u64::from(kernel.group) + 4), 4);
+    let start = fb.add(fb.mul(sum, fb.i32(-kernel.bias_factor)), fb.i32(Quantise::INTEGERS.to_bits() as i32));
+    fb.store(start, fb.offset_const(out, u64::from(kernel.group) + 4), 4);
 }
