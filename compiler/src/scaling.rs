@@ -45,7 +45,7 @@ pub struct Machine {
     flop_per_cycle: [f64; 3],
 }
 
-/// One core reads 37 to 41 GB/s on Zen 5 (measured), 25 on Sapphire and Emerald Rapids (measured on a virtual machine); 25 is assumed for
+/// One core reads 37 to 41 GB/s on Zen 5 (measured), 17 to 18 on Emerald Rapids (measured on a virtual machine); 25 is assumed for
 /// those that were not measured. Operations per cycle: vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of
 /// its multiply-add) measured with the probes of `OUT profile`.
 const MACHINES: &[Machine] = &[
@@ -57,7 +57,7 @@ const MACHINES: &[Machine] = &[
         48,
         2.6,
         307.2,
-        25.0,
+        17.5,
         [64.0, 32.0, 256.0],
     ),
     machine(&["icelake-server", "skylake-avx512"], "c6i (Ice Lake, 8 x DDR4-3200)", 32, 2.9, 204.8, 15.0, [64.0, 64.0, 256.0]),

@@ -5,6 +5,7 @@ use rcompile_tests::{Exe, build, exe};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 
 /// The bundled model: four layers, 3.5 MB of bf16 weights.
 fn demo() -> Exe {
@@ -179,8 +180,10 @@ fn speed(command: &mut Command) -> f64 {
     list(&row["samples_ts"]).iter().map(number).fold(0.0, f64::max)
 }
 
-/// Speed of `-t 1` over that of `-t 2`, the best of some tries: the machine may be busy.
+/// Speed of `-t 1` over that of `-t 2`, the best of some tries: the machine may be busy. One test at a time.
 fn slowdown(mut command: impl FnMut(&str) -> Command) -> f64 {
+    static ALONE: Mutex<()> = Mutex::new(());
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let mut best = f64::INFINITY;
     for _ in 0..5 {
         let [one, two] = ["1", "2"].map(|threads| speed(&mut command(threads)));

@@ -6,7 +6,7 @@
 //! ```text
 //! kernel: for unit in the thread's share: unit
 //! unit:   widen q of all pairs (row, query head of the group) into scratch
-//!         for block of 256 keys that some row sees { for up to 6 pairs: block };  out = acc / sum
+//!         for block of 256 keys that some row sees { for up to 6 pairs: block };  out = acc * (1 / sum)
 //! block:  s = q K^T in register tiles of pairs x keys;  softmax(s) of all pairs;  acc = acc * alpha + p V in tiles of pairs x columns
 //! ```
 //!
@@ -137,7 +137,7 @@ struct Scratch {
     bounds: u64,
     /// `scores: f32[MAX_PAIRS][256]`
     scores: u64,
-    /// `alpha: f32[MAX_PAIRS]`
+    /// `alpha: f32[MAX_PAIRS]`, up to a multiple of the lanes
     alpha: u64,
     /// A widened block of keys, see [`Cache`]
     cache: u64,
@@ -163,7 +163,7 @@ impl Scratch {
         let max = take(pairs * 4);
         let bounds = take(pairs * 32);
         let scores = take(u64::from(MAX_PAIRS) * BLOCK as u64 * 4);
-        let alpha = take(u64::from(MAX_PAIRS) * 4);
+        let alpha = take(u64::from(MAX_PAIRS).next_multiple_of(16) * 4);
         let cache = take(if widens(kernel) { 2 * Cache::widened(kernel).v_offset } else { 0 });
         Scratch { q, acc, sum, max, bounds, scores, alpha, cache, width, bytes: end.next_multiple_of(128) }
     }
@@ -345,7 +345,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         (seen[0], seen[1])
     }
 
-    /// `out = acc / sum`.
+    /// `out = acc * (1 / sum)`.
     fn end_pairs(&self, call: &Call<'_, '_, 'c>, scratch: Value<'c>, kv_head: Value<'c>, row_begin: Value<'c>, pairs: Value<'c>) {
         let fb = call.fb;
         let k = self.kernel;
@@ -357,12 +357,14 @@ impl<'a, 'c> Generator<'a, 'c> {
             let sum = fb.reduce(fb.load(Ty::vec(Elem::F32, self.lanes), sum, self.lanes * 4), |a, b| fb.add(a, b));
             // A row that sees no key gives zeros, as ATen's safe softmax does.
             let sum = fb.select(fb.cmp(Cmp::Eq, sum, fb.f32(0.0)), fb.f32(1.0), sum);
+            // A division of a vector takes as long as sixteen products.
+            let inverse = fb.div(fb.f32(1.0), sum);
             let acc = self.pair_row(fb, scratch, self.at.acc, pair);
             let target = fb.add(fb.mul_int(row, k.out_stride.into()), fb.mul_int(head, k.head_dim.into()));
             let target = fb.index(out, target, size);
             for (column, lanes, mask) in self.columns(fb) {
                 let x = fb.load(Ty::vec(Elem::F32, lanes), fb.offset_const(acc, column * 4), 4 * lanes);
-                let x = fb.div(x, fb.splat(sum, lanes));
+                let x = fb.mul(x, fb.splat(inverse, lanes));
                 let to = fb.offset_const(target, column * size);
                 match mask {
                     Some(mask) => fb.store_f32_masked(k.out.dtype, x, to, mask, size as u32),
@@ -472,9 +474,10 @@ impl<'a, 'c> Generator<'a, 'c> {
                 fb.store(fb.sub(old, new), fb.index(alpha_at, i, 4), 4);
                 fb.store(new, fb.index(max_at, i, 4), 4);
             });
-            fb.for_(fb.int(0), pairs, 1, |i| {
+            // Whole vectors: the place of the last ones is there.
+            fb.for_(fb.int(0), pairs, lanes.into(), |i| {
                 let at = fb.index(alpha_at, i, 4);
-                fb.store(math::exp(fb, fb.load(Ty::F32, at, 4)), at, 4);
+                fb.store(weight(fb, fb.load(vector, at, lanes * 4)), at, lanes * 4);
             });
         })
     }
@@ -505,10 +508,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), alpha);
                 let sum = fb.loop_(begin, end, lanes.into(), &[sum], |column, sum| {
                     let at = fb.index(row, column, 4);
-                    let x = fb.sub(fb.load(vector, at, lanes * 4), max);
-                    // Below, exp is subnormal: slow to multiply, and nothing beside the 1 of the maximum.
-                    let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, lanes));
-                    let p = fb.select(small, fb.zero(vector), math::exp_of_negative(fb, x));
+                    let p = weight(fb, fb.sub(fb.load(vector, at, lanes * 4), max));
                     fb.store(self.scaled(fb, p, scales, column), at, lanes * 4);
                     vec![fb.add(sum[0], p)]
                 });
@@ -673,6 +673,12 @@ impl<'a, 'c> Generator<'a, 'c> {
             })
             .collect()
     }
+}
+
+/// `exp(x)` for `x <= 0`, but zero where it is subnormal: that is slow to make and to multiply, and nothing beside the 1 of the maximum.
+fn weight<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, x.lanes()));
+    fb.select(small, fb.zero(x.ty()), math::exp_of_negative(fb, x))
 }
 
 /// The first `count` of `lanes` lanes.

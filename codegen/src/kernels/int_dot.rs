@@ -9,7 +9,7 @@
 //! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else the f32 ones are on the stack:
 //! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
-//! Nibbles are taken apart in registers. That costs a fourth of the dots of 12 rows, so with many blocks of rows the first one keeps what it took
+//! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, so with many blocks of rows the first one keeps what it took
 //! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
 //! `[group / 8][nr][8]`).
 //!
@@ -220,7 +220,8 @@ impl Microkernel<'_> {
             let floats = Ty::vec(Elem::F32, lanes);
             let value = |sum: Value<'c>| fb.sub(fb.bitcast(sum, floats), integers(fb));
             let in_factor = fb.isa().fma_into_factor && zeros.is_none();
-            let less: Option<Vec<_>> = scales.as_ref().filter(|_| in_factor).map(|all| all.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect());
+            let less: Option<Vec<_>> =
+                scales.as_ref().filter(|_| in_factor).map(|all| all.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect());
             let mut acc = acc.to_vec();
             for r in 0..rows {
                 let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
