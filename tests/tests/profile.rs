@@ -1,11 +1,10 @@
 //! What `profile`, `bench` and `inspect --scaling` say about a real executable: every region is there, times add up, rates follow from the
-//! cost model. And threads that have fewer CPUs than they were made for.
+//! cost model.
 
 use rcompile_tests::{Exe, build, exe};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::path::Path;
+use std::process::Command;
 
 /// The bundled model: four layers, 3.5 MB of bf16 weights.
 fn demo() -> Exe {
@@ -170,86 +169,4 @@ fn child() {
     print!("{MARK}");
     rcompile::pipeline::dispatch(command).unwrap_or_else(|e| panic!("{e}"));
     print!("{MARK}");
-}
-
-/// Best tokens per second.
-fn speed(command: &mut Command) -> f64 {
-    let out = command.stdin(Stdio::null()).output().expect("bench");
-    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
-    let row: Value = serde_json::from_slice(&out.stdout).expect("JSON");
-    list(&row["samples_ts"]).iter().map(number).fold(0.0, f64::max)
-}
-
-/// Speed of `-t 1` over that of `-t 2`, the best of some tries: the machine may be busy. One test at a time.
-fn slowdown(mut command: impl FnMut(&str) -> Command) -> f64 {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut best = f64::INFINITY;
-    for _ in 0..5 {
-        let [one, two] = ["1", "2"].map(|threads| speed(&mut command(threads)));
-        best = best.min(one / two);
-        if best < 1.3 {
-            break;
-        }
-    }
-    best
-}
-
-/// Steps of a few milliseconds with some twenty barriers.
-const BENCH: [&str; 9] = ["bench", "-p", "64", "-n", "0", "-r", "20", "-o", "jsonl"];
-
-#[test]
-fn two_threads_on_one_core_do_not_collapse() {
-    let exe = demo();
-    let ratio = slowdown(|threads| {
-        let mut command = Command::new("taskset");
-        command.args(["-c", "0"]).arg(exe.path()).args(BENCH).args(["-t", threads]);
-        command
-    });
-    assert!(ratio < 1.3, "{ratio}");
-}
-
-/// A control group with a quota of one and a half CPUs, where this process may make one.
-struct Quota(PathBuf);
-
-impl Quota {
-    fn new() -> Option<Quota> {
-        let root = ["cpu,cpuacct", "cpu"]
-            .map(|c| Path::new("/sys/fs/cgroup").join(c))
-            .into_iter()
-            .find(|p| p.join("cpu.cfs_quota_us").exists() || p.join("cpu.cfs_period_us").exists())?;
-        let group = Quota(root.join(format!("rcompile-test-{}", std::process::id())));
-        std::fs::create_dir(&group.0).ok()?;
-        let set = |name: &str, value: &str| std::fs::write(group.0.join(name), value);
-        set("cpu.cfs_period_us", "100000").and_then(|()| set("cpu.cfs_quota_us", "150000")).ok()?;
-        Some(group)
-    }
-}
-
-impl Drop for Quota {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
-#[test]
-fn two_threads_with_a_quota_of_one_and_a_half_cpus_do_not_collapse() {
-    let Some(quota) = Quota::new() else {
-        eprintln!("skipped: no control group of version 1 can be made here");
-        return;
-    };
-    let exe = demo();
-    let enter = format!("echo $$ > '{}' && exec \"$0\" \"$@\"", quota.0.join("cgroup.procs").display());
-    let command = |threads: &str| {
-        let mut command = Command::new("sh");
-        command.args(["-c", &enter]).arg(exe.path()).args(BENCH).args(["-t", threads]);
-        command
-    };
-    let ratio = slowdown(command);
-    assert!(ratio < 1.3, "{ratio}");
-    // Without -t there is one thread: whole CPUs of the quota.
-    let mut default = Command::new("sh");
-    default.args(["-c", &enter]).arg(exe.path()).args(BENCH);
-    let row: Value = serde_json::from_slice(&default.output().expect("bench").stdout).expect("JSON");
-    assert_eq!(row["threads"], 1);
 }
