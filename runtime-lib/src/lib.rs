@@ -20,6 +20,8 @@ pub mod text;
 #[cfg(feature = "exe")]
 mod cli;
 #[cfg(feature = "exe")]
+mod copy;
+#[cfg(feature = "exe")]
 pub mod cpu;
 #[cfg(feature = "exe")]
 pub mod decode;

@@ -276,7 +276,7 @@ fn readable(at: *const u8) -> bool {
 }
 
 /// Maps a whole file read-only at a 2 MB boundary, for the life of the process.
-fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadError> {
+pub(crate) fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadError> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
     let name = path.display().to_string();
     let missing = |e: std::io::Error| PayloadError::Missing { name: name.clone(), what: e.to_string() };

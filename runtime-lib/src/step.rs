@@ -259,13 +259,13 @@ impl<'a> Program<'a> {
 }
 
 /// Anonymous zeroed memory, in huge pages where the kernel has them.
-struct Area {
+pub(crate) struct Area {
     at: *mut u8,
     len: usize,
 }
 
 impl Area {
-    fn new(what: &'static str, bytes: u64) -> Result<Self, StepError> {
+    pub(crate) fn new(what: &'static str, bytes: u64) -> Result<Self, StepError> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let too_large = |_| StepError::Memory { what, bytes };
         let len = usize::try_from(bytes.max(1)).map_err(|_| StepError::Memory { what, bytes })?;
@@ -275,6 +275,13 @@ impl Area {
         // SAFETY: the mapping was just made and is ours; the advice changes no contents, and refusal does no harm.
         let _ = unsafe { madvise(at, len, Advice::LinuxHugepage) };
         Ok(Self { at: at.cast(), len })
+    }
+
+    /// The memory, for the rest of the process.
+    pub(crate) fn leak(self) -> &'static mut [u8] {
+        let area = std::mem::ManuallyDrop::new(self);
+        // SAFETY: the mapping has `len` zeroed bytes, is never unmapped, and was this area's alone.
+        unsafe { std::slice::from_raw_parts_mut(area.at, area.len) }
     }
 }
 

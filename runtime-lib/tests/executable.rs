@@ -342,6 +342,7 @@ fn a_decoder_answers() {
     let exe = build("decoder", Variant::default());
     assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4"]), "defg\n");
     assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4", "--no-stream", "-t", "3", "--pin"]), "defg\n");
+    assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4", "-t", "2", "--copy-weights"]), "defg\n");
     assert_eq!(exe.ok(&["generate", "-p", "ghi", "--stop", "k"]), "j\n");
     assert_eq!(exe.ok(&["generate", "--chat", "--system", "ab", "-p", "cd", "-n", "1"]), "e\n");
 
@@ -754,7 +755,9 @@ fn symbol_offset(path: &Path, symbol: &str) -> Option<usize> {
 #[test]
 fn weights_may_lie_beside() {
     let exe = build("split", Variant { split: true, ..Variant::default() });
-    assert_eq!(exe.ok(&["generate", "-p", "ab", "-n", "2"]), "cd\n");
+    for flags in [&[][..], &["--copy-weights"]] {
+        assert_eq!(exe.ok(&[&["generate", "-p", "ab", "-n", "2"], flags].concat()), "cd\n");
+    }
     exe.ok(&["verify"]);
     let weights = exe.path.with_file_name("counter.weights");
     let bytes = fs::read(&weights).unwrap();

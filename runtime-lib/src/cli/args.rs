@@ -8,15 +8,26 @@ use super::error::Failure;
 /// Most threads that one may ask for.
 const MAX_THREADS: usize = 4096;
 
-/// Threads of a verb.
+/// Threads and memory of a verb.
 #[derive(Args, Debug, Clone, Default)]
-pub struct ThreadArgs {
+pub struct MachineArgs {
     /// Threads [default: physical cores of the affinity mask, capped by the CPU quota]
     #[arg(short = 't', long, value_name = "N", value_parser = threads)]
     pub threads: Option<usize>,
+    #[command(flatten)]
+    pub place: PlaceArgs,
+}
+
+/// Where threads run and weights lie.
+#[derive(Args, Debug, Clone, Default)]
+pub struct PlaceArgs {
     /// Bind each thread to one core
     #[arg(long)]
     pub pin: bool,
+    /// Copy the weights into large pages of memory first: a later start, but tokens as fast as memory allows where the file's
+    /// pages are slow to read, as on some virtual machines
+    #[arg(long)]
+    pub copy_weights: bool,
 }
 
 /// Where the input comes from; exactly one of them.
@@ -76,7 +87,7 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     #[command(flatten)]
-    pub threads: ThreadArgs,
+    pub machine: MachineArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -103,7 +114,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "STR", value_parser = stop, action = ArgAction::Append, allow_hyphen_values = true)]
     pub stop: Vec<String>,
     #[command(flatten)]
-    pub threads: ThreadArgs,
+    pub machine: MachineArgs,
 }
 
 /// `logits`
@@ -115,7 +126,7 @@ pub struct LogitsArgs {
     #[arg(long, value_name = "K", value_parser = positive, default_value_t = 20)]
     pub top: usize,
     #[command(flatten)]
-    pub threads: ThreadArgs,
+    pub machine: MachineArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -138,7 +149,7 @@ pub struct PerplexityArgs {
     #[arg(long, value_name = "FILE", value_parser = data_file)]
     pub logits: Option<String>,
     #[command(flatten)]
-    pub threads: ThreadArgs,
+    pub machine: MachineArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -172,7 +183,7 @@ pub struct EmbedArgs {
     #[arg(long, value_name = "true|false")]
     pub normalize: Option<bool>,
     #[command(flatten)]
-    pub threads: ThreadArgs,
+    pub machine: MachineArgs,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -208,9 +219,8 @@ pub struct BenchArgs {
     /// Numbers of threads [default: as for the other verbs]
     #[arg(short = 't', long, value_name = "N,..", value_delimiter = ',', value_parser = threads)]
     pub threads: Vec<usize>,
-    /// Bind each thread to one core
-    #[arg(long)]
-    pub pin: bool,
+    #[command(flatten)]
+    pub place: PlaceArgs,
     /// Form of the result
     #[arg(short = 'o', long, value_enum, default_value_t = TableForm::Md)]
     pub output: TableForm,
@@ -226,7 +236,7 @@ pub struct ProfileArgs {
     #[arg(short = 'n', long, value_name = "N", value_parser = count)]
     pub n_gen: Option<usize>,
     #[command(flatten)]
-    pub threads: ThreadArgs,
+    pub machine: MachineArgs,
     /// Write every region that ran as a Chrome trace
     #[arg(long, value_name = "FILE")]
     pub trace: Option<String>,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use super::args::{BenchArgs, TableForm};
+use super::args::{BenchArgs, MachineArgs, TableForm};
 use super::error::Failure;
 use super::{Cx, print, print_json};
 use crate::abi::Manifest;
@@ -60,7 +60,7 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
     }
     for threads in threads {
         let entry = if encoder { "encode" } else { "step" };
-        let session = cx.session(entry, threads, args.pin)?;
+        let session = cx.session(entry, &MachineArgs { threads, place: args.place.clone() })?;
         if encoder {
             bench_encoder(cx, args, session, &mut results)?;
         } else {

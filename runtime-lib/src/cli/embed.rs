@@ -43,7 +43,7 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
             return Err(Failure::usage("no input").help("give one of -p TEXT, -f LINES, --tokens 1,2,3"));
         }
     };
-    let mut encoder = Encoder::new(cx.session_with("encode", &args.threads)?);
+    let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
     let vector = vector_of(pooling, normalize);
     let mut embeddings = Vec::with_capacity(texts.len());
     encoder.encode(&texts, |_, session, run| {

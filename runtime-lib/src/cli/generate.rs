@@ -56,7 +56,7 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
     }
     // With token ids the tokenizer is needed for the answer only: it loads while the prompt is computed.
     let mut loading = if from_text || cx.manifest().text.is_some() || !args.stop.is_empty() { Some(cx.load_text()?) } else { None };
-    let session = cx.session_with("step", &args.threads)?;
+    let session = cx.session("step", &args.machine)?;
     let mut decoder = Decoder::new(session);
     let mut text = None;
     let prompt = match input {
@@ -281,7 +281,7 @@ fn first_messages(system: Option<&str>, user: &str) -> Vec<serde_json::Value> {
 pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
     let chat = Chat::of(cx)?;
     let loading = cx.load_text()?;
-    let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
+    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     let text = loading.wait()?;
     let sampling = sampling(&args.sampling, &cx.manifest().generation);
     let vocab = cx.manifest().vocab_size as usize;

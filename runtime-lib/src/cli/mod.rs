@@ -14,6 +14,7 @@ mod profile;
 mod score;
 mod text;
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::thread::JoinHandle;
@@ -22,13 +23,14 @@ use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
 use crate::abi::{Manifest, StepEntry};
+use crate::copy;
 use crate::cpu;
 use crate::payload::Payload;
 use crate::process::Started;
 use crate::step::{Program, Session, StepError};
 use crate::text::Text;
 use crate::threads::{Cpus, Pool, pin_to};
-use args::{InputArgs, ThreadArgs};
+use args::{InputArgs, MachineArgs};
 use error::Failure;
 
 /// Most bytes of an input file.
@@ -39,6 +41,8 @@ pub(crate) struct Cx {
     payload: Payload,
     steps: &'static [StepEntry],
     started: Started,
+    /// The weights, if they were copied.
+    copied: OnceCell<&'static [u8]>,
 }
 
 /// Runs the command line and returns the exit code.
@@ -50,7 +54,7 @@ pub(crate) fn run(
     let started = Started::now();
     crate::process::set_signals();
     let done = payload().map_err(Failure::from).and_then(|payload| {
-        let cx = Cx { payload, steps, started };
+        let cx = Cx { payload, steps, started, copied: OnceCell::new() };
         cx.dispatch(args)
     });
     match done {
@@ -171,21 +175,26 @@ impl Cx {
     }
 
     /// A session for one entry of the executable.
-    fn session(&self, entry: &str, threads: Option<usize>, pin: bool) -> Result<Session<'static>, Failure> {
+    fn session(&self, entry: &str, machine: &MachineArgs) -> Result<Session<'static>, Failure> {
         let index = self
             .manifest()
             .entries
             .iter()
             .position(|e| e.name == entry)
             .ok_or_else(|| Failure::new(9, "executable", format!("no entry {entry:?}")))?;
-        let weights = self.payload.weights()?;
+        let pool = self.pool(machine.threads, machine.place.pin)?;
+        let weights = match (machine.place.copy_weights, self.copied.get()) {
+            (false, _) => self.payload.weights()?,
+            (true, Some(weights)) => weights,
+            (true, None) => {
+                // SAFETY: the payload's weights are mapped from the executable or the file beside it, read-only.
+                let weights = unsafe { copy::copied(self.payload.weights()?, pool.threads() as usize) }?;
+                self.copied.get_or_init(|| weights)
+            }
+        };
         // SAFETY: manifest, functions and weights come from one build: the code and manifest hashes were checked at start.
         let program = unsafe { Program::new(self.manifest(), index, self.steps, weights) }?;
-        Ok(Session::new(program, self.pool(threads, pin)?)?)
-    }
-
-    fn session_with(&self, entry: &str, args: &ThreadArgs) -> Result<Session<'static>, Failure> {
-        self.session(entry, args.threads, args.pin)
+        Ok(Session::new(program, pool)?)
     }
 }
 

@@ -42,7 +42,7 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     let mut phases: Vec<(Phase, Profile)> = Vec::new();
     let mut limits = Limits::default();
     if manifest.task == "embed" {
-        let mut encoder = Encoder::new(cx.session_with("encode", &args.threads)?);
+        let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
         let text = ids.take(args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1));
         encoder.encode(&[&text], |_, _, _| ())?;
         limits.measure(encoder.session());
@@ -52,7 +52,7 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         taken(encoder.session(), "encode", text.len(), begin, &mut phases)?;
         limits.measure(encoder.session());
     } else {
-        let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
+        let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
         let (n_prompt, n_gen) = lengths(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
         let prompt = ids.take(n_prompt);
         let answer = ids.take(n_gen);

@@ -26,7 +26,7 @@ pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(
     if tokens.is_empty() {
         return Err(Failure::usage("the input has no tokens"));
     }
-    let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
+    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     decoder.feed(0, &tokens)?;
     let top = top(decoder.logits(0), args.top);
     if args.json {
@@ -50,7 +50,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     }
     let loading = cx.load_text()?;
     let source = read_text(&args.file)?;
-    let mut decoder = Decoder::new(cx.session_with("step", &args.threads)?);
+    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     let text = loading.wait()?;
     let leading = text.leading_special()?;
     let ids = text.encode(&source, false)?;
