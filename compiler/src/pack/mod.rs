@@ -3,16 +3,19 @@
 //! In: a [`WeightTable`], the checkpoint's tensors ([`Tensors`]), a file. Out: the bytes in the file and their BLAKE3 hash.
 //!
 //! Work is cut into items of about 2 MB of output (a run of panels or rows), evaluated on all threads of the current rayon
-//! pool and written with `pwrite`; while one batch of items is evaluated, the one before is hashed in file order. So memory stays at some
-//! tens of MB whatever the model's size, and the bytes do not depend on the number of threads.
+//! pool; while one batch of items is evaluated, the one before is hashed and written in file order. So memory stays at some
+//! tens of MB whatever the model's size, and the bytes do not depend on the number of threads. The file is written in whole large
+//! pages (`output`), which are mapped faster.
 
 mod codes;
 mod convert;
+mod output;
 mod panels;
 mod view;
 
 use crate::error::Error;
 use crate::plan::{PackJob, WeightTable};
+use output::Output;
 use rayon::prelude::*;
 use rcompile_codegen::program;
 use rcompile_codegen::program::{Coding, Layout, Panels};
@@ -23,7 +26,6 @@ use rcompile_models::weights::WeightIndex;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::FileExt;
 use std::path::Path;
 use view::{Seen, View};
 
@@ -112,14 +114,14 @@ pub fn pack(
 ) -> Result<Packed, Error> {
     let views = table.jobs.iter().map(|job| check_job(job, tensors)).collect::<Result<Vec<_>, Error>>()?;
     let items = items(table, &views)?;
+    let (hasher, output) = (blake3::Hasher::new(), Output::new(sink));
     let mut order =
-        InOrder { tensors, hasher: blake3::Hasher::new(), position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
+        InOrder { tensors, hasher, output, progress, position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
     let batch = 4 * rayon::current_num_threads();
     let mut done: Vec<(&Item, Done)> = Vec::new();
     for next in items.chunks(batch) {
         let evaluate = || {
-            let all: Vec<_> =
-                next.par_iter().map(|item| evaluate(&table.jobs[item.job], &views[item.job], item, tensors, sink, progress)).collect();
+            let all: Vec<_> = next.par_iter().map(|item| evaluate(&table.jobs[item.job], &views[item.job], item, tensors)).collect();
             all.into_iter().zip(next).map(|(done, item)| Ok((item, done?))).collect::<Result<Vec<_>, Error>>()
         };
         let (absorbed, evaluated) = rayon::join(|| order.absorb(&done), evaluate);
@@ -127,12 +129,13 @@ pub fn pack(
         done = evaluated?;
     }
     order.absorb(&done)?;
-    if let Some((tensor, (count, dtype))) = order.overflows.into_iter().next() {
+    if let Some((tensor, (count, dtype))) = std::mem::take(&mut order.overflows).into_iter().next() {
         let expected = format!("values that fit {dtype}");
         let e = tensors.error(&tensor, None, Kind::Disagree, "overflows", &expected, &format!("{count} elements that do not"));
         return Err(e.help("--dtype auto keeps the type of the checkpoint").into());
     }
-    order.hasher.update(&vec![0; (table.len - order.position) as usize]);
+    order.write(&vec![0; (table.len - order.position) as usize])?;
+    order.output.finish()?;
     Ok(Packed { hash: *order.hasher.finalize().as_bytes(), nonfinite: order.nonfinite })
 }
 
@@ -140,6 +143,8 @@ pub fn pack(
 struct InOrder<'a> {
     tensors: &'a dyn Tensors,
     hasher: blake3::Hasher,
+    output: Output<'a>,
+    progress: &'a (dyn Fn(u64) + Sync),
     position: u64,
     allow_nonfinite: bool,
     nonfinite: Option<(String, u64)>,
@@ -150,9 +155,10 @@ struct InOrder<'a> {
 impl InOrder<'_> {
     fn absorb(&mut self, items: &[(&Item, Done)]) -> Result<(), Error> {
         for (item, done) in items {
-            self.hasher.update(&vec![0; (item.offset - self.position) as usize]);
-            self.hasher.update(&done.bytes);
+            self.write(&vec![0; (item.offset - self.position) as usize])?;
+            self.write(&done.bytes)?;
             self.position = item.offset + item.bytes;
+            (self.progress)(item.bytes);
             if let Some((tensor, index, value)) = &done.seen.nonfinite {
                 if !self.allow_nonfinite {
                     return Err(not_finite(self.tensors, tensor, *index, *value).help("--allow-nonfinite compiles it as it is").into());
@@ -164,6 +170,11 @@ impl InOrder<'_> {
             }
         }
         Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+        self.hasher.update(bytes);
+        self.output.write(bytes)
     }
 }
 
@@ -184,20 +195,13 @@ pub fn floats(recipe: &Recipe, rows: Range<u64>, tensors: &dyn Tensors) -> Resul
     }
 }
 
-/// An evaluated and written item.
+/// An evaluated item.
 struct Done {
     bytes: Vec<u8>,
     seen: Seen,
 }
 
-fn evaluate(
-    job: &PackJob,
-    view: &View,
-    item: &Item,
-    tensors: &dyn Tensors,
-    sink: Sink<'_>,
-    progress: &(dyn Fn(u64) + Sync),
-) -> Result<Done, Error> {
+fn evaluate(job: &PackJob, view: &View, item: &Item, tensors: &dyn Tensors) -> Result<Done, Error> {
     let mut seen = Seen::default();
     let mut bytes = vec![0; item.bytes as usize];
     match job.layout {
@@ -220,8 +224,6 @@ fn evaluate(
             }
         }
     }
-    sink.file.write_all_at(&bytes, sink.base + item.offset).map_err(|e| Error::output(sink.path, "writing weights", &e))?;
-    progress(item.bytes);
     Ok(Done { bytes, seen })
 }
 

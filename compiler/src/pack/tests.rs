@@ -1,6 +1,7 @@
 use super::*;
 use rcompile_codegen::program::{DType as P, Panels};
 use rcompile_graph::Recipe;
+use std::os::unix::fs::FileExt;
 
 /// Tensors in memory.
 struct Memory(Vec<(&'static str, DType, Vec<u64>, Vec<u8>)>);
