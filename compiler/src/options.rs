@@ -275,6 +275,9 @@ pub struct Quantize {
     /// Choose the codes of the layers' weights by what the model computes on this text (GPTQ), not by rounding to nearest
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
+    /// With --calibrate: choose the codes of columns with the largest inputs first
+    #[arg(long)]
+    pub act_order: bool,
 }
 
 /// `--quantize`, `--quantize-head`.
@@ -299,6 +302,9 @@ impl Quantize {
         }
         if self.calibrate.is_some() && plan.body.is_none() {
             return usage("--calibrate without quantised layers, expected --quantize, found none", "--quantize int4 --calibrate FILE");
+        }
+        if self.act_order && self.calibrate.is_none() {
+            return usage("--act-order without a text, expected --calibrate FILE, found none", "codes are rounded to nearest without it");
         }
         Ok(())
     }
@@ -629,6 +635,7 @@ mod tests {
             "--quantize int4 --keep a",
             "--calibrate f",
             "--quantize-head int8 --calibrate f",
+            "--quantize int4 --act-order",
             "--quantize int4 --calibrate f --no-tokenizer",
             "--quantize int4 --calibrate f --allow-nonfinite",
             "--quantize int4 --keep a=int8",
@@ -640,6 +647,7 @@ mod tests {
             "--quantize none",
             "--quantize int8 --compute int8",
             "--quantize int8 --calibrate f",
+            "--quantize int4 --calibrate f --act-order",
             "--quantize int4 --group-size 128 --quantize-head none --keep *.down_proj.*=bf16 --keep a=auto",
             "--quantize-head int4 --group-size 64",
             "--autotune off",

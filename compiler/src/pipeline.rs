@@ -282,7 +282,8 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     // calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows here.
     let calibration = match (&text, &place) {
         (Some(text), Some((_, work, _, _))) => {
-            let cx = calibrate::Cx { model: &model, quantisation: &settings.quantisation, passes: PASSES, cache: &cache, work };
+            let (quantisation, act_order) = (&settings.quantisation, o.quantize.act_order);
+            let cx = calibrate::Cx { model: &model, quantisation, act_order, passes: PASSES, cache: &cache, work };
             Some(calibrate::run(&cx, text, &mut progress)?)
         }
         _ => None,

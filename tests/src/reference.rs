@@ -62,7 +62,8 @@ impl Reference {
         // The objects of earlier test runs.
         let options = CacheOptions { cache_dir: Some(cache_dir().with_file_name("rcompile")), ..CacheOptions::default() };
         let (mut cache, _) = Cache::open(&options).unwrap_or_else(|e| panic!("{e}"));
-        let cx = calibrate::Cx { model: &reference.model, quantisation: &quantisation, passes: PASSES, cache: &cache, work: &work };
+        let (model, quantisation) = (&reference.model, &quantisation);
+        let cx = calibrate::Cx { model, quantisation, act_order: false, passes: PASSES, cache: &cache, work: &work };
         let calibration = calibrate::run(&cx, text, &mut Progress::new(true)).unwrap_or_else(|e| panic!("{e}"));
         cache.commit();
         Reference { codes: Some(calibration.codes), ..reference }

@@ -7,7 +7,8 @@
 //! w'[c] = w[c] + s[c] / R[c, c],   s[c] = sum over i < c of D[i] R[i, c]
 //! ```
 //! which is rounded to a code; that is the error feedback of GPTQ without the inverse of H. A group's scale is taken from its `w'` as they would be
-//! without further errors, when its first column is reached; the one scale of an int8 row from the row itself. Columns keep their order (no act-order).
+//! without further errors, when its first column is reached; the one scale of an int8 row from the row itself. With another order of columns (act-order: those
+//! with the largest inputs first) groups stay what they are in the tensor, so that their columns come at any time: scales are taken from the weights.
 //!
 //! In: rows of floats, a [`Factor`]. Out: [`Coded`] rows. Each row is independent of all others.
 //!
@@ -20,7 +21,7 @@ use crate::error::Error;
 use rcompile_graph::DType;
 use rcompile_graph::quant::{Coded, Step};
 
-/// Columns that are worked on together where a row has a single scale.
+/// Columns that are worked on together where scales are known.
 const COLUMNS: usize = 32;
 
 /// Rows that are worked on together, so that a block of the factor is read once for all of them.
@@ -31,11 +32,13 @@ pub struct Gptq<'f, 'p> {
     factor: &'f Factor<'p>,
     /// Blocks above the diagonal, transposed, as right operands.
     above: Vec<Vec<Panels>>,
+    /// Columns of the tensors in the factor's order, if that is another one.
+    order: Option<&'f [usize]>,
 }
 
 impl<'f, 'p> Gptq<'f, 'p> {
-    /// Prepares products with the factor.
-    pub fn new(factor: &'f Factor<'p>) -> Gptq<'f, 'p> {
+    /// Prepares products with the factor of a Hessian, or of one whose columns are in this order.
+    pub fn new(factor: &'f Factor<'p>, order: Option<&'f [usize]>) -> Gptq<'f, 'p> {
         use rayon::prelude::*;
         let side = factor.product.side;
         let panels = |i: usize, j: usize| {
@@ -43,7 +46,7 @@ impl<'f, 'p> Gptq<'f, 'p> {
             factor.product.panels(|n, k| r[k * side + n])
         };
         let above = (0..factor.count).into_par_iter().map(|j| (0..j).map(|i| panels(i, j)).collect()).collect();
-        Gptq { factor, above }
+        Gptq { factor, above, order }
     }
 
     /// Rounds rows of `k` weights each, at most [`BAND`] of them.
@@ -51,12 +54,12 @@ impl<'f, 'p> Gptq<'f, 'p> {
         let (side, rows) = (self.factor.product.side, weights.len() / k);
         let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
         let (group, groups) = (coded.group(), coded.groups());
-        let whole_row = groups == 1;
-        coded.scales = vec![0.0; rows * groups];
-        let mut steps: Vec<Step> = weights.chunks(k).map(|row| Step::of(dtype, row)).collect();
-        if whole_row {
-            coded.scales.iter_mut().zip(&steps).for_each(|(s, step)| *s = step.scale);
-        }
+        // Where a group's columns follow each other, its step is taken anew when they begin.
+        let mut steps: Vec<Step> = weights.chunks(k).flat_map(|row| row.chunks(group).map(|x| Step::of(dtype, x))).collect();
+        let in_groups = groups > 1 && self.order.is_none();
+        let place = |c: usize| self.order.map_or(c, |order| order[c]);
+        let ordered: Option<Vec<f32>> = self.order.map(|o| weights.chunks(k).flat_map(|row| o.iter().map(|c| row[*c])).collect());
+        let weights = ordered.as_deref().unwrap_or(weights);
         // Errors by block of columns: [block][rows][side].
         let mut errors: Vec<Vec<f32>> = Vec::new();
         let mut sums = vec![0.0f32; rows * side];
@@ -67,7 +70,7 @@ impl<'f, 'p> Gptq<'f, 'p> {
             }
             let r = self.factor.block(j, j);
             let mut of_block = vec![0.0f32; rows * side];
-            let wide = if whole_row { COLUMNS } else { group };
+            let wide = if in_groups { group } else { COLUMNS };
             let end = side.min(k - j * side);
             for first in (0..end).step_by(wide) {
                 let columns = first..end.min(first + wide);
@@ -75,16 +78,16 @@ impl<'f, 'p> Gptq<'f, 'p> {
                     let s = &mut sums[row * side..][..side];
                     let d = &mut of_block[row * side..][..side];
                     let w = &weights[row * k + j * side..][..end];
-                    if !whole_row {
-                        steps[row] = Step::of(dtype, &free(w, s, r, side, columns.clone()));
-                        coded.scales[row * groups + (j * side + first) / group] = steps[row].scale;
+                    if in_groups {
+                        steps[row * groups + (j * side + first) / group] = Step::of(dtype, &free(w, s, r, side, columns.clone()));
                     }
-                    let codes = &mut coded.codes[row * k + j * side..][..end];
                     for c in columns.clone() {
                         let best = w[c] + s[c] / r[c * side + c];
-                        let code = steps[row].code(best);
-                        codes[c] = code;
-                        d[c] = w[c] - f32::from(code) * steps[row].scale;
+                        let at = place(j * side + c);
+                        let step = &steps[row * groups + at / group];
+                        let code = step.code(best);
+                        coded.codes[row * k + at] = code;
+                        d[c] = w[c] - f32::from(code) * step.scale;
                         push(&mut s[c + 1..columns.end], d[c], &r[c * side + c + 1..]);
                     }
                     // The columns behind, four errors at a time.
@@ -102,6 +105,7 @@ impl<'f, 'p> Gptq<'f, 'p> {
             }
             errors.push(of_block);
         }
+        coded.scales = steps.iter().map(|step| step.scale).collect();
         Ok(coded)
     }
 }

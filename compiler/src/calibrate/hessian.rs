@@ -36,6 +36,11 @@ fn index(i: usize, j: usize) -> usize {
     j * (j + 1) / 2 + i
 }
 
+/// The blocks of `count` columns of them, in their order.
+fn pairs(count: usize) -> Vec<(usize, usize)> {
+    (0..count).flat_map(|j| (0..=j).map(move |i| (i, j))).collect()
+}
+
 impl<'p> Hessian<'p> {
     /// Of inputs of width `k`.
     pub fn new(product: &'p Product, k: usize) -> Hessian<'p> {
@@ -63,8 +68,7 @@ impl<'p> Hessian<'p> {
             })
             .collect();
         let count = self.count;
-        let pairs: Vec<(usize, usize)> = (0..count).flat_map(|j| (0..=j).map(move |i| (i, j))).collect();
-        self.blocks.par_iter_mut().zip(pairs).try_for_each(|(block, (i, j))| {
+        self.blocks.par_iter_mut().zip(pairs(count)).try_for_each(|(block, (i, j))| {
             for run in operands.chunks(count) {
                 product.run(&run[i].0, &run[j].1, |c| block.iter_mut().zip(c).for_each(|(h, c)| *h += c))?;
             }
@@ -72,20 +76,40 @@ impl<'p> Hessian<'p> {
         })
     }
 
+    /// Columns from the largest inputs to the smallest.
+    pub fn by_size(&self) -> Vec<usize> {
+        let mut order: Vec<usize> = (0..self.k).collect();
+        order.sort_by(|a, b| self.at(*b, *b).total_cmp(&self.at(*a, *a)));
+        order
+    }
+
+    /// The Hessian of inputs with their columns in this order.
+    pub fn ordered(self, order: &[usize]) -> Hessian<'p> {
+        let (side, k) = (self.product.side, self.k);
+        let value = |i: usize, j: usize| if i.max(j) < k { self.at(order[i], order[j]) } else { 0.0 };
+        let block = |i: usize, j: usize| (0..side * side).map(|e| value(i * side + e / side, j * side + e % side)).collect();
+        let blocks = pairs(self.count).into_par_iter().map(|(i, j)| block(i, j)).collect();
+        Hessian { blocks, ..self }
+    }
+
+    /// Element `(i, j)`.
+    fn at(&self, i: usize, j: usize) -> f32 {
+        let side = self.product.side;
+        let (i, j) = (i.min(j), i.max(j));
+        self.blocks[index(i / side, j / side)][i % side * side + j % side]
+    }
+
     /// The factor. `None`: the inputs were not finite.
     pub fn factor(mut self) -> Result<Option<Factor<'p>>, Error> {
         let (side, count, product) = (self.product.side, self.count, self.product);
-        let at = |i: usize| (index(i / side, i / side), i % side * (side + 1));
-        let diagonal = |h: &Hessian<'_>, i: usize| f64::from(h.blocks[at(i).0][at(i).1]);
-        let mean = (0..self.k).map(|i| diagonal(&self, i)).sum::<f64>() / self.k as f64;
+        let mean = (0..self.k).map(|i| f64::from(self.at(i, i))).sum::<f64>() / self.k as f64;
         if !mean.is_finite() {
             return Ok(None);
         }
         // Inputs that are all zero say nothing: rounding to nearest.
         let damp = if mean > 0.0 { DAMP * mean } else { 1.0 };
         for i in 0..side * count {
-            let (block, place) = at(i);
-            self.blocks[block][place] += if i < self.k { damp as f32 } else { 1.0 };
+            self.blocks[index(i / side, i / side)][i % side * (side + 1)] += if i < self.k { damp as f32 } else { 1.0 };
         }
         // From the last block column to the first; what lies left of and above a finished one is reduced by it.
         for l in (0..count).rev() {
@@ -98,8 +122,7 @@ impl<'p> Hessian<'p> {
             })?;
             let panels: Vec<Panels> = column[..l].par_iter().map(|r| product.panels(|n, k| r[n * side + k])).collect();
             let column = &*column;
-            let pairs: Vec<(usize, usize)> = (0..l).flat_map(|j| (0..=j).map(move |i| (i, j))).collect();
-            before.par_iter_mut().zip(pairs).try_for_each(|(block, (i, j))| {
+            before.par_iter_mut().zip(pairs(l)).try_for_each(|(block, (i, j))| {
                 product.run(&column[i], &panels[j], |c| block.iter_mut().zip(c).for_each(|(h, c)| *h -= c))
             })?;
         }

@@ -57,6 +57,8 @@ pub struct Cx<'a> {
     pub model: &'a Model,
     /// What is wanted.
     pub quantisation: &'a Quantisation,
+    /// Columns with the largest inputs first.
+    pub act_order: bool,
     /// All passes.
     pub passes: &'a [Pass],
     /// For compiled code.
@@ -144,8 +146,12 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
             done.add(share);
             hessian.add(inputs)
         })?;
+        let order = cx.act_order.then(|| hessian.by_size());
+        if let Some(order) = &order {
+            hessian = hessian.ordered(order);
+        }
         let Some(factor) = hessian.factor()? else { return Err(not_finite(text, &tensors)) };
-        let gptq = Gptq::new(&factor);
+        let gptq = Gptq::new(&factor, order.as_deref());
         for (name, wanted) in tensors {
             codes.add(name, wanted.dtype, wanted.rows, width);
             round(&gptq, &codes, name, wanted, &cx.model.weights)?;
@@ -154,9 +160,12 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
     }
     let level = host.isa.name.clone();
     bar.finish(&format!("{} tensors, {} chunks of {length} tokens, code for {level}", wanted.len(), chunks.len()));
-    let identity = format!("{} {level} {}", text.input.sha256, rcompile_codegen::fingerprint::text());
-    let note =
-        format!("calibrated with {} chunks of {length} tokens and code for {level}; another level may give other codes", chunks.len());
+    let order = if cx.act_order { " in act-order" } else { "" };
+    let identity = format!("{} {level} {}{order}", text.input.sha256, rcompile_codegen::fingerprint::text());
+    let note = format!(
+        "calibrated with {} chunks of {length} tokens{order} and code for {level}; another level may give other codes",
+        chunks.len()
+    );
     Ok(Calibration { codes, note, identity })
 }
 

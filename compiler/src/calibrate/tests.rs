@@ -89,28 +89,30 @@ fn inverse(a: &[f64], k: usize) -> Vec<f64> {
     out
 }
 
-/// GPTQ as the paper has it: the upper Cholesky factor of the inverse, columns left to right, later weights moved by each error.
-fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64]) -> Coded {
-    let l = cholesky(&inverse(h, k), k);
+/// GPTQ as the paper has it: the upper Cholesky factor of the inverse, columns left to right, later weights moved by each error. In another order
+/// of columns groups keep the scales of the weights as they are.
+fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64], order: Option<&[usize]>) -> Coded {
+    let place = |c: usize| order.map_or(c, |o| o[c]);
+    let h: Vec<f64> = (0..k * k).map(|e| h[place(e / k) * k + place(e % k)]).collect();
+    let l = cholesky(&inverse(&h, k), k);
     let u = |i: usize, j: usize| l[j * k + i];
-    let mut coded = Coded { dtype, width: k, codes: vec![], scales: vec![], zeros: vec![] };
+    let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
     let group = coded.group();
-    for row in weights.chunks(k) {
-        let mut w: Vec<f64> = row.iter().map(|x| f64::from(*x)).collect();
-        let mut step = Step::of(dtype, row);
+    for (n, row) in weights.chunks(k).enumerate() {
+        let mut w: Vec<f64> = (0..k).map(|c| f64::from(row[place(c)])).collect();
+        let mut steps: Vec<Step> = row.chunks(group).map(|x| Step::of(dtype, x)).collect();
         for c in 0..k {
-            if c % group == 0 && group < k {
+            if c % group == 0 && group < k && order.is_none() {
                 let now: Vec<f32> = w[c..k.min(c + group)].iter().map(|x| *x as f32).collect();
-                step = Step::of(dtype, &now);
+                steps[c / group] = Step::of(dtype, &now);
             }
-            if c % group == 0 {
-                coded.scales.push(step.scale);
-            }
+            let step = &steps[place(c) / group];
             let code = step.code(w[c] as f32);
-            coded.codes.push(code);
+            coded.codes[n * k + place(c)] = code;
             let error = (w[c] - f64::from(code) * f64::from(step.scale)) / u(c, c);
             (c..k).for_each(|j| w[j] -= error * u(c, j));
         }
+        coded.scales.extend(steps.iter().map(|s| s.scale));
     }
     coded
 }
@@ -173,7 +175,7 @@ fn inputs_without_a_meaning() {
         let mut zero = Hessian::new(product, 64);
         zero.add(&[vec![0.0; 64 * 10]]).unwrap();
         let factor = zero.factor().unwrap().unwrap();
-        assert_eq!(Gptq::new(&factor).round(q4, &w, 64).unwrap(), Coded::quantise(q4, &w, 64));
+        assert_eq!(Gptq::new(&factor, None).round(q4, &w, 64).unwrap(), Coded::quantise(q4, &w, 64));
         for bad in [f32::NAN, f32::INFINITY] {
             let mut hessian = Hessian::new(product, 64);
             hessian.add(&[[&[bad][..], &[1.0; 63]].concat()]).unwrap();
@@ -185,26 +187,32 @@ fn inputs_without_a_meaning() {
 /// Equal codes but for values that rounding puts on the other side of a border, and the cost of the paper's.
 #[test]
 fn codes_are_those_of_the_paper() {
-    for (k, side, dtype) in [
+    let cases = [
         (200, 64, DType::Q4(Group::G32)),
         (200, 64, DType::Q4(Group::G64)),
         (96, 128, DType::Q4(Group::G128)),
         (300, 128, DType::Q4(Group::G128)),
         (200, 64, DType::Q8(Group::Row)),
-    ] {
+    ];
+    for ((k, side, dtype), act_order) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
         with_product(side, |product| {
             let (x, w) = (inputs(500, k, 5), numbers(40 * k, 6));
+            let h = damped(&x, k);
             let mut hessian = Hessian::new(product, k);
             hessian.add(std::slice::from_ref(&x)).unwrap();
+            let order = act_order.then(|| hessian.by_size());
+            if let Some(order) = &order {
+                assert!(order.windows(2).all(|pair| h[pair[0] * (k + 1)] > h[pair[1] * (k + 1)] * 0.9999));
+                hessian = hessian.ordered(order);
+            }
             let factor = hessian.factor().unwrap().unwrap();
-            let found = Gptq::new(&factor).round(dtype, &w, k).unwrap();
-            let h = damped(&x, k);
-            let wanted = paper(dtype, &w, k, &h);
+            let found = Gptq::new(&factor, order.as_deref()).round(dtype, &w, k).unwrap();
+            let wanted = paper(dtype, &w, k, &h, order.as_deref());
             let other = found.codes.iter().zip(&wanted.codes).filter(|(a, b)| a != b).count();
             let costs = [&found, &wanted, &Coded::quantise(dtype, &w, k)].map(|coded| cost(coded, &w, k, &h));
-            println!("{dtype}: {other} of {} codes differ; cost {costs:?}", found.codes.len());
-            assert!(other * 50 < found.codes.len(), "{dtype}: {other} codes differ");
-            assert!((costs[0] / costs[1] - 1.0).abs() < 0.01 && costs[0] < 0.6 * costs[2], "{dtype}: {costs:?}");
+            println!("{dtype}, {act_order}: {other} of {} codes differ; cost {costs:?}", found.codes.len());
+            assert!(other * 50 < found.codes.len(), "{dtype}, {act_order}: {other} codes differ");
+            assert!((costs[0] / costs[1] - 1.0).abs() < 0.01 && costs[0] < 0.6 * costs[2], "{dtype}, {act_order}: {costs:?}");
         });
     }
 }
@@ -221,7 +229,8 @@ fn stages_are_the_model() {
         let work = WorkDir::create(&temp.path().join("out")).unwrap();
         let cache = Cache::none();
         let quantisation = Quantisation { body: Some(DType::Q4(Group::G32)), ..Quantisation::default() };
-        let cx = Cx { model: &model, quantisation: &quantisation, passes: crate::pipeline::PASSES, cache: &cache, work: &work };
+        let passes = crate::pipeline::PASSES;
+        let cx = Cx { model: &model, quantisation: &quantisation, act_order: false, passes, cache: &cache, work: &work };
         let chunks: Vec<Vec<u32>> = (0..3).map(|c| (0..20).map(|i| (c * 31 + i * 7) % 90).collect()).collect();
 
         let mut host = HostCompiler::new(&cache, &work).unwrap();
