@@ -226,7 +226,7 @@ impl Matmuls {
             && env("WIDEN", 1) == 1;
         let k_block = self
             .k
-            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute == Compute::Int8Dot { 2048 } else { 1024 })))
+            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute == Compute::Int8Dot { 2048 } else { (12 << 10) / self.isa.tile_rows })))
             .next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
             (true, Compute::Int8Dot) => u64::from(k_block * panels.nr),

@@ -6,8 +6,8 @@
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
 //! Where columns have zero points of their own, the start stands for minus the sum of the row's codes, and `s32 + zero * that`, exact in f32 too, takes the
-//! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else the f32 ones are on the stack:
-//! the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
+//! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else LLVM spills the f32 ones, once a
+//! group: the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, so with many blocks of rows the first one keeps what it took
 //! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
@@ -48,8 +48,8 @@ pub(super) fn unpacked_bytes(panels: &Panels, k: u32) -> u64 {
 }
 
 impl Microkernel<'_> {
-    /// Are the f32 sums of `m` rows on the stack?
-    pub(super) fn sums_on_stack(&self, isa: &Isa, m: u32) -> bool {
+    /// Do the f32 sums of `m` rows leave the registers while a group is summed? Only then may the sums of a group fill them.
+    pub(super) fn sums_spill(&self, isa: &Isa, m: u32) -> bool {
         if m > isa.rows(self.kernel.compute) / 2 {
             return true;
         }
@@ -67,7 +67,7 @@ impl Microkernel<'_> {
     }
     /// Do the sums of `m` rows times `vectors` fit, with what a step holds?
     pub(super) fn sums_fit(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
-        let sets = if self.sums_on_stack(isa, m) { 1 } else { 2 };
+        let sets = if self.sums_spill(isa, m) { 1 } else { 2 };
         tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors))
     }
     /// Do codes of `m` rows wait in registers, sixteen each?
@@ -128,22 +128,10 @@ impl Microkernel<'_> {
         fb.store(fb.int(steps.into()), count, 8);
         let step_count = fb.load_again(Ty::I64, count, 8);
         let ints = Ty::vec(Elem::I32, lanes);
-        let on_stack = self.sums_on_stack(fb.isa(), walk.m);
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
         if floats_in_blocks {
             first = mmla::blocks_of_rows(fb, walk.m, &first);
-        }
-        let store = |value: Value<'c>, at: Value<'c>| fb.store(value, at, lanes * 4);
-        // On the stack, which stays in L1: the tile itself may be one of many that wait for the next block of k.
-        let local: Vec<Value<'c>> = if on_stack {
-            let stack = fb.stack(first.len() as u64 * u64::from(lanes) * 4, 64);
-            (0..first.len() as u64).map(|e| fb.offset_const(stack, e * u64::from(lanes) * 4)).collect()
-        } else {
-            vec![]
-        };
-        if on_stack {
-            first.drain(..).zip(&local).for_each(|(value, at)| store(value, *at));
         }
         let last = fb.loop_(fb.int(0), groups, 1, &first, |i, acc| {
             let a = fb.index(at.a, i, a_group_bytes);
@@ -228,7 +216,6 @@ impl Microkernel<'_> {
                 let bias = zeros.as_ref().map(|_| value(words_of(a, r, group + 4)));
                 for c in 0..n {
                     let e = r as usize * n + c;
-                    let before = acc.get(e).copied().unwrap_or_else(|| fb.load(floats, local[e], lanes * 4));
                     let scaled = match (&scales, &less) {
                         (Some(scales), Some(less)) => fb.fma(fb.bitcast(sums[e], floats), scales[c], less[c]),
                         _ => {
@@ -237,21 +224,13 @@ impl Microkernel<'_> {
                             scales.as_ref().map_or(sum, |scales| fb.mul(sum, scales[c]))
                         }
                     };
-                    let after = fb.fma(scaled, row, before);
-                    match acc.get_mut(e) {
-                        Some(acc) => *acc = after,
-                        None => store(after, local[e]),
-                    }
+                    acc[e] = fb.fma(scaled, row, acc[e]);
                 }
             }
             acc
         });
-        let local = local.iter().map(|at| fb.load(Ty::vec(Elem::F32, lanes), *at, lanes * 4));
-        let mut last: Vec<_> = last.into_iter().chain(local).collect();
-        if floats_in_blocks {
-            last = mmla::rows_of_blocks(fb, walk.m, &last);
-        }
-        last.into_iter().zip(&tile).for_each(|(value, at)| store(value, *at));
+        let last = if floats_in_blocks { mmla::rows_of_blocks(fb, walk.m, &last) } else { last };
+        last.into_iter().zip(&tile).for_each(|(value, at)| fb.store(value, *at, lanes * 4));
     }
 
     /// Stores a vector for each vector of columns.

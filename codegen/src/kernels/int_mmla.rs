@@ -52,7 +52,7 @@ pub(super) fn packed_bytes(kernel: &Matmul) -> u64 {
 pub(super) fn fits(isa: &Isa, micro: &Microkernel<'_>, m: u32, vectors: u32) -> bool {
     let sums = m.div_ceil(2) * 2 * vectors;
     let floats = match m {
-        _ if micro.sums_on_stack(isa, m) => 0,
+        _ if micro.sums_spill(isa, m) => 0,
         1 => vectors,
         _ => sums,
     };
