@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::measure::{Bench, Outcome, find, float, of_threads, rates};
+use crate::measure::{Bench, Outcome, find, of_threads, rates};
 use crate::peers::{self, OURS};
 use crate::process::args;
 use crate::record::Record;
@@ -37,6 +37,8 @@ struct Test {
     generate: usize,
     depth: usize,
     batch: usize,
+    /// With `--copy-weights`: ours alone, the file's pages do not matter.
+    copied: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -58,19 +60,23 @@ use Bound::{Peak, Read};
 use Threads::{All, One};
 
 const fn prefill(prompt: usize) -> Test {
-    Test { prompt, generate: 0, depth: 0, batch: 1 }
+    Test { prompt, generate: 0, depth: 0, batch: 1, copied: false }
 }
 
 const fn decode(depth: usize) -> Test {
-    Test { prompt: 0, generate: 24, depth, batch: 1 }
+    Test { prompt: 0, generate: 24, depth, batch: 1, copied: false }
 }
 
 const fn batch(batch: usize) -> Test {
-    Test { prompt: 0, generate: 8, depth: 16, batch }
+    Test { prompt: 0, generate: 8, depth: 16, batch, copied: false }
+}
+
+const fn copied(test: Test) -> Test {
+    Test { copied: true, ..test }
 }
 
 const fn texts(batch: usize) -> Test {
-    Test { prompt: 128, generate: 0, depth: 0, batch }
+    Test { prompt: 128, generate: 0, depth: 0, batch, copied: false }
 }
 
 const fn work(
@@ -95,13 +101,19 @@ const WORKS: &[Work] = &[
     work(Topic::Decode, "bf16 decode at 512", "llama-1b", decode(512), All, Read, Some(97.0)),
     work(Topic::Decode, "bf16 decode, 1 thread, at 128", "llama-1b", decode(128), One, Read, Some(97.0)),
     work(Topic::Decode, "f32 decode at 128", "llama-1b-f32", decode(128), All, Read, Some(97.0)),
+    work(Topic::Decode, "bf16 decode at 128, weights copied", "llama-1b", copied(decode(128)), All, Read, Some(97.0)),
+    work(Topic::Decode, "bf16 decode at 512, weights copied", "llama-1b", copied(decode(512)), All, Read, Some(97.0)),
+    work(Topic::Decode, "f32 decode at 128, weights copied", "llama-1b-f32", copied(decode(128)), All, Read, Some(97.0)),
     work(Topic::Batch, "bf16 decode of 4 sequences", "llama-1b-parallel", batch(4), All, Read, Some(97.0)),
+    work(Topic::Batch, "bf16 decode of 4 sequences, weights copied", "llama-1b-parallel", copied(batch(4)), All, Read, Some(97.0)),
     work(Topic::Batch, "bf16 decode of 32 sequences", "llama-1b-parallel", batch(32), All, Peak, Some(75.0)),
     work(Topic::Quantised, "int8 decode at 128", "llama-1b-int8", decode(128), All, Read, Some(95.0)),
     work(Topic::Quantised, "int4 decode at 128", "llama-1b-int4", decode(128), All, Read, Some(95.0)),
     work(Topic::Quantised, "int4 decode at 128, int8 head", "llama-1b-int4-int8-head", decode(128), All, Read, Some(95.0)),
     work(Topic::Quantised, "int4 by 64 decode at 128, int8 head", "llama-1b-int4-64", decode(128), All, Read, Some(95.0)),
     work(Topic::Quantised, "int4 by 128 decode at 128, int8 head", "llama-1b-int4-128", decode(128), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int8 decode at 128, weights copied", "llama-1b-int8", copied(decode(128)), All, Read, Some(95.0)),
+    work(Topic::Quantised, "int4 decode at 128, weights copied", "llama-1b-int4", copied(decode(128)), All, Read, Some(95.0)),
     work(Topic::Quantised, "int8 prefill 512", "llama-1b-int8", prefill(512), All, Peak, Some(75.0)),
     work(Topic::Quantised, "int4 prefill 512", "llama-1b-int4", prefill(512), All, Peak, Some(65.0)),
     work(Topic::Quantised, "int4 by 128 prefill 512, int8 head", "llama-1b-int4-128", prefill(512), All, Peak, Some(70.0)),
@@ -111,11 +123,14 @@ const WORKS: &[Work] = &[
     work(Topic::Quantised, "int4 decode of 32 sequences", "llama-1b-int4-parallel", batch(32), All, Peak, Some(65.0)),
     work(Topic::Long, "bf16 prefill 2048", "llama-1b-long", prefill(2048), All, Peak, None),
     work(Topic::Long, "bf16 decode at 8192", "llama-1b-long", decode(8192), All, Read, Some(90.0)),
+    work(Topic::Long, "bf16 decode at 8192, weights copied", "llama-1b-long", copied(decode(8192)), All, Read, Some(90.0)),
     work(Topic::Long, "bf16 prefill 8192, 4 layers", "llama-1b-4-layers", prefill(8192), All, Peak, None),
     work(Topic::Avx2, "AVX2 bf16 prefill 512", "llama-1b-avx2", prefill(512), All, Peak, Some(85.0)),
     work(Topic::Avx2, "AVX2 bf16 decode at 128", "llama-1b-avx2", decode(128), All, Read, Some(95.0)),
+    work(Topic::Avx2, "AVX2 bf16 decode at 128, weights copied", "llama-1b-avx2", copied(decode(128)), All, Read, Some(95.0)),
     work(Topic::Avx2, "AVX2 f32 prefill 512", "llama-1b-avx2-f32", prefill(512), All, Peak, Some(85.0)),
     work(Topic::Avx2, "AVX2 f32 decode at 128", "llama-1b-avx2-f32", decode(128), All, Read, Some(95.0)),
+    work(Topic::Avx2, "AVX2 f32 decode at 128, weights copied", "llama-1b-avx2-f32", copied(decode(128)), All, Read, Some(95.0)),
     work(Topic::Bert, "BERT f32 1x128", "bert-base", texts(1), All, Peak, Some(88.0)),
     work(Topic::Bert, "BERT f32 8x128", "bert-base", texts(8), All, Peak, Some(90.0)),
     work(Topic::Bert, "BERT bf16 1x128", "bert-base-bf16", texts(1), All, Peak, Some(88.0)),
@@ -152,16 +167,10 @@ impl Test {
             }
         }
         flags.extend(["-r".into(), repetitions.to_string()]);
-        flags
-    }
-
-    /// Positions that a row attends to on the average.
-    fn keys_per_row(self, encoder: bool) -> f64 {
-        match (encoder, self.prompt) {
-            (true, prompt) => prompt as f64,
-            (false, 0) => self.depth as f64 + (self.generate as f64 + 1.0) / 2.0,
-            (false, prompt) => self.depth as f64 + (prompt as f64 + 1.0) / 2.0,
+        if self.copied {
+            flags.push("--copy-weights".into());
         }
+        flags
     }
 }
 
@@ -242,7 +251,7 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
 /// One sample of each engine.
 fn run(bench: &mut Bench, work: &Work, threads: usize) -> Outcome<()> {
     let found = find(work.executable);
-    let engines = found.peer_model.map_or(Vec::new(), |model| peers::engines(bench, model));
+    let engines = found.peer_model.filter(|_| !work.test.copied).map_or(Vec::new(), |model| peers::engines(bench, model));
     // None is our own; the order turns from round to round.
     let mut order: Vec<Option<&peers::Engine>> = [None].into_iter().chain(engines.iter().map(Some)).collect();
     let turn = bench.record.rounds.len() % order.len();
@@ -274,19 +283,14 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     words.extend(args(["-o", "jsonl"]));
     let run = bench.pinned(&out, &words, threads)?;
     let rate = rates(&run)?.pop().ok_or("bench printed no test")?;
-    let encoder = info["task"] == "embed";
-    let keys = work.test.keys_per_row(encoder);
-    let attention_flop = 4.0 * find(work.executable).attention_width as f64 * keys;
-    // The cache of every sequence is read in every step.
-    let kv_bytes = if work.test.generate > 0 { float(&info["state"]["bytes_per_token"]) * keys } else { 0.0 };
     let key = work.key(OURS);
     let record = &mut bench.record;
     record.facts.insert(format!("peak of {}", work.executable), peak_of(&info).into());
     record.facts.insert(format!("types of {}", work.executable), types_of(&info));
-    record.push(format!("{key} GFLOP/s"), rate.gflop_per_s + rate.tokens_per_s * attention_flop / 1e9);
-    record.push(format!("{key} GB/s"), rate.gb_per_s + rate.tokens_per_s * kv_bytes / 1e9);
-    // Bytes of weights per token of all sequences, by which the rate of another engine becomes bytes per second.
-    record.push(format!("{key} weight bytes"), rate.gb_per_s * 1e9 / rate.tokens_per_s);
+    record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
+    record.push(format!("{key} GB/s"), rate.gb_per_s);
+    // Bytes of weights and KV cache per token of all sequences, by which the rate of another engine becomes bytes per second.
+    record.push(format!("{key} bytes per token"), rate.gb_per_s * 1e9 / rate.tokens_per_s);
     record.push(format!("{key} rss"), run.rss_bytes_max as f64);
     seen(bench, work, OURS, &key, rate.tokens_per_s);
     Ok(())
@@ -315,7 +319,7 @@ fn run_attention(bench: &mut Bench, attention: &Attention, threads: usize) -> Ou
     bench.record.facts.insert(format!("peak of {}", attention.executable), peak_of(&info).into());
     let mut seconds = Vec::new();
     for depth in [0, ATTENTION_KEYS] {
-        let test = Test { prompt: ATTENTION_ROWS, generate: 0, depth, batch: 1 };
+        let test = Test { prompt: ATTENTION_ROWS, generate: 0, depth, batch: 1, copied: false };
         let mut words = args(["bench"]);
         words.extend(test.flags(if depth == 0 { 5 } else { 3 }).iter().map(Into::into));
         words.extend(args(["-t", &threads.to_string(), "-o", "jsonl"]));
@@ -392,7 +396,7 @@ fn share(bench: &Bench, work: &Work) -> Samples {
 fn share_of_best(record: &Record, work: &Work, threads: usize) -> Samples {
     let key = work.key(OURS);
     let engines = peers_of(record, work);
-    let (bytes, gb, limit) = (format!("{key} weight bytes"), format!("{key} GB/s"), format!("limit read {threads}"));
+    let (bytes, gb, limit) = (format!("{key} bytes per token"), format!("{key} GB/s"), format!("limit read {threads}"));
     let mut best = record.each([&gb, &limit], |[ours, limit]| limit.max(ours)).values().to_vec();
     let ours = record.each([&gb, &limit], |[ours, _]| ours);
     for (_, engine) in &engines {
@@ -552,7 +556,7 @@ mod tests {
             record.begin("decode", String::new(), String::new());
             let key = work.key(OURS);
             record.push(format!("{key} GB/s"), 24.0);
-            record.push(format!("{key} weight bytes"), 2e9);
+            record.push(format!("{key} bytes per token"), 2e9);
             record.push("limit read 2", 25.0);
             record.push(work.key("OpenVINO"), theirs);
         }
