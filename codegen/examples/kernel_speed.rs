@@ -59,7 +59,11 @@ fn main() {
             }
         }
     }
-    for kv in [DType::F32, DType::Bf16, DType::I8].into_iter().filter(|_| wanted("attention")) {
+    let mut caches: Vec<_> = [DType::F32, DType::Bf16, DType::I8].map(|kv| (kv, Compute::F32)).into();
+    if isa.bf16_dot {
+        caches.push((DType::Bf16, Compute::Bf16Dot));
+    }
+    for (kv, compute) in caches.into_iter().filter(|_| wanted("attention")) {
         for (heads, kv_heads, head_dim, rows, keys, tile_rows) in [
             (32, 8, 64, 128, 512, 16),
             (12, 12, 64, 128, 512, 16),
@@ -67,7 +71,7 @@ fn main() {
             (8, 8, 80, 64, 512, 16),
             (32, 8, 128, 1, 4096, 1),
         ] {
-            attend(&isa, &peak, kv, heads, kv_heads, head_dim, rows, keys, tile_rows);
+            attend(&isa, &peak, kv, compute, heads, kv_heads, head_dim, rows, keys, tile_rows);
         }
     }
 }
@@ -327,7 +331,18 @@ impl Matmuls {
 }
 
 #[allow(clippy::too_many_arguments, reason = "a benchmark's shape")]
-fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim: u32, rows: u32, keys: u32, tile_rows: u32) {
+fn attend(
+    isa: &Isa,
+    peak: &Peak,
+    kv: DType,
+    compute: Compute,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    rows: u32,
+    keys: u32,
+    tile_rows: u32,
+) {
     let mut e = Exprs::default();
     let [query, key] = [1, 2].map(|v| e.add(Expr::Var(VarId(v))));
     let (raw, scale, one) = (e.add(Expr::Score), e.float(0.125), e.int(1));
@@ -352,6 +367,7 @@ fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim
         kv_heads,
         head_dim,
         kv_dtype: kv,
+        compute,
         state_offsets: vec![0],
         page_bytes,
         head_bytes,
@@ -413,8 +429,9 @@ fn attend(isa: &Isa, peak: &Peak, kv: DType, heads: u32, kv_heads: u32, head_dim
     }
     let rate = rounds.best().0;
     println!(
-        "attention {:>4} {heads}/{kv_heads} x {head_dim}, {rows} rows at {keys} keys: {:6.1} GFLOP/s, {} of FMA peak, {:5.1} GB/s of cache",
+        "attention {:>4} {} {heads}/{kv_heads} x {head_dim}, {rows} rows at {keys} keys: {:6.1} GFLOP/s, {} of FMA peak, {:5.1} GB/s of cache",
         kv.name(),
+        if compute == Compute::Bf16Dot { "dot" } else { "fma" },
         rate / 1e9,
         rounds.share(),
         bytes * rate / flop / 1e9

@@ -211,15 +211,18 @@ fn tables(out: &mut String, operands: &[Operand], layer_ints: &[Vec<i64>]) -> fm
     Ok(())
 }
 
-fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
-    let compute = match m.compute {
+fn compute(compute: Compute) -> &'static str {
+    match compute {
         Compute::F32 => "f32",
         Compute::Int8Dot => "int8 dot",
         Compute::Int8Mmla => "int8_mmla",
         Compute::Bf16Dot => "bf16_dot",
         Compute::Bf16Mmla => "bf16_mmla",
-    };
-    writeln!(out, "matmul {compute} (v{} < {}, v{}) {{", m.row.0, m.rows, m.col.0)?;
+    }
+}
+
+fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
+    writeln!(out, "matmul {} (v{} < {}, v{}) {{", compute(m.compute), m.row.0, m.rows, m.col.0)?;
     writeln!(out, "  a = {} stride {}", m.a, m.a_stride)?;
     writeln!(out, "  w = w{}: {}", m.weight.0, m.panels)?;
     let t = &m.tile;
@@ -253,7 +256,8 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
 }
 
 fn attention(out: &mut String, a: &Attention) -> fmt::Result {
-    writeln!(out, "attention {{heads {}, kv_heads {}, head_dim {}, tile_rows {}}} {{", a.heads, a.kv_heads, a.head_dim, a.tile_rows)?;
+    let shape = format!("heads {}, kv_heads {}, head_dim {}, tile_rows {}", a.heads, a.kv_heads, a.head_dim, a.tile_rows);
+    writeln!(out, "attention {} {{{shape}}} {{", compute(a.compute))?;
     writeln!(out, "  q = {} stride {} head_stride {}", a.q, a.q_stride, a.q_head_stride)?;
     writeln!(out, "  out = {} stride {}", a.out, a.out_stride)?;
     let scales = a.scales.map_or(String::new(), |at| format!(", scales {at}"));

@@ -17,7 +17,7 @@
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
 //!   integer arithmetic wants records and codes in packs that its instruction takes.
-//! - An attention's query heads are a multiple of its KV heads; cache pages hold what they must.
+//! - An attention's query heads are a multiple of its KV heads; cache pages hold what they must, bf16 where its products are dots of bf16.
 //!
 //! Order
 //! - Each region is executed; layer loops are not nested or empty.
@@ -452,6 +452,8 @@ impl<'a> Verifier<'a> {
         }
         let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.head_dim > 0 && a.tile_rows > 0;
         self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.head_dim));
+        let compute = a.compute == Compute::F32 || a.compute == Compute::Bf16Dot && a.kv_dtype == DType::Bf16;
+        self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv_dtype));
         let half = 256 * u64::from(a.head_dim) * a.kv_dtype.size();
         let end = a.scales.map_or(a.v_offset + half, |at| at + 2 * 256 * DType::F32.size());
         let scales = a.scales.is_some() == (a.kv_dtype == DType::I8) && a.scales.is_none_or(|at| at >= a.v_offset + half);

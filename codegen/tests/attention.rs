@@ -25,6 +25,7 @@ struct Case {
     kv_heads: u32,
     head_dim: u32,
     kv: DType,
+    compute: Compute,
     q: DType,
     out: DType,
     mask: Mask,
@@ -49,12 +50,18 @@ impl Case {
             kv_heads: 2,
             head_dim: 64,
             kv: DType::F32,
+            compute: Compute::F32,
             q: DType::F32,
             out: DType::F32,
             mask: Mask::Causal,
             soft_cap: false,
             tile_rows: 16,
         }
+    }
+    /// A bf16 cache, with dots where the CPU has them.
+    fn bf16(isa: &Isa) -> Case {
+        let compute = if isa.bf16_dot { Compute::Bf16Dot } else { Compute::F32 };
+        Case { kv: DType::Bf16, compute, ..Case::new() }
     }
     fn q_head_stride(&self) -> u32 {
         self.head_dim.next_multiple_of(32)
@@ -127,6 +134,7 @@ impl Case {
             kv_heads: self.kv_heads,
             head_dim: self.head_dim,
             kv_dtype: self.kv,
+            compute: self.compute,
             state_offsets: (0..LAYERS).map(|l| l * self.layer_bytes()).collect(),
             page_bytes: self.page_bytes(),
             head_bytes: self.head_bytes(),
@@ -320,6 +328,15 @@ impl Model {
 
     fn compare(&self, rows: &[(usize, i64)], bits: &[Vec<u32>]) {
         let c = &self.case;
+        // Weights, too, are rounded then: 2^-9 of each at most.
+        let dots = c.compute == Compute::Bf16Dot;
+        let tolerance = if c.out != DType::F32 {
+            5e-3
+        } else if dots {
+            2e-3
+        } else {
+            3e-5
+        };
         for (row, &(slot, position)) in rows.iter().enumerate() {
             for head in 0..c.heads {
                 let kv_head = head / (c.heads / c.kv_heads);
@@ -331,7 +348,8 @@ impl Model {
                 let score = |key: i64| {
                     let dot: f64 = (0..c.head_dim)
                         .map(|d| {
-                            let q = f64::from(self.query(slot, position, head, d));
+                            let q = self.query(slot, position, head, d);
+                            let q = f64::from(if dots { from_bf16(to_bf16(q)) } else { q });
                             q * f64::from(self.k[index(c, slot, kv_head, key, d)])
                         })
                         .sum();
@@ -347,7 +365,6 @@ impl Model {
                         keys.clone().zip(&weights).map(|(key, w)| w * f64::from(self.v[index(c, slot, kv_head, key, d)])).sum::<f64>()
                             / sum;
                     let got = f32::from_bits(bits[row][(head * c.head_dim + d) as usize]);
-                    let tolerance = if c.out == DType::F32 { 3e-5 } else { 5e-3 };
                     assert!(
                         (f64::from(got) - want).abs() <= tolerance,
                         "{c:?} on {}: slot {slot} position {position} head {head} d {d}: {got}, expected {want}",
@@ -364,6 +381,7 @@ fn head_dims() {
     for isa in isas() {
         for head_dim in [8, 20, 64, 80, 128] {
             Case { head_dim, ..Case::new() }.check(&isa);
+            Case { head_dim, ..Case::bf16(&isa) }.check(&isa);
         }
     }
 }
@@ -373,6 +391,7 @@ fn groups() {
     for isa in isas() {
         for (heads, kv_heads) in [(3, 3), (3, 1), (8, 2), (7, 1)] {
             Case { heads, kv_heads, ..Case::new() }.check(&isa);
+            Case { heads, kv_heads, ..Case::bf16(&isa) }.check(&isa);
         }
     }
 }
@@ -381,7 +400,9 @@ fn groups() {
 fn masks_and_scores() {
     for isa in isas() {
         for mask in [Mask::Causal, Mask::Window(7), Mask::Window(300), Mask::Full] {
-            Case { mask, soft_cap: mask == Mask::Window(300), ..Case::new() }.check(&isa);
+            let soft_cap = mask == Mask::Window(300);
+            Case { mask, soft_cap, ..Case::new() }.check(&isa);
+            Case { mask, soft_cap, ..Case::bf16(&isa) }.check(&isa);
         }
     }
 }
@@ -397,6 +418,9 @@ fn types() {
         ] {
             for head_dim in [36, 64] {
                 Case { kv, q, out, head_dim, ..Case::new() }.check(&isa);
+                if kv == DType::Bf16 {
+                    Case { q, out, head_dim, ..Case::bf16(&isa) }.check(&isa);
+                }
             }
         }
     }
@@ -419,6 +443,7 @@ fn widened_blocks() {
         for (kv, head_dim) in [(DType::Bf16, 64), (DType::F16, 36), (DType::I8, 64), (DType::I8, 36)] {
             Case { kv, head_dim, tile_rows: 64, ..Case::new() }.check(&isa);
         }
+        Case { head_dim: 36, tile_rows: 64, ..Case::bf16(&isa) }.check(&isa);
     }
 }
 
@@ -428,15 +453,17 @@ fn hot_loop_asm() {
     let mut failures = vec![];
     for cpu in ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"] {
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
-        for kv in [DType::F32, DType::Bf16] {
+        let dots = isa.bf16_dot.then_some((DType::Bf16, Compute::Bf16Dot));
+        for (kv, compute) in [(DType::F32, Compute::F32), (DType::Bf16, Compute::F32)].into_iter().chain(dots) {
             for head_dim in [64, 80, 128] {
-                let case = Case { heads: 12, kv_heads: 2, kv, head_dim, ..Case::new() };
+                let case = Case { heads: 12, kv_heads: 2, kv, compute, head_dim, ..Case::new() };
                 let (program, kernel) = case.program();
                 let asm = Loaded::assembly(&isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
                 for pairs in 1..=6 {
                     let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.block{pairs}"));
-                    let mut fail =
-                        |what: String, text: String| failures.push(format!("{cpu} {kv} {head_dim}, {pairs} pairs: {what}\n{text}"));
+                    let mut fail = |what: String, text: String| {
+                        failures.push(format!("{cpu} {kv} {compute:?} {head_dim}, {pairs} pairs: {what}\n{text}"))
+                    };
                     if hot.len() < 2 {
                         fail("no hot loops".into(), asm.clone());
                     }

@@ -134,6 +134,7 @@ fn sample() -> Program {
             kv_heads: 2,
             head_dim: 32,
             kv_dtype: DType::F32,
+            compute: Compute::F32,
             state_offsets: vec![0, 65536 * 2],
             page_bytes: 131072,
             head_bytes: 65536,
@@ -204,7 +205,7 @@ fn text_form() {
               store v2 in 0..32: o2[(e12 / 16 * 32 + v2) * 16 + e12 % 16 + layer_int(0)] = o0[v0 * 192 + (v1 * 32 + v2 + 64)]
             }
           }
-          region r2 layers.attention = attention {heads 2, kv_heads 2, head_dim 32, tile_rows 8} {
+          region r2 layers.attention = attention f32 {heads 2, kv_heads 2, head_dim 32, tile_rows 8} {
             q = b2: f32 stride 192 head_stride 32
             out = b3: bf16 stride 64
             cache f32 {page 131072, head 65536, v 32768} at [0, 131072]

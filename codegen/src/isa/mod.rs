@@ -113,6 +113,14 @@ impl Isa {
         if self.int8_mmla { Compute::Int8Mmla } else { Compute::Int8Dot }
     }
 
+    /// How attention over a cache of this type and width is computed.
+    pub fn attention(&self, cache: DType, head_dim: u32) -> Compute {
+        match cache {
+            DType::Bf16 if self.bf16_dot && self.bf16_dot_fast && head_dim.is_multiple_of(2) => Compute::Bf16Dot,
+            _ => Compute::F32,
+        }
+    }
+
     /// Rows of the largest tile.
     pub fn rows(&self, compute: Compute) -> u32 {
         match compute {

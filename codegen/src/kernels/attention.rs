@@ -18,6 +18,9 @@
 //! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
 //! V rows at or beyond the last key that the tile sees are never read: memory there may hold anything.
 //!
+//! With [`Compute::Bf16Dot`] queries and weights are rounded to bf16 and both products take two d, or two keys, a step: chains of the
+//! dot instruction, over pairs that begin at even d and even keys. What lies in the cache is paired in registers, a shuffle per vector.
+//!
 //! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
 //! scale of a value the key's weight (after the weight went into the sum).
 //!
@@ -27,14 +30,15 @@ use super::microkernel::tile_fits;
 use super::{Call, KERNEL_PARAMS, define_kernel};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
+use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::math;
-use crate::program::{Attention, DType, Expr, ExprId, Place, Program, Table};
+use crate::program::{Attention, Compute, DType, Expr, ExprId, Place, Program, Table};
 use rcompile_runtime::abi::{PAGE_POSITIONS, field};
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
-    check(name, program, kernel)?;
+    check(mb.isa(), name, program, kernel)?;
     let group = kernel.heads / kernel.kv_heads;
     let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
     let (maxima, softmax) = (generator.maxima(), generator.softmax());
@@ -48,7 +52,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
 }
 
 /// Combinations that the planner must not ask for.
-fn check(name: &str, program: &Program, kernel: &Attention) -> Result<(), Error> {
+fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result<(), Error> {
     let mut problems = vec![];
     let float = |d: DType| matches!(d, DType::F32 | DType::F16 | DType::Bf16);
     if kernel.kv_heads == 0 || !kernel.heads.is_multiple_of(kernel.kv_heads) || kernel.heads == 0 {
@@ -59,6 +63,10 @@ fn check(name: &str, program: &Program, kernel: &Attention) -> Result<(), Error>
     }
     if !(float(kernel.kv_dtype) || kernel.kv_dtype == DType::I8) || !float(kernel.q.dtype) || !float(kernel.out.dtype) {
         problems.push(format!("{name}: q {}, cache {}, out {}", kernel.q.dtype, kernel.kv_dtype, kernel.out.dtype));
+    }
+    let dots = isa.bf16_dot && isa.lanes == KEY_GROUP && kernel.kv_dtype == DType::Bf16 && kernel.head_dim.is_multiple_of(2);
+    if !(kernel.compute == Compute::F32 || kernel.compute == Compute::Bf16Dot && dots) {
+        problems.push(format!("{name}: {:?} of a {} cache, {} columns, on {}", kernel.compute, kernel.kv_dtype, kernel.head_dim, isa.name));
     }
     if kernel.exprs.nodes().iter().any(|e| matches!(e, Expr::Load(..))) {
         problems.push(format!("{name}: score and mask have no operands to load from"));
@@ -116,16 +124,16 @@ struct Widened<'c> {
 /// Chunks of pairs from which on it pays to widen a block of keys first.
 const WIDEN_CHUNKS: u32 = 4;
 
-/// Can there be so many, and is the cache not f32?
+/// Can there be so many, and does the cache not hold what the products take?
 fn widens(kernel: &Attention) -> bool {
     let pairs = kernel.tile_rows * (kernel.heads / kernel.kv_heads);
-    kernel.kv_dtype != DType::F32 && pairs.div_ceil(MAX_PAIRS) >= WIDEN_CHUNKS
+    kernel.compute == Compute::F32 && kernel.kv_dtype != DType::F32 && pairs.div_ceil(MAX_PAIRS) >= WIDEN_CHUNKS
 }
 
 /// Byte offsets in a thread's scratch.
 #[derive(Clone, Copy, Debug)]
 struct Scratch {
-    /// `q: f32[pairs][width]`
+    /// `q: f32[pairs][width]`, or bf16 at the same places of rows
     q: u64,
     /// `acc: f32[pairs][width]`
     acc: u64,
@@ -135,7 +143,7 @@ struct Scratch {
     max: u64,
     /// `bounds: i64[pairs][4]`: first key, end of keys, the query's place, unused
     bounds: u64,
-    /// `scores: f32[MAX_PAIRS][256]`
+    /// `scores: f32[MAX_PAIRS][256]`; weights, which take their place, may be bf16
     scores: u64,
     /// `alpha: f32[MAX_PAIRS]`, up to a multiple of the lanes
     alpha: u64,
@@ -182,6 +190,35 @@ struct Generator<'a, 'c> {
 }
 
 impl<'a, 'c> Generator<'a, 'c> {
+    /// Type of what the products take: queries and weights in scratch.
+    fn factor(&self) -> DType {
+        match self.kernel.compute {
+            Compute::Bf16Dot => DType::Bf16,
+            _ => DType::F32,
+        }
+    }
+
+    /// Elements of a chain that a step takes.
+    fn step(&self) -> i64 {
+        i64::from(self.kernel.compute == Compute::Bf16Dot) + 1
+    }
+
+    /// What a step takes of a query or of weights, in all lanes.
+    fn factors(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Value<'c> {
+        match self.kernel.compute {
+            Compute::Bf16Dot => fb.splat(fb.load(Ty::I32, at, 4), self.lanes),
+            _ => fb.load_broadcast(DType::F32, self.lanes, at),
+        }
+    }
+
+    /// `acc + x y`: of factors and of vectors of the cache.
+    fn product(&self, fb: &Fb<'_, 'c>, x: Value<'c>, y: Value<'c>, acc: Value<'c>) -> Value<'c> {
+        match self.kernel.compute {
+            Compute::Bf16Dot => fb.dot_bf16(acc, x, y),
+            _ => fb.fma(x, y, acc),
+        }
+    }
+
     /// Vectors side by side with `pairs` pairs in a register tile.
     fn vectors(&self, pairs: u32, most: u32) -> u32 {
         let mut vectors = most;
@@ -334,7 +371,8 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(mask) => fb.load_f32_masked(k.q.dtype, from, mask, align),
                     None => fb.load_f32(k.q.dtype, lanes, from, align),
                 };
-                fb.store(x, fb.offset_const(target, column * 4), 4 * lanes);
+                let size = self.factor().size();
+                fb.store_f32(self.factor(), x, fb.offset_const(target, column * size), size as u32 * lanes);
                 fb.store(fb.zero(x.ty()), fb.offset_const(acc, column * 4), 4 * lanes);
             }
             let sum = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
@@ -509,7 +547,9 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let sum = fb.loop_(begin, end, lanes.into(), &[sum], |column, sum| {
                     let at = fb.index(row, column, 4);
                     let p = weight(fb, fb.sub(fb.load(vector, at, lanes * 4), max));
-                    fb.store(self.scaled(fb, p, scales, column), at, lanes * 4);
+                    // bf16 lies before what is still to be read.
+                    let (factor, scaled) = (self.factor(), self.scaled(fb, p, scales, column));
+                    fb.store_f32(factor, scaled, fb.index(row, column, factor.size()), lanes * factor.size() as u32);
                     vec![fb.add(sum[0], p)]
                 });
                 fb.store(sum[0], sum_at, lanes * 4);
@@ -546,20 +586,26 @@ impl<'a, 'c> Generator<'a, 'c> {
                 }
             };
             let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); (pairs * vectors) as usize];
-            let scores = fb.loop_(fb.int(0), fb.int(k.head_dim.into()), 1, &zeros, |d, acc| {
-                let q = fb.index(q, d, 4);
+            let scores = fb.loop_(fb.int(0), fb.int(k.head_dim.into()), self.step(), &zeros, |d, acc| {
+                let q = fb.index(q, d, self.factor().size());
                 let k_row = fb.offset(k_tile, fb.mul_int(d, (u64::from(KEY_GROUP) * size) as i64));
                 let k_vectors: Vec<_> = (0..vectors)
                     .map(|v| {
                         let key = v * self.lanes;
-                        let at = u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size;
-                        fb.load_f32(cache.dtype, self.lanes, fb.offset_const(k_row, at), (u64::from(self.lanes) * size) as u32)
+                        let at = fb.offset_const(k_row, u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size);
+                        let align = (u64::from(self.lanes) * size) as u32;
+                        match k.compute {
+                            Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align)),
+                            _ => fb.load_f32(cache.dtype, self.lanes, at, align),
+                        }
                     })
                     .collect();
                 let mut next = vec![];
                 for pair in 0..pairs {
-                    let x = fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(q, u64::from(pair) * self.at.width * 4));
-                    next.extend(k_vectors.iter().enumerate().map(|(v, &y)| fb.fma(x, y, acc[pair as usize * vectors as usize + v])));
+                    let x = self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at.width * 4));
+                    next.extend(
+                        k_vectors.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])),
+                    );
                 }
                 next
             });
@@ -586,7 +632,9 @@ impl<'a, 'c> Generator<'a, 'c> {
         let head_dim = self.kernel.head_dim;
         let all = head_dim.div_ceil(self.lanes);
         let mut most = 1;
-        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1) {
+        // Dots: a row that waits to be paired, and in which order.
+        let waits = if self.kernel.compute == Compute::Bf16Dot { 2 } else { 0 };
+        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1 + waits) {
             most += 1;
         }
         // Equal pieces in a loop, the last one (which may be smaller and end inside a vector) after it.
@@ -628,28 +676,79 @@ impl<'a, 'c> Generator<'a, 'c> {
         let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), self.lanes * 4), alpha(i / vectors))).collect();
         let values = fb.index(fb.offset_const(page, cache.v_offset), column, size);
         let p = fb.offset_const(scratch, self.at.scores);
-        let after = fb.loop_(keys.0, keys.1, 1, &before, |key, acc| {
-            let p = fb.index(p, key, 4);
+        // `last`: the key after it is not there.
+        let step = |key: Value<'c>, acc: &[Value<'c>], last: bool| {
+            let p = fb.index(p, key, self.factor().size());
             let row = fb.offset(values, fb.mul_int(key, (u64::from(k.head_dim) * size) as i64));
-            let columns: Vec<_> = (0..vectors)
-                .map(|v| {
-                    let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
-                    match tail {
-                        Some(mask) if v + 1 == vectors => fb.load_f32_masked(cache.dtype, at, mask, size as u32),
-                        _ => fb.load_f32(cache.dtype, self.lanes, at, size as u32),
-                    }
-                })
-                .collect();
+            let columns = match k.compute {
+                Compute::Bf16Dot => {
+                    let next = (!last).then(|| fb.offset_const(row, u64::from(k.head_dim) * size));
+                    self.pairs_of_rows(fb, row, next, vectors, tail)
+                }
+                _ => (0..vectors)
+                    .map(|v| {
+                        let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
+                        match tail {
+                            Some(mask) if v + 1 == vectors => fb.load_f32_masked(cache.dtype, at, mask, size as u32),
+                            _ => fb.load_f32(cache.dtype, self.lanes, at, size as u32),
+                        }
+                    })
+                    .collect(),
+            };
             let mut next = vec![];
             for pair in 0..pairs {
-                let x = fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4));
-                next.extend(columns.iter().enumerate().map(|(v, &y)| fb.fma(x, y, acc[pair as usize * vectors as usize + v])));
+                let x = self.factors(fb, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4));
+                next.extend(columns.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])));
             }
             next
-        });
+        };
+        let after = match k.compute {
+            Compute::Bf16Dot => {
+                // A key that begins or ends inside a pair has a neighbour of weight zero, as masks make it.
+                let even = |key: Value<'c>| fb.and(key, fb.int(!1));
+                let whole = even(keys.1);
+                let after = fb.loop_(even(keys.0), whole, 2, &before, |key, acc| step(key, acc, false));
+                fb.if_else(fb.cmp(Cmp::Lt, whole, keys.1), || step(whole, &after, true), || after.clone())
+            }
+            _ => fb.loop_(keys.0, keys.1, 1, &before, |key, acc| step(key, acc, false)),
+        };
         for (i, &value) in after.iter().enumerate() {
             fb.store(value, acc_at(i as u32), self.lanes * 4);
         }
+    }
+
+    /// bf16 columns of two rows, or of one and zeros, as vectors of pairs; `tail` masks the last one.
+    fn pairs_of_rows(
+        &self,
+        fb: &Fb<'_, 'c>,
+        row: Value<'c>,
+        next: Option<Value<'c>>,
+        vectors: u32,
+        tail: Option<Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        let lanes = self.lanes;
+        let whole = vectors - u32::from(tail.is_some());
+        let row_of = |row: Option<Value<'c>>, v: u32, lanes: u32| match row {
+            Some(row) => fb.load(Ty::vec(Elem::Bf16, lanes), fb.offset_const(row, u64::from(v * self.lanes) * 2), 2),
+            None => fb.zero(Ty::vec(Elem::Bf16, lanes)),
+        };
+        let pairs = |a: Value<'c>, b: Value<'c>, first: u32| {
+            let order: Vec<u32> = (first..first + lanes).flat_map(|i| [i, a.lanes() + i]).collect();
+            fb.bitcast(fb.shuffle(a, b, &order), Ty::vec(Elem::I32, lanes))
+        };
+        let mut columns = vec![];
+        // Registers full of columns where there are two vectors of them.
+        for v in (0..whole).step_by(2) {
+            let count = (whole - v).min(2);
+            let (a, b) = (row_of(Some(row), v, count * lanes), row_of(next, v, count * lanes));
+            columns.extend((0..count).map(|i| pairs(a, b, i * lanes)));
+        }
+        if let Some(mask) = tail {
+            let ty = Ty::vec(Elem::Bf16, lanes);
+            let at = |row| fb.load_masked(ty, fb.offset_const(row, u64::from(whole * lanes) * 2), mask, 2);
+            columns.push(pairs(at(row), next.map_or(fb.zero(ty), at), 0));
+        }
+        columns
     }
 
     /// `(row, query head)` of a pair: the heads of a row's group are neighbours.
@@ -673,6 +772,13 @@ impl<'a, 'c> Generator<'a, 'c> {
             })
             .collect()
     }
+}
+
+/// `[2][n]` bf16 as `[n][2]`: words of two.
+fn pairs_of_halves<'c>(fb: &Fb<'_, 'c>, halves: Value<'c>) -> Value<'c> {
+    let n = halves.lanes() / 2;
+    let order: Vec<u32> = (0..n).flat_map(|i| [i, n + i]).collect();
+    fb.bitcast(fb.shuffle(halves, halves, &order), Ty::vec(Elem::I32, n))
 }
 
 /// `exp(x)` for `x <= 0`, but zero where it is subnormal: that is slow to make and to multiply, and nothing beside the 1 of the maximum.

@@ -126,6 +126,7 @@ impl Plan<'_> {
             kv_heads: layout.kv_heads,
             head_dim: layout.head_dim,
             kv_dtype: layout.dtype,
+            compute: self.cx.isa.attention(layout.dtype, layout.head_dim),
             state_offsets: layout.offsets,
             page_bytes: layout.page_bytes,
             head_bytes: layout.head_bytes,
