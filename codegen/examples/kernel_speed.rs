@@ -53,7 +53,7 @@ fn main() {
     }
     for &weights in types.iter().filter(|_| wanted("gemv")) {
         for rows in [1, 4, 8, 12].into_iter().filter(|r| env("ROWS", *r) == *r) {
-            for prefetch in [2048, 4096, 8192] {
+            for prefetch in [1024, 2048, 4096, 8192] {
                 let n = if weights.0 == DType::F32 { 32_768 } else { 65_536 };
                 Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, 2048, n) }.memory_bound(&peak);
             }
@@ -200,7 +200,17 @@ struct Matmuls {
 
 impl Matmuls {
     fn new(isa: &Isa, (dtype, compute, coding): (DType, Compute, Coding), rows: u32, k: u32, n: u32) -> Matmuls {
-        Matmuls { isa: isa.clone(), dtype, compute, coding, rows, k, n, prefetch: 0, block_bytes: u64::from(env("BLOCK", 512 << 10)) }
+        Matmuls {
+            isa: isa.clone(),
+            dtype,
+            compute,
+            coding,
+            rows,
+            k,
+            n,
+            prefetch: 0,
+            block_bytes: u64::from(env("BLOCK", (isa.caches.l2 / 4) as u32)),
+        }
     }
     fn panels(&self) -> Panels {
         let k_pack = self.coding.k_pack(self.compute).unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
@@ -230,7 +240,10 @@ impl Matmuls {
             && env("WIDEN", 1) == 1;
         let k_block = self
             .k
-            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute == Compute::Int8Dot { 2048 } else { (12 << 10) / self.isa.tile_rows })))
+            .div_ceil(self.k.div_ceil(env(
+                "KBLOCK",
+                if self.compute == Compute::Int8Dot { 2048 } else { (self.isa.caches.l1 / 4) as u32 / self.isa.tile_rows },
+            )))
             .next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
             (true, Compute::Int8Dot) => u64::from(k_block * panels.nr),
@@ -254,7 +267,7 @@ impl Matmuls {
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
                 widen,
                 prefetch: self.prefetch,
-                prefetch_l1: env("NEAR", 1024),
+                prefetch_l1: env("NEAR", self.isa.prefetch.l1),
             },
             row: VarId(0),
             col: VarId(1),

@@ -5,23 +5,20 @@ use crate::tuning::MatmulKey;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
 
-/// Bytes of weights in L2: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
-/// prefetched meanwhile. More would push rows and results out (K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights).
-const L2_WEIGHT_BYTES: u64 = 512 << 10;
-/// Bytes of rows (of a block of k) in L2 beside them: the rows of a pass. More rows take several passes over the weights, which are
-/// prefetched, instead of coming from further away themselves (1024 rows, K = 768: 92 instead of 88 % of the FMA peak).
-const L2_ROW_BYTES: u64 = 512 << 10;
+/// Part of L2 for weights: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
+/// prefetched meanwhile. More would push rows and results out (2 MB, K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights; 1 MB, K = 2048, AVX2: 89 %,
+/// 85 % with 0.5 MB).
+const L2_WEIGHTS: u64 = 4;
+/// Part of L2 for rows (of a block of k) beside them: the rows of a pass. More rows take several passes over the weights, which are
+/// prefetched, instead of coming from further away themselves (2 MB, 1024 rows, K = 768: 92 instead of 88 % of the FMA peak).
+const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
-/// Elements of a tile's rows in a block of k: as f32 they fill L1, through which they pass with each panel (six rows of AVX2: 2048 k are 2 % faster
-/// than 1024, twelve rows of AVX-512 3 % slower).
-const TILE_ELEMENTS: u32 = 12 << 10;
-/// Inner dimension of a block of int8 codes.
+/// Inner dimension of a block of int8 codes. Of floats a tile's rows fill L1 as f32, through which they pass with each panel (48 KB: six rows of
+/// AVX2 with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
 const K_BLOCK_CODES: u32 = 2048;
-/// Prefetch distances in bytes of weights that stream from memory: to L2, to L1.
-const PREFETCH_BYTES: (u32, u32) = (8192, 1024);
-/// The second where several rows pass over each weight (two to eight rows: 1 to 3 % more GB/s than with 1 KB on Emerald Rapids).
-const PREFETCH_L1_ROWS: u32 = 2048;
+/// Several rows that meet nibbles take long enough for lines from far ahead (Zen 4, four rows: 17.6 GB/s, 13 with 1 KB).
+const PREFETCH_NIBBLES: u32 = 8192;
 
 /// Tile of a matmul with at most `rows` rows: as `--tuning` says, else by the heuristic.
 pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
@@ -32,7 +29,7 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles;
-    let most_k = if compute.takes_codes() { K_BLOCK_CODES } else { TILE_ELEMENTS / isa.rows(compute) };
+    let most_k = if compute.takes_codes() { K_BLOCK_CODES } else { (isa.caches.l1 / DType::F32.size()) as u32 / isa.rows(compute) };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
     // As the loops read them: nibbles one to a byte.
@@ -55,11 +52,11 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         mr,
         streams: isa.streams,
         k_block,
-        m_block: ((L2_ROW_BYTES / row_bytes) as u32).max(PASS_ROWS),
-        n_block: (L2_WEIGHT_BYTES / panel_bytes).clamp(1, 64) as u32,
+        m_block: ((isa.caches.l2 / L2_ROWS / row_bytes) as u32).max(PASS_ROWS),
+        n_block: (isa.caches.l2 / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
         widen,
-        prefetch: PREFETCH_BYTES.0,
-        prefetch_l1: if rows > 1 { PREFETCH_L1_ROWS } else { PREFETCH_BYTES.1 },
+        prefetch: if rows > 1 && nibbles { PREFETCH_NIBBLES } else { isa.prefetch.l2 },
+        prefetch_l1: if rows > 1 { isa.prefetch.l1_rows } else { isa.prefetch.l1 },
     }
 }
 

@@ -90,7 +90,7 @@ pub struct Options {
     /// Of the other engines only this one; can be repeated
     #[arg(long = "engine", value_name = "NAME")]
     engines: Vec<String>,
-    /// Write the report between the marks in this file too (docs/benchmarks.md)
+    /// Write the report between the marks in this file too (docs/report-*.md)
     #[arg(long, value_name = "FILE")]
     write: Option<PathBuf>,
     /// A remark for the report, such as what else ran on the machine
