@@ -209,7 +209,7 @@ impl Matmuls {
             k,
             n,
             prefetch: 0,
-            block_bytes: u64::from(env("BLOCK", (isa.caches.l2 / 4) as u32)),
+            block_bytes: u64::from(env("BLOCK", (isa.l2_bytes / 4) as u32)),
         }
     }
     fn panels(&self) -> Panels {
@@ -240,10 +240,7 @@ impl Matmuls {
             && env("WIDEN", 1) == 1;
         let k_block = self
             .k
-            .div_ceil(self.k.div_ceil(env(
-                "KBLOCK",
-                if self.compute == Compute::Int8Dot { 2048 } else { (self.isa.caches.l1 / 4) as u32 / self.isa.tile_rows },
-            )))
+            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute == Compute::Int8Dot { 2048 } else { (12 << 10) / self.isa.tile_rows })))
             .next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
             (true, Compute::Int8Dot) => u64::from(k_block * panels.nr),

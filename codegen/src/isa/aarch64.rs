@@ -3,7 +3,7 @@
 //! All of them are NEON targets: vectors of 128 bits, 32 registers, an FMA that takes one factor from a lane. On Neoverse V1 (SVE of 256
 //! bits on two pipes, NEON on four) both have the same peak; on V2 SVE is 128 bits wide.
 
-use super::{Arch, Caches, Isa, Prefetch};
+use super::{Arch, Isa, Prefetch};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -87,7 +87,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         tile_vectors: 2,
         streams: 4,
         // As on the x86-64 server that they were measured on; no Arm machine was.
-        caches: Caches { l1: 48 << 10, l2: 2 << 20 },
+        l2_bytes: 2 << 20,
         prefetch: Prefetch { l2: 8192, l1: 1024, l1_rows: 2048 },
         lane_fma: true,
         bf16_dot: false,

@@ -23,15 +23,6 @@ pub enum Arch {
 /// Rows of the largest tile of 2 x 2 blocks with `tile_vectors` vectors of columns: 24 accumulators.
 const MMLA_ROWS: u32 = 12;
 
-/// Caches of a core, for the sizes of blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Caches {
-    /// Bytes of the first data cache.
-    pub l1: u64,
-    /// Bytes of the second cache.
-    pub l2: u64,
-}
-
 /// How far ahead weights that stream from memory are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Prefetch {
@@ -73,8 +64,8 @@ pub struct Isa {
     pub tile_vectors: u32,
     /// Most streams of weights that an instance with few rows walks side by side (each has its own address registers).
     pub streams: u32,
-    /// Caches that blocks are made for.
-    pub caches: Caches,
+    /// Bytes of a core's second cache, which blocks are made for.
+    pub l2_bytes: u64,
     /// Distances of prefetches.
     pub prefetch: Prefetch,
     /// FMA takes a factor from a lane of a vector: `lanes` consecutive k of a row wait in one register, where other CPUs load one

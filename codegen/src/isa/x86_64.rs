@@ -1,6 +1,6 @@
 //! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
 
-use super::{Arch, Caches, Isa, Prefetch};
+use super::{Arch, Isa, Prefetch};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -17,21 +17,17 @@ const INTEL: &[&str] = &["avx512bf16", "avx512fp16", "avxvnni"];
 /// Features that code may come to use; of a host's features only these count.
 const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL];
 
-/// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA, caches of a core.
+/// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA, second cache.
 struct Row {
     name: &'static str,
     features: &'static [&'static [&'static str]],
     bf16_dot_fast: bool,
-    caches: Caches,
+    /// KiB per core.
+    l2: u64,
 }
 
-/// KiB of the first data cache and of the second cache.
-const fn caches(l1: u64, l2: u64) -> Caches {
-    Caches { l1: l1 << 10, l2: l2 << 10 }
-}
-
-/// Of CPUs that are not named.
-const GENERIC: Caches = caches(32, 1024);
+/// L2 of CPUs that are not named.
+const GENERIC_L2: u64 = 1024;
 
 /// Distances of prefetches on most CPUs (measured on Emerald Rapids: several rows 1 to 3 % more GB/s with 2 KB than with 1 KB into L1).
 const FAR: Prefetch = Prefetch { l2: 8192, l1: 1024, l1_rows: 2048 };
@@ -40,19 +36,19 @@ const FAR: Prefetch = Prefetch { l2: 8192, l1: 1024, l1_rows: 2048 };
 const NEAR: Prefetch = Prefetch { l2: 1024, l1: 0, l1_rows: 0 };
 
 const ROWS: &[Row] = &[
-    Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, caches: GENERIC },
-    Row { name: "x86-64-v4", features: &[V4], bf16_dot_fast: false, caches: GENERIC },
-    Row { name: "haswell", features: &[], bf16_dot_fast: false, caches: caches(32, 256) },
-    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_dot_fast: false, caches: caches(48, 1280) },
-    Row { name: "znver2", features: &[], bf16_dot_fast: false, caches: caches(32, 512) },
-    Row { name: "znver3", features: &[], bf16_dot_fast: false, caches: caches(32, 512) },
-    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_dot_fast: true, caches: caches(32, 1024) },
-    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true, caches: caches(48, 1024) },
-    Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false, caches: caches(32, 1024) },
-    Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false, caches: caches(48, 1280) },
-    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, caches: caches(48, 2048) },
-    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, caches: caches(48, 2048) },
-    Row { name: "graniterapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, caches: caches(48, 2048) },
+    Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, l2: GENERIC_L2 },
+    Row { name: "x86-64-v4", features: &[V4], bf16_dot_fast: false, l2: GENERIC_L2 },
+    Row { name: "haswell", features: &[], bf16_dot_fast: false, l2: 256 },
+    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_dot_fast: false, l2: 1280 },
+    Row { name: "znver2", features: &[], bf16_dot_fast: false, l2: 512 },
+    Row { name: "znver3", features: &[], bf16_dot_fast: false, l2: 512 },
+    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_dot_fast: true, l2: 1024 },
+    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true, l2: 1024 },
+    Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false, l2: 1024 },
+    Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false, l2: 1280 },
+    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048 },
+    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048 },
+    Row { name: "graniterapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048 },
 ];
 
 pub(super) fn names() -> Vec<&'static str> {
@@ -100,7 +96,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         features.retain(|f| !f.starts_with("avx512"));
     }
     let bf16_dot = features.contains("avx512bf16");
-    let caches = ROWS.iter().find(|r| r.name == name).map_or(GENERIC, |r| r.caches);
+    let l2 = ROWS.iter().find(|r| r.name == name).map_or(GENERIC_L2, |r| r.l2);
     let prefetch = if name == "znver4" { NEAR } else { FAR };
     Ok(Isa {
         arch: Arch::X86_64,
@@ -115,7 +111,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         code_rows: if wide { 8 } else { 6 },
         tile_vectors: 2,
         streams: 6,
-        caches,
+        l2_bytes: l2 << 10,
         prefetch,
         lane_fma: false,
         bf16_dot,

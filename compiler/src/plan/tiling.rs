@@ -14,8 +14,14 @@ const L2_WEIGHTS: u64 = 4;
 const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
-/// Inner dimension of a block of int8 codes. Of floats a tile's rows fill L1 as f32, through which they pass with each panel (48 KB: six rows of
-/// AVX2 with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
+/// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of AVX2
+/// with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
+const TILE_ELEMENTS: u32 = 12 << 10;
+/// Bytes of L2 per k of a block, so that two panels side by side, widened, leave room for rows.
+const L2_PER_K: u64 = 1024;
+/// Inner dimension of a block at least: tiles are loaded and stored once per block.
+const K_BLOCK_LEAST: u32 = 512;
+/// Inner dimension of a block of int8 codes.
 const K_BLOCK_CODES: u32 = 2048;
 /// Several rows that meet nibbles take long enough for lines from far ahead (Zen 4, four rows: 17.6 GB/s, 13 with 1 KB).
 const PREFETCH_NIBBLES: u32 = 8192;
@@ -29,7 +35,10 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles;
-    let most_k = if compute.takes_codes() { K_BLOCK_CODES } else { (isa.caches.l1 / DType::F32.size()) as u32 / isa.rows(compute) };
+    let most_k = match compute.takes_codes() {
+        true => K_BLOCK_CODES,
+        false => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
+    };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
     // As the loops read them: nibbles one to a byte.
@@ -52,8 +61,8 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         mr,
         streams: isa.streams,
         k_block,
-        m_block: ((isa.caches.l2 / L2_ROWS / row_bytes) as u32).max(PASS_ROWS),
-        n_block: (isa.caches.l2 / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
+        m_block: ((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(PASS_ROWS),
+        n_block: (isa.l2_bytes / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
         widen,
         prefetch: if rows > 1 && nibbles { PREFETCH_NIBBLES } else { isa.prefetch.l2 },
         prefetch_l1: if rows > 1 { isa.prefetch.l1_rows } else { isa.prefetch.l1 },
