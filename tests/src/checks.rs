@@ -78,7 +78,7 @@ pub fn decoder_bf16(machine: &Machine, name: &str) {
     for case in cases(&dir) {
         let what = format!("{name}, {} tokens", case.tokens.len());
         let found = wide(&exe.logits(&case.tokens, &[]));
-        let same_rounding = check(&what, machine.bf16_gate(), &found, &rounded.runner().logits(&case.tokens));
+        let same_rounding = check(&what, tol::BF16, &found, &rounded.runner_on(machine).logits(&case.tokens));
         let f32 = check(&what, tol::BF16_TO_F32, &found, &case.logits);
         println!("{what}: to the interpreter {same_rounding}; to f32 {f32}");
         greedy_within_top5(&what, &exe, &exact, &case);

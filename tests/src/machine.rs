@@ -1,7 +1,6 @@
 //! Machines that executables are built for and run on: this one, and Arm CPUs under qemu's user emulation.
 
 use crate::exe::{self, Exe};
-use crate::tol::{self, Gate};
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Compute, DType};
 use std::path::{Path, PathBuf};
@@ -48,16 +47,13 @@ impl Machine {
         exe::build_on(self, model, options)
     }
 
-    /// How well logits with matmul inputs in bf16 agree with the interpreter.
-    pub fn bf16_gate(&self) -> Gate {
+    /// Does attention over a bf16 cache round queries and weights?
+    pub fn rounds_attention(&self) -> bool {
         let isa = match &self.cpu {
             Some(cpu) => Isa::lookup(AARCH64, cpu, &[]),
             None => Isa::native(),
         };
-        match isa.expect("a CPU that is built for").attention(DType::Bf16, 64) {
-            Compute::Bf16Dot => tol::BF16_ATTENTION,
-            _ => tol::BF16,
-        }
+        isa.expect("a CPU that is built for").attention(DType::Bf16, 64) == Compute::Bf16Dot
     }
 
     /// Options that choose the target.

@@ -1,6 +1,7 @@
 //! The graph of a model directory, run by the reference interpreter.
 
 use crate::exe::cache as cache_dir;
+use crate::machine::Machine;
 use rcompile::cache::Cache;
 use rcompile::calibrate::{self, CalibrationText, Codes};
 use rcompile::link::guard::WorkDir;
@@ -82,6 +83,12 @@ impl Reference {
     /// Runs the graph.
     pub fn runner(&self) -> Runner<'_> {
         self.runner_of(&self.module)
+    }
+
+    /// Runs the graph with the roundings of attention on a machine.
+    pub fn runner_on(&self, machine: &Machine) -> Runner<'_> {
+        let runner = self.runner();
+        Runner { interp: runner.interp.rounding_attention(machine.rounds_attention()), ..runner }
     }
 
     /// Runs another graph with this checkpoint.

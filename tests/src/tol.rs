@@ -31,10 +31,6 @@ pub const F32: Gate = Gate { max_rel: 2e-5, cosine: 0.99999, kld: 1e-6 };
 /// moved one of them by 5e-3 (`granite`, with its multipliers).
 pub const BF16: Gate = Gate { max_rel: 2e-2, cosine: 0.9999, kld: 1e-3 };
 
-/// The same on CPUs whose attention rounds queries and softmax weights to bf16 as well (`Isa::attention`), which the interpreter does not: the
-/// table asks for a cosine of 0.999, the golden models reach 0.99988 (`llama-gqa-tied`).
-pub const BF16_ATTENTION: Gate = Gate { cosine: 0.9998, ..BF16 };
-
 /// Logits with matmul inputs as int8 codes against the interpreter that has the same codes: sums are exact, but one ulp of f32 before the
 /// rounding can become one code (1/127 of the largest of a group, twice that of bf16), which moved one golden model by 2.3e-2 (`qwen2`) and, of 39 prompts of a random
 /// toy, one by 4.4e-2 on x86-64 and Arm alike; the prompts of the tests are below.

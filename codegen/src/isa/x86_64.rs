@@ -17,13 +17,14 @@ const INTEL: &[&str] = &["avx512bf16", "avx512fp16", "avxvnni"];
 /// Features that code may come to use; of a host's features only these count.
 const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL];
 
-/// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA, second cache.
+/// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA, second cache, distances of prefetches.
 struct Row {
     name: &'static str,
     features: &'static [&'static [&'static str]],
     bf16_dot_fast: bool,
     /// KiB per core.
     l2: u64,
+    prefetch: Prefetch,
 }
 
 /// L2 of CPUs that are not named.
@@ -36,19 +37,19 @@ const FAR: Prefetch = Prefetch { l2: 8192, l1: 1024, l1_rows: 2048 };
 const NEAR: Prefetch = Prefetch { l2: 1024, l1: 0, l1_rows: 0 };
 
 const ROWS: &[Row] = &[
-    Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, l2: GENERIC_L2 },
-    Row { name: "x86-64-v4", features: &[V4], bf16_dot_fast: false, l2: GENERIC_L2 },
-    Row { name: "haswell", features: &[], bf16_dot_fast: false, l2: 256 },
-    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_dot_fast: false, l2: 1280 },
-    Row { name: "znver2", features: &[], bf16_dot_fast: false, l2: 512 },
-    Row { name: "znver3", features: &[], bf16_dot_fast: false, l2: 512 },
-    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_dot_fast: true, l2: 1024 },
-    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true, l2: 1024 },
-    Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false, l2: 1024 },
-    Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false, l2: 1280 },
-    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048 },
-    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048 },
-    Row { name: "graniterapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048 },
+    Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, l2: GENERIC_L2, prefetch: FAR },
+    Row { name: "x86-64-v4", features: &[V4], bf16_dot_fast: false, l2: GENERIC_L2, prefetch: FAR },
+    Row { name: "haswell", features: &[], bf16_dot_fast: false, l2: 256, prefetch: FAR },
+    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_dot_fast: false, l2: 1280, prefetch: FAR },
+    Row { name: "znver2", features: &[], bf16_dot_fast: false, l2: 512, prefetch: FAR },
+    Row { name: "znver3", features: &[], bf16_dot_fast: false, l2: 512, prefetch: FAR },
+    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_dot_fast: true, l2: 1024, prefetch: NEAR },
+    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true, l2: 1024, prefetch: FAR },
+    Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false, l2: 1024, prefetch: FAR },
+    Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false, l2: 1280, prefetch: FAR },
+    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048, prefetch: FAR },
+    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048, prefetch: FAR },
+    Row { name: "graniterapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048, prefetch: FAR },
 ];
 
 pub(super) fn names() -> Vec<&'static str> {
@@ -96,8 +97,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         features.retain(|f| !f.starts_with("avx512"));
     }
     let bf16_dot = features.contains("avx512bf16");
-    let l2 = ROWS.iter().find(|r| r.name == name).map_or(GENERIC_L2, |r| r.l2);
-    let prefetch = if name == "znver4" { NEAR } else { FAR };
+    let (l2, prefetch) = ROWS.iter().find(|r| r.name == name).map_or((GENERIC_L2, FAR), |r| (r.l2, r.prefetch));
     Ok(Isa {
         arch: Arch::X86_64,
         triple: triple.to_string(),

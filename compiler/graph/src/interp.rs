@@ -81,6 +81,7 @@ pub struct Interp<'m> {
     params: Vec<Option<Rc<Tensor>>>,
     states: Vec<HashMap<i64, SlotCache>>,
     verified: bool,
+    rounds_attention: bool,
 }
 
 /// What one call of a function runs with.
@@ -105,11 +106,15 @@ impl<'m> Interp<'m> {
     /// An interpreter with empty states. The first run verifies the module.
     pub fn new(module: &'m Module, params: ParamSource<'m>) -> Interp<'m> {
         let states = vec![HashMap::new(); module.states.len()];
-        Interp { module, source: params, params: vec![None; module.params.len()], states, verified: false }
+        Interp { module, source: params, params: vec![None; module.params.len()], states, verified: false, rounds_attention: false }
     }
     /// An interpreter whose parameters are evaluated from their recipes; `tensor` reads the checkpoint.
     pub fn from_checkpoint(module: &'m Module, tensor: impl Fn(&str) -> Result<Tensor, String> + 'm) -> Interp<'m> {
         Interp::new(module, Box::new(move |id| crate::recipe::evaluate(&module.params[id.index()].recipe, &tensor)))
+    }
+    /// Attention over bf16 caches as by kernels that round queries, and weights before they are divided by their sum, to bf16.
+    pub fn rounding_attention(self, rounds: bool) -> Interp<'m> {
+        Interp { rounds_attention: rounds, ..self }
     }
     /// Forgets all keys and values.
     pub fn reset_state(&mut self) {
@@ -235,7 +240,9 @@ impl<'m> Interp<'m> {
         let mut data = match &node.op {
             Op::Sdpa { state, score, mask } => {
                 let state = frame.state(*state);
-                sdpa(&module.states[state.index()], &self.states[state.index()], score, mask, operands)?
+                let declared = &module.states[state.index()];
+                let rounds = self.rounds_attention && declared.dtype == DType::BF16;
+                sdpa(declared, &self.states[state.index()], score, mask, operands, rounds)?
             }
             op => evaluate(op, node.ty.dtype, operands, &shape)?,
         };
@@ -518,13 +525,15 @@ fn compare(op: Compare, a: f64, b: f64) -> bool {
 
 /// In place; `-inf` everywhere gives NaN.
 fn softmax(row: &mut [f64]) {
-    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-    let mut sum = 0.0;
-    for v in &mut *row {
-        *v = libm::exp(*v - max);
-        sum += *v;
-    }
+    let sum = exponentials(row);
     row.iter_mut().for_each(|v| *v /= sum);
+}
+
+/// `exp(x - max)` of each; returns their sum.
+fn exponentials(row: &mut [f64]) -> f64 {
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter_mut().for_each(|v| *v = libm::exp(*v - max));
+    row.iter().sum()
 }
 
 /// Each element is one sum in order of k; four columns side by side only hide the latency of the adds.
@@ -714,9 +723,17 @@ fn sdpa(
     score: &AttnExpr,
     mask: &AttnExpr,
     operands: &[&Tensor],
+    rounds: bool,
 ) -> Result<Vec<f64>, String> {
     let q = operands[0];
     let (rows, heads, d) = (q.shape[0], q.shape[1], q.shape[2]);
+    let round_factors = |data: &mut [f64]| {
+        if rounds {
+            round_all(DType::BF16, data);
+        }
+    };
+    let mut queries = q.data.clone();
+    round_factors(&mut queries);
     let kv_heads = state.kv_heads as usize;
     let group = (heads / kv_heads.max(1)).max(1);
     let width = kv_heads * d;
@@ -738,7 +755,7 @@ fn sdpa(
         let (slot, index) = place(operands[2], operands[3], row)?;
         let cached = &cache[&slot];
         for head in 0..heads {
-            let q_row = &q.data[(row * heads + head) * d..][..d];
+            let q_row = &queries[(row * heads + head) * d..][..d];
             let kv_start = head / group * d;
             keys.clear();
             weights.clear();
@@ -750,7 +767,9 @@ fn sdpa(
                     weights.push(attention(score, Place { score: raw, ..at }));
                 }
             }
-            softmax(&mut weights);
+            let sum = exponentials(&mut weights);
+            round_factors(&mut weights);
+            weights.iter_mut().for_each(|w| *w /= sum);
             let out_row = &mut out[(row * heads + head) * d..][..d];
             for (key, weight) in keys.iter().zip(&weights) {
                 for (o, v) in out_row.iter_mut().zip(&cached.values[key * width + kv_start..][..d]) {
@@ -1026,6 +1045,28 @@ mod tests {
         near(&y("score - 1e9 * key"), &[3.0, 0.0, 3.0, 0.0]);
         let e = libm::exp(libm::tanh(f64::from((2.0 * ln2) as f32) / 3.0) * 3.0);
         near(&y("tanh(score / 3) * 3"), &[3.0, 0.0, 3.0 / (1.0 + e), 3.0 * e / (1.0 + e)]);
+    }
+
+    #[test]
+    fn sdpa_that_rounds_its_factors() {
+        let text = attend("score", "true");
+        let one = |dtype: &str, rounds: bool| {
+            let inputs = [
+                ("q", f32(&[2, 1, 1], [1.003; 2])),
+                ("k", f32(&[2, 1, 1], [0.0, -1.0])),
+                ("v", f32(&[2, 1, 1], [0.0, 1.0])),
+                ("s", i32(&[0, 0])),
+                ("i", i32(&[0, 1])),
+            ];
+            let module = graph(&format!("state @kv {{kv_heads=1, head_dim=1, dtype={dtype}}}"), &text, &inputs);
+            Interp::from_checkpoint(&module, checkpoint).rounding_attention(rounds).run(&inputs).unwrap().swap_remove(0).data
+        };
+        // 1.003 becomes 1, exp(-1) 188 / 512; their sum is not rounded.
+        let (query, e) = (f64::from(1.003_f32), libm::exp(-1.0));
+        let exact = libm::exp(-query) / (1.0 + libm::exp(-query));
+        near(&one("bf16", true), &[188.0 / 512.0 / (1.0 + e); 2]);
+        near(&one("bf16", false), &[exact; 2]);
+        near(&one("f32", true), &[exact; 2]);
     }
 
     #[test]

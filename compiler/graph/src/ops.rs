@@ -192,7 +192,7 @@ pub enum Op {
     /// `sdpa(q: [t, h, d], kv: state, slot: i32[t], kv_index: i32[t]) -> [t, h, d]` over the cache that `kv` names: softmax over the keys
     /// of the row's slot for which `mask` holds, of `score`, times the values. Keys exist at `0 .. n` where n is one more than the largest
     /// kv_index of the slot's rows in this step. A row that sees no key gives 0. Query head h reads kv head `h / (heads / kv_heads)`.
-    /// Over a bf16 cache a kernel may round queries and weights to bf16, too, before they are multiplied.
+    /// Over a bf16 cache a kernel may round queries and weights to bf16, too, before they are multiplied (`Interp::rounding_attention`).
     Sdpa {
         /// Which cache (the same as the append's).
         state: StateId,
