@@ -184,6 +184,17 @@ pub enum Coding {
 }
 
 impl Coding {
+    /// What weights of this coding are called in reports and files: the elements' type, else bits and group, `z` for zero points. One scale per
+    /// column has no group (that of the left operand follows from K).
+    pub fn name(self, dtype: DType) -> String {
+        let zeros = if self.has_zeros() { "z" } else { "" };
+        match self {
+            Coding::Elements => dtype.name().into(),
+            Coding::Int8 { .. } => "int8".into(),
+            Coding::Int8Groups { group, .. } => format!("int8g{group}{zeros}"),
+            Coding::Int4 { group, .. } => format!("int4g{group}{zeros}"),
+        }
+    }
     /// k per group, if coded.
     pub fn group(self) -> Option<u32> {
         match self {

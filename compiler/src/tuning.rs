@@ -14,10 +14,11 @@
 
 use crate::error::Error;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Compute, DType, MatmulTile, Panels};
+use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind};
-use serde::{Deserialize, Serialize};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
 use std::path::Path;
 
 /// Version of the format.
@@ -28,12 +29,12 @@ const BYTES_MAX: u64 = 4 << 20;
 const INPUT_NAME: &str = "--tuning";
 
 /// What the tile of a matmul is chosen by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct MatmulKey {
     /// Most rows.
     pub rows: u64,
-    /// Type of the weights.
-    pub weights: DType,
+    /// Name of the weights' type, see [`Coding::name`].
+    pub weights: String,
     /// Arithmetic.
     pub compute: Compute,
     /// Inner dimension.
@@ -47,17 +48,18 @@ pub struct MatmulKey {
 impl MatmulKey {
     /// The key of a planned matmul.
     pub fn new(rows: u64, panels: &Panels, weights: DType, compute: Compute) -> MatmulKey {
-        MatmulKey { rows, weights, compute, k: panels.k, n: panels.groups * panels.group_cols, ways: panels.ways }
+        let (weights, n) = (panels.coding.name(weights), panels.groups * panels.group_cols);
+        MatmulKey { rows, weights, compute, k: panels.k, n, ways: panels.ways }
     }
 }
 
 /// A choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
     rows: u64,
-    #[serde(with = "dtype")]
-    weights: DType,
+    #[serde(deserialize_with = "weights")]
+    weights: String,
     #[serde(with = "compute")]
     compute: Compute,
     k: u32,
@@ -73,7 +75,7 @@ impl Entry {
         Entry { rows, weights, compute, k, n, ways, tile }
     }
     fn key(&self) -> MatmulKey {
-        let Entry { rows, weights, compute, k, n, ways, .. } = *self;
+        let Entry { rows, weights, compute, k, n, ways, .. } = self.clone();
         MatmulKey { rows, weights, compute, k, n, ways }
     }
 }
@@ -214,28 +216,24 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
     ]
 }
 
-/// `f32`, `bf16`, ...
-mod dtype {
-    use super::{DType, Deserialize};
-    use serde::{Deserializer, Serializer, de::Error};
-
-    const ALL: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
-
-    pub(super) fn serialize<S: Serializer>(dtype: &DType, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(dtype.name())
-    }
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<DType, D::Error> {
-        let name = String::deserialize(d)?;
-        ALL.into_iter()
-            .find(|t| t.name() == name)
-            .ok_or_else(|| D::Error::custom(format!("weights: expected f32, f16 or bf16, found {name}")))
+/// A name that weights can have.
+fn weights<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
+    let name = String::deserialize(d)?;
+    let elements = [DType::F32, DType::F16, DType::Bf16].map(|dtype| Coding::Elements.name(dtype));
+    let codes = [32, 64, 128].into_iter().flat_map(|group| {
+        let with = |zeros| [Coding::Int8 { group }, Coding::Int8Groups { group, zeros }, Coding::Int4 { group, zeros }];
+        [with(false), with(true)].into_iter().flatten().map(|coding| coding.name(DType::U8))
+    });
+    match elements.into_iter().chain(codes).any(|known| known == name) {
+        true => Ok(name),
+        false => Err(D::Error::custom(format!("weights: expected f32, f16, bf16, int8, int4g32 or the like, found {name}"))),
     }
 }
 
 /// `f32`, `dot`.
 mod compute {
-    use super::{Compute, Deserialize};
-    use serde::{Deserializer, Serializer, de::Error};
+    use super::{Compute, Deserialize, Deserializer};
+    use serde::{Serializer, de::Error};
 
     pub(super) fn serialize<S: Serializer>(compute: &Compute, s: S) -> Result<S::Ok, S::Error> {
         s.serialize_str(match compute {
@@ -268,7 +266,7 @@ mod tests {
     }
 
     fn sample() -> (MatmulKey, MatmulTile) {
-        let key = MatmulKey { rows: 8, weights: DType::Bf16, compute: Compute::F32, k: 64, n: 96, ways: 2 };
+        let key = MatmulKey { rows: 8, weights: "bf16".into(), compute: Compute::F32, k: 64, n: 96, ways: 2 };
         (key, MatmulTile { mr: 8, streams: 6, k_block: 0, m_block: 0, n_block: 4, widen: true, prefetch: 4096, prefetch_l1: 1024 })
     }
 
@@ -283,15 +281,41 @@ mod tests {
     fn written_and_read() {
         let (key, tile) = sample();
         let mut tuning = Tuning::default();
-        tuning.set(key, MatmulTile { mr: 1, ..tile });
-        tuning.set(key, tile);
-        let other = MatmulKey { rows: 1, ..key };
+        tuning.set(key.clone(), MatmulTile { mr: 1, ..tile });
+        tuning.set(key.clone(), tile);
+        let other = MatmulKey { rows: 1, ..key.clone() };
         tuning.set(other, MatmulTile { prefetch: 0, ..tile });
         let text = tuning.text(&isa()).unwrap();
         let back = read(&text).unwrap();
         assert_eq!(back, tuning);
         assert_eq!((back.matmul(&key), back.matmul(&MatmulKey { ways: 1, ..key })), (Some(tile), None));
         assert_eq!(back.iter().count(), 2);
+    }
+
+    #[test]
+    fn weights_of_every_type_have_entries_of_their_own() {
+        let groups = || [32, 64, 128].into_iter();
+        let by_groups = groups().flat_map(|group| {
+            let codings = |zeros| [Coding::Int8Groups { group, zeros }, Coding::Int4 { group, zeros }];
+            [codings(false), codings(true)].concat()
+        });
+        let codes = by_groups.chain([Coding::Int8 { group: 256 }]).map(|coding| (DType::U8, coding));
+        let all: Vec<_> = [DType::F32, DType::F16, DType::Bf16].map(|dtype| (dtype, Coding::Elements)).into_iter().chain(codes).collect();
+        let keys: Vec<_> = all
+            .iter()
+            .map(|&(dtype, coding)| {
+                let panels = Panels { nr: 32, k_pack: 1, k: 256, groups: 1, group_cols: 96, ways: 1, coding };
+                MatmulKey::new(8, &panels, dtype, Compute::F32)
+            })
+            .collect();
+        let mut tuning = Tuning::default();
+        let (_, tile) = sample();
+        let tile_of = |i: usize| MatmulTile { n_block: 1 + i as u32, ..tile };
+        keys.iter().enumerate().for_each(|(i, key)| tuning.set(key.clone(), tile_of(i)));
+        let back = read(&tuning.text(&isa()).unwrap()).unwrap();
+        for (i, key) in keys.iter().enumerate() {
+            assert_eq!(back.matmul(key), Some(tile_of(i)), "{key:?}");
+        }
     }
 
     #[test]

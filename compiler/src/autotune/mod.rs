@@ -143,7 +143,7 @@ fn buckets(plans: &[Planned]) -> Vec<Bucket> {
             let dtype = plan.program.weights[m.weight.index()].dtype;
             let key = MatmulKey::new(plan.program.capacity(m.rows).into(), &m.panels, dtype, m.compute);
             if !seen.contains(&key) {
-                seen.push(key);
+                seen.push(key.clone());
                 matmuls.push((key, m.tile));
             }
         }
@@ -155,7 +155,7 @@ fn buckets(plans: &[Planned]) -> Vec<Bucket> {
 fn tuning(buckets: &[Bucket], tile: impl Fn(usize, &MatmulKey, MatmulTile) -> MatmulTile) -> Tuning {
     let mut tuning = Tuning::default();
     for (i, bucket) in buckets.iter().enumerate() {
-        bucket.matmuls.iter().for_each(|(key, heuristic)| tuning.set(*key, tile(i, key, *heuristic)));
+        bucket.matmuls.iter().for_each(|(key, heuristic)| tuning.set(key.clone(), tile(i, key, *heuristic)));
     }
     tuning
 }
