@@ -7,7 +7,7 @@
 #[path = "../tests/kernel_harness/mod.rs"]
 mod kernel_harness;
 
-use kernel_harness::{Loaded, Rng, Step};
+use kernel_harness::{Area, Loaded, Rng, Step};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::{attention, matmul};
 use rcompile_codegen::llvm::builder::{Elem, Ty, Visibility};
@@ -39,7 +39,7 @@ fn main() {
     }
     // `WEIGHTS=int4`: these only.
     let only = std::env::var("WEIGHTS").unwrap_or_default();
-    types.retain(|t| only.is_empty() || name(t.0, t.2).contains(&only));
+    types.retain(|t| only.is_empty() || t.2.name(t.0).contains(&only));
     let filter = std::env::args().nth(2).unwrap_or_default();
     let wanted = |part: &str| filter.is_empty() || part.contains(&filter);
     for &weights in types.iter().filter(|_| wanted("gemm")) {
@@ -76,18 +76,21 @@ fn main() {
     }
 }
 
-/// Of weights.
-fn name(dtype: DType, coding: Coding) -> String {
-    match coding {
-        Coding::Elements => dtype.name().into(),
-        Coding::Int8 { .. } => "int8".into(),
-        Coding::Int8Groups { group, zeros } => format!("int8g{group}{}", if zeros { "z" } else { "" }),
-        Coding::Int4 { group, zeros } => format!("int4g{group}{}", if zeros { "z" } else { "" }),
-    }
-}
-
 unsafe extern "C" {
     fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
+    fn madvise(start: *mut u8, len: usize, advice: i32) -> i32;
+}
+
+/// Moves weights to large pages, where executables keep theirs if the system has some to give.
+fn ask_for_large_pages(weights: &mut Area) {
+    const MADV_COLLAPSE: i32 = 25;
+    const LARGE: usize = 2 << 20;
+    let (start, len) = (weights.ptr(), weights.bytes().len());
+    let begin = start.align_offset(LARGE);
+    if begin + LARGE <= len {
+        // SAFETY: the range lies inside the area, whose bytes stay what they are; a refusal does not matter.
+        unsafe { madvise(start.add(begin), (len - begin) / LARGE * LARGE, MADV_COLLAPSE) };
+    }
 }
 
 /// CPU time of this thread: what others do on the core in between does not count.
@@ -247,6 +250,7 @@ impl Matmuls {
             (true, _) => u64::from(k_block * panels.nr) * 4,
             _ => panels.bytes_before(k_block, self.dtype),
         };
+        let stream = if self.rows > 1 { self.isa.streams.rows } else { self.isa.streams.row };
         let kernel = Matmul {
             rows: Extent::Rows,
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
@@ -258,13 +262,13 @@ impl Matmuls {
             compute: self.compute,
             tile: MatmulTile {
                 mr: env("MR", self.isa.tile_rows),
-                streams: env("STREAMS", 6),
+                streams: env("STREAMS", stream.side_by_side),
                 k_block,
                 m_block: env("MBLOCK", 0),
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
                 widen,
                 prefetch: self.prefetch,
-                prefetch_l1: env("NEAR", self.isa.prefetch.l1),
+                prefetch_l1: env("NEAR", stream.l1),
             },
             row: VarId(0),
             col: VarId(1),
@@ -299,11 +303,12 @@ impl Matmuls {
             area.bytes_mut().chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&(0x3c00_3c00 ^ (rng.bits() & 0x00ff_00ff)).to_le_bytes()));
             assert!(len > 0);
         }
+        ask_for_large_pages(&mut step.weights);
         (loaded, step)
     }
     fn label(&self) -> String {
         let how = if self.compute == Compute::F32 { "fma" } else { "dot" };
-        format!("{:>7} {how} rows {:>3} k {:>4} n {:>5}", name(self.dtype, self.coding), self.rows, self.k, self.n)
+        format!("{:>7} {how} rows {:>3} k {:>4} n {:>5}", self.coding.name(self.dtype), self.rows, self.k, self.n)
     }
     fn compute_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();

@@ -58,7 +58,7 @@ impl Case {
             out: DType::F32,
             tile: MatmulTile {
                 mr: isa.tile_rows,
-                streams: isa.streams,
+                streams: isa.streams.rows.side_by_side,
                 k_block: 0,
                 m_block: 27,
                 n_block: 3,
@@ -493,7 +493,11 @@ fn codes_in_blocks_with_epilogues() {
             };
             // Two groups per block, where that is not too deep for the tolerance of f32.
             let k = if group < 256 { 4 * group } else { 2 * group };
-            Case { groups: 2, group_cols: 40, epilogue: Epilogue::SiluGate, prologue: true, ..blocked(k, 2, true) }.check(&isa);
+            let gated = Case { groups: 2, group_cols: 40, epilogue: Epilogue::SiluGate, prologue: true, ..blocked(k, 2, true) };
+            if case.coding == made[2] {
+                Case { tile: MatmulTile { streams: 1, ..gated.tile }, ..gated.clone() }.check(&isa);
+            }
+            gated.check(&isa);
             Case { groups: 3, group_cols: 40, group_nest: true, ..blocked(3 * group, 3, false) }.check(&isa);
         }
     }
@@ -573,7 +577,10 @@ fn epilogues() {
         for (dtype, compute) in dots(&isa) {
             let case = Case { compute, ..Case::new(&isa, dtype) };
             Case { epilogue: Epilogue::BiasResidual, out: DType::Bf16, ..case.clone() }.check(&isa);
-            Case { epilogue: Epilogue::SiluGate, ..case }.check(&isa);
+            Case { epilogue: Epilogue::SiluGate, ..case.clone() }.check(&isa);
+            // With a single stream a row walks one way after the other.
+            let tile = MatmulTile { streams: 1, ..case.tile };
+            Case { epilogue: Epilogue::SiluGate, tile, ..case }.check(&isa);
         }
         let grouped = Case { groups: 2, group_cols: 40, ..Case::new(&isa, DType::F32) };
         Case { epilogue: Epilogue::SiluGate, ..grouped }.check(&isa);

@@ -3,7 +3,7 @@
 //! All of them are NEON targets: vectors of 128 bits, 32 registers, an FMA that takes one factor from a lane. On Neoverse V1 (SVE of 256
 //! bits on two pipes, NEON on four) both have the same peak; on V2 SVE is 128 bits wide.
 
-use super::{Arch, Isa, Prefetch};
+use super::{Arch, Isa, Stream, Streams};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -85,10 +85,9 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         tile_rows: 8,
         code_rows: 8,
         tile_vectors: 2,
-        streams: 4,
         // As on the x86-64 server that they were measured on; no Arm machine was.
         l2_bytes: 2 << 20,
-        prefetch: Prefetch { l2: 8192, l1: 1024, l1_rows: 2048 },
+        streams: Streams { row: Stream { side_by_side: 4, l2: 8192, l1: 1024 }, rows: Stream { side_by_side: 4, l2: 8192, l1: 2048 } },
         lane_fma: true,
         bf16_dot: false,
         bf16_dot_fast: false,

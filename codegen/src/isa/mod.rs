@@ -23,15 +23,24 @@ pub enum Arch {
 /// Rows of the largest tile of 2 x 2 blocks with `tile_vectors` vectors of columns: 24 accumulators.
 const MMLA_ROWS: u32 = 12;
 
-/// How far ahead weights that stream from memory are asked for.
+/// How weights that stream from memory are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Prefetch {
-    /// Bytes ahead into L2; 0: not at all.
+pub struct Stream {
+    /// Most panels side by side (each has its own address registers).
+    pub side_by_side: u32,
+    /// Bytes ahead that lines are asked into L2; 0: not at all.
     pub l2: u32,
-    /// Bytes ahead into L1 where one row reads them; 0: not at all.
+    /// The same for L1.
     pub l1: u32,
-    /// The same where several rows do.
-    pub l1_rows: u32,
+}
+
+/// The same for one row and for several, whose sums are chains enough with fewer panels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// By a single row.
+    pub row: Stream,
+    /// By several rows.
+    pub rows: Stream,
 }
 
 /// A resolved target.
@@ -62,12 +71,10 @@ pub struct Isa {
     /// Vectors of columns of the largest matmul tile (`tile_vectors * lanes` columns side by side; less than `panel_nr` columns: the
     /// panel is walked in pieces).
     pub tile_vectors: u32,
-    /// Most streams of weights that an instance with few rows walks side by side (each has its own address registers).
-    pub streams: u32,
     /// Bytes of a core's second cache, which blocks are made for.
     pub l2_bytes: u64,
-    /// Distances of prefetches.
-    pub prefetch: Prefetch,
+    /// How weights are read from memory.
+    pub streams: Streams,
     /// FMA takes a factor from a lane of a vector: `lanes` consecutive k of a row wait in one register, where other CPUs load one
     /// broadcast per k (which on these costs a vector instruction).
     pub lane_fma: bool,

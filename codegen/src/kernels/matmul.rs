@@ -298,7 +298,7 @@ impl<'c> Generator<'_, 'c> {
     /// Panels that a single row walks side by side.
     fn side_by_side(&self) -> u32 {
         let isa = self.mb.isa();
-        Walk::choose(isa, &Microkernel::stored(isa, self.kernel, self.dtype, 1), 1, self.kernel.panels.panels()).panels
+        Walk::stream(isa, &Microkernel::stored(isa, self.kernel, self.dtype, 1), 1, self.kernel.panels.panels()).panels
     }
 
     /// This kernel's part of the thread's private area.
@@ -447,7 +447,7 @@ impl<'c> Generator<'_, 'c> {
             let micro = Microkernel::stored(fb.isa(), self.kernel, self.dtype, m);
             let k = fb.int(depth(self.kernel).into());
             let a = self.rows(fb, call, m, a, k);
-            let mut walk = Walk::choose(fb.isa(), &micro, m, panels.panels());
+            let mut walk = Walk::stream(fb.isa(), &micro, m, panels.panels());
             let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
             let mut first = first;
             loop {
@@ -465,7 +465,7 @@ impl<'c> Generator<'_, 'c> {
                 if walk.panels == 1 {
                     break;
                 }
-                (first, walk) = (end, Walk::choose(fb.isa(), &micro, m, walk.panels.div_ceil(2).min(walk.panels - 1)));
+                (first, walk) = (end, Walk::stream(fb.isa(), &micro, m, walk.panels.div_ceil(2).min(walk.panels - 1)));
             }
         })
     }
@@ -486,7 +486,7 @@ impl<'c> Generator<'_, 'c> {
                 Weights::Widened => (kept, widened),
                 _ => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, m), w),
             };
-            let walk = Walk::choose(fb.isa(), &micro, m, 1);
+            let walk = Walk::block(fb.isa(), &micro, m);
             let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
             let a = self.rows(fb, call, m, a, k);
@@ -531,12 +531,18 @@ impl<'c> Generator<'_, 'c> {
         body: impl FnOnce(At<'c>, Value<'c>),
     ) {
         let (codes, scale) = (micro.codes_bytes(), micro.scale_type().size());
-        fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
-            let vector = fb.mul_int(piece, walk.vectors.into());
-            let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
-            let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
-            let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
-            body(At { a, panel, w, scales, tile }, piece);
+        let panels = &self.kernel.panels;
+        let way_tile = u64::from(walk.m * walk.panels * panels.nr) * 4;
+        // One round where all ways are walked side by side.
+        fb.for_(fb.int(0), fb.int((panels.ways / walk.ways).into()), 1, |way| {
+            let [panel, tile] = [(panel, micro.panel_bytes), (tile, way_tile)].map(|(at, bytes)| fb.index(at, way, bytes));
+            fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
+                let vector = fb.mul_int(piece, walk.vectors.into());
+                let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
+                let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
+                let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
+                body(At { a, panel, w, scales, tile }, piece);
+            });
         });
     }
 

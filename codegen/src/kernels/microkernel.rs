@@ -52,6 +52,8 @@ pub(super) struct Walk {
     pub m: u32,
     /// Panels side by side.
     pub panels: u32,
+    /// Ways of each, side by side too: all, or one after the other.
+    pub ways: u32,
     /// Vectors of each panel (of each way).
     pub vectors: u32,
     /// Passes over the panels to cover all their vectors.
@@ -59,30 +61,37 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// The walk of `m` rows with up to `most` panels side by side.
-    pub fn choose(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
-        let per_panel = micro.kernel.panels.nr / isa.lanes;
-        let ways = micro.kernel.panels.ways;
-        let fits = |vectors: u32| micro.fits(isa, m, vectors);
-        let mut vectors = per_panel;
-        while vectors > 1 && !fits(vectors * ways) {
-            vectors /= 2;
-        }
+    /// `m` rows over weights from memory, with up to `most` panels side by side.
+    pub fn stream(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
+        let streams = micro.kernel.tile.streams;
+        let walk = Walk::panel(isa, micro, m, micro.kernel.panels.ways.min(streams));
+        let side_by_side = |p: u32| p * walk.ways <= streams && micro.fits(isa, m, p * walk.vectors * walk.ways);
         let mut panels = 1;
-        if vectors == per_panel {
-            let side_by_side = |p: u32| p * ways <= micro.kernel.tile.streams && fits(p * vectors * ways);
+        if walk.pieces == 1 && walk.ways == micro.kernel.panels.ways {
             while panels < most && side_by_side(panels + 1) {
                 panels += 1;
             }
         }
-        Walk { m, panels, vectors, pieces: per_panel / vectors }
+        Walk { panels, ..walk }
     }
-}
 
-impl Walk {
+    /// `m` rows over one panel from a cache.
+    pub fn block(isa: &Isa, micro: &Microkernel<'_>, m: u32) -> Walk {
+        Walk::panel(isa, micro, m, micro.kernel.panels.ways)
+    }
+
+    fn panel(isa: &Isa, micro: &Microkernel<'_>, m: u32, ways: u32) -> Walk {
+        let per_panel = micro.kernel.panels.nr / isa.lanes;
+        let mut vectors = per_panel;
+        while vectors > 1 && !micro.fits(isa, m, vectors * ways) {
+            vectors /= 2;
+        }
+        Walk { m, panels: 1, ways, vectors, pieces: per_panel / vectors }
+    }
+
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
     fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
-        let vectors = self.panels * self.vectors * micro.kernel.panels.ways;
+        let vectors = self.panels * self.vectors * self.ways;
         micro.multiply == Multiply::Broadcast && micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
     }
 }
@@ -300,7 +309,7 @@ impl<'a> Microkernel<'a> {
     }
     /// Byte offsets of a walk's streams: one per panel and way.
     pub fn streams(&self, walk: Walk) -> Vec<u64> {
-        (0..u64::from(walk.panels * self.kernel.panels.ways)).map(|s| s * self.panel_bytes).collect()
+        (0..u64::from(walk.panels * walk.ways)).map(|s| s * self.panel_bytes).collect()
     }
     /// Byte offsets of their vectors.
     pub fn vectors(&self, walk: Walk, lanes: u32) -> Vec<u64> {
@@ -488,7 +497,7 @@ impl<'a> Microkernel<'a> {
 
     /// Byte offsets in the tile, in the order of the accumulators: by row, then stream, then vector.
     pub fn tile_offsets(&self, walk: Walk, lanes: u32) -> impl Iterator<Item = u64> {
-        let (nr, ways) = (self.kernel.panels.nr, self.kernel.panels.ways);
+        let (nr, ways) = (self.kernel.panels.nr, walk.ways);
         let width = walk.panels * nr;
         (0..walk.m).flat_map(move |r| {
             (0..walk.panels * ways).flat_map(move |stream| {

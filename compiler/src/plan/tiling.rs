@@ -57,15 +57,16 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
             Compute::Int8Dot | Compute::Int8Mmla => 1,
         };
     let mr = isa.rows(compute).min(rows as u32);
+    let stream = if rows > 1 { isa.streams.rows } else { isa.streams.row };
     MatmulTile {
         mr,
-        streams: isa.streams,
+        streams: stream.side_by_side,
         k_block,
         m_block: ((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(PASS_ROWS),
         n_block: (isa.l2_bytes / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
         widen,
-        prefetch: if rows > 1 && nibbles { PREFETCH_NIBBLES } else { isa.prefetch.l2 },
-        prefetch_l1: if rows > 1 { isa.prefetch.l1_rows } else { isa.prefetch.l1 },
+        prefetch: if rows > 1 && nibbles { PREFETCH_NIBBLES } else { stream.l2 },
+        prefetch_l1: stream.l1,
     }
 }
 
