@@ -119,21 +119,26 @@ enum Prefetch {
     First(usize),
     /// Into the second cache.
     Second(usize),
+    /// Into the first cache, past the others where the CPU can do that.
+    Once(usize),
 }
 
-use Prefetch::{First, None as Never, Second};
+use Prefetch::{First, None as Never, Once, Second};
 
-/// Of 50 that were tried on Emerald Rapids and 13 on Zen 5 (1 to 16 streams, 1 to 16 KB, also non-temporal), those that were best
-/// at some time; which one it is depends on the machine, the pages and the minute.
-pub const PATTERNS: [Pattern; 14] = [
+/// Of 50 that were tried on Emerald Rapids, 13 on Zen 5 and 28 on Zen 4 (1 to 16 streams, 0.5 to 16 KB), those that were best at some
+/// time; which one it is depends on the machine, the pages and the minute.
+pub const PATTERNS: [Pattern; 17] = [
     Pattern { streams: 1, prefetch: Never },
     Pattern { streams: 1, prefetch: First(2 << 10) },
     Pattern { streams: 1, prefetch: First(4 << 10) },
+    Pattern { streams: 1, prefetch: Once(4 << 10) },
     Pattern { streams: 2, prefetch: First(2 << 10) },
+    Pattern { streams: 2, prefetch: Once(1 << 10) },
     Pattern { streams: 2, prefetch: Second(8 << 10) },
     Pattern { streams: 4, prefetch: Never },
     Pattern { streams: 4, prefetch: First(1 << 10) },
     Pattern { streams: 4, prefetch: First(4 << 10) },
+    Pattern { streams: 4, prefetch: Once(1 << 10) },
     Pattern { streams: 4, prefetch: Second(8 << 10) },
     Pattern { streams: 4, prefetch: Second(16 << 10) },
     Pattern { streams: 8, prefetch: First(2 << 10) },
@@ -149,6 +154,7 @@ impl Pattern {
             Never => streams,
             First(ahead) => format!("{streams}, prefetch {} KB", ahead >> 10),
             Second(ahead) => format!("{streams}, prefetch L2 {} KB", ahead >> 10),
+            Once(ahead) => format!("{streams}, prefetch once {} KB", ahead >> 10),
         }
     }
 
@@ -176,6 +182,7 @@ impl Pattern {
                 Never => read::<STREAMS, false, _MM_HINT_T0>(part, 0),
                 First(ahead) => read::<STREAMS, true, _MM_HINT_T0>(part, ahead),
                 Second(ahead) => read::<STREAMS, true, _MM_HINT_T1>(part, ahead),
+                Once(ahead) => read::<STREAMS, true, _MM_HINT_NTA>(part, ahead),
             }
         }
     }

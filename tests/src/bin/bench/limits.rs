@@ -25,8 +25,9 @@ use crate::machine::{self, pin_to};
 /// {"limit":"read file","threads":2,"best":"8 streams, prefetch L2 8 KB","value":48.7,"all":{..}}
 /// {"limit":"avx512-fma","threads":1,"value":140.2}
 /// ```
-/// `value` is in GB/s for reading, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read.
-pub fn run(threads: &[usize], file: Option<&Path>) -> Result<(), Box<dyn Error>> {
+/// `value` is in GB/s for reading, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read. `brief`:
+/// reads alone, each pattern once, which takes two seconds.
+pub fn run(threads: &[usize], file: Option<&Path>, brief: bool) -> Result<(), Box<dyn Error>> {
     if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
         return Ok(());
     }
@@ -39,8 +40,11 @@ pub fn run(threads: &[usize], file: Option<&Path>) -> Result<(), Box<dyn Error>>
     }
     for (name, memory) in memories {
         for &count in &threads {
-            read_limit(name, &memory, &cores[..count]);
+            read_limit(name, &memory, &cores[..count], if brief { 1 } else { 2 });
         }
+    }
+    if brief {
+        return Ok(());
     }
     for &count in &threads {
         for peak in PEAKS.iter().filter(|p| (p.is_present)()) {
@@ -52,12 +56,12 @@ pub fn run(threads: &[usize], file: Option<&Path>) -> Result<(), Box<dyn Error>>
     Ok(())
 }
 
-fn read_limit(name: &str, memory: &Memory, cores: &[usize]) {
+/// Every pattern so many times: one disturbance does not decide.
+fn read_limit(name: &str, memory: &Memory, cores: &[usize], times: usize) {
     let mut all = serde_json::Map::new();
     let mut best = (String::new(), 0.0);
-    // Twice each pattern: one disturbance does not decide.
-    for pattern in PATTERNS.iter().chain(&PATTERNS) {
-        let seconds = together(cores, |thread| memory.read(*pattern, thread, cores.len()));
+    for pattern in (0..times).flat_map(|_| PATTERNS) {
+        let seconds = together(cores, |thread| memory.read(pattern, thread, cores.len()));
         let rate = memory.read_bytes(cores.len()) as f64 / seconds / 1e9;
         let seen = all.get(&pattern.name()).and_then(Value::as_f64).unwrap_or(0.0);
         all.insert(pattern.name(), json!(rate.max(seen)));

@@ -54,6 +54,9 @@ enum Part {
         /// Read this file too, mapped; an executable with its weights, for instance
         #[arg(long, value_name = "PATH")]
         file: Option<PathBuf>,
+        /// Only reads, each pattern once
+        #[arg(long)]
+        brief: bool,
     },
 }
 
@@ -212,7 +215,7 @@ impl Options {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match args.part {
-        Some(Part::Limits { threads, file }) => limits::run(&threads, file.as_deref()),
+        Some(Part::Limits { threads, file, brief }) => limits::run(&threads, file.as_deref(), brief),
         None => bench(&args.options),
     };
     match done {

@@ -253,11 +253,12 @@ impl<'o> Bench<'o> {
         }
     }
 
-    /// Limits of the machine with so many threads, by name; `file` is what the limit of mapped memory is measured on.
-    pub fn limits(&mut self, threads: usize, file: &Path) -> Outcome<Vec<(String, f64)>> {
+    /// Limits of the machine with so many threads, by name; `file` is what the limit of mapped memory is measured on; `brief`: of reading alone.
+    pub fn limits(&mut self, threads: usize, file: &Path, brief: bool) -> Outcome<Vec<(String, f64)>> {
         let bench = self.bench.clone();
         let mut words = args(["limits", "--threads", &threads.to_string(), "--file"]);
         words.push(file.into());
+        words.extend(brief.then(|| "--brief".into()));
         let run = self.start(&bench, &words)?;
         let limit = |line: &str| -> Outcome<_> {
             let limit: Value = serde_json::from_str(line)?;
