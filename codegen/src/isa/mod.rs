@@ -34,7 +34,7 @@ pub struct Stream {
     pub l1: u32,
 }
 
-/// The same for one row and for several, whose sums are chains enough with fewer panels.
+/// The same for one row and for several, which take longer over a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Streams {
     /// By a single row.

@@ -12,7 +12,7 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
         // Weights are read once and stream from memory: how far ahead, and how many streams.
         vec![
             MatmulTile { prefetch: t.prefetch * 2, ..t },
-            MatmulTile { prefetch: 1024, prefetch_l1: 0, ..t },
+            MatmulTile { prefetch: 1024, prefetch_l1: 0, streams: if key.rows == 1 { 1 } else { t.streams }, ..t },
             MatmulTile { streams: (t.streams / 2).max(1), ..t },
             MatmulTile { prefetch_l1: t.prefetch_l1 * 2, ..t },
             MatmulTile { prefetch: t.prefetch / 2, ..t },

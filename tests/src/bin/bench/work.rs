@@ -415,9 +415,9 @@ const PEAKS: [(&str, &str); 4] =
     [("avx2-fma", "AVX2 FMA"), ("avx512-fma", "AVX-512 FMA"), ("vdpbf16ps", "VDPBF16PS"), ("vpdpbusd", "VPDPBUSD")];
 
 pub fn limits_section(bench: &Bench) -> Section {
-    let note = "Read: the best of fourteen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
+    let note = "Read: the best of seventeen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
                 executable (up to 2.5 GB of the page cache, large pages asked for). Peaks: the instruction alone, on registers. Of \
-                each the larger of one measurement before and one after the engines of a round.";
+                each the larger of one measurement before and one after the engines of a round; decode is compared with reads of its own.";
     let mut section = Section::new("Limits of this machine, measured in the same rounds", note);
     for &threads in &bench.threads {
         let of = of_threads(threads);
