@@ -7,8 +7,8 @@
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
-//! `rows` is the most rows that the matmul gets in its bucket, `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the
-//! same executable. A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have
+//! `rows` is the most rows that the matmul gets in its bucket, `weights` is f32, f16, bf16, int8, or bits and group of codes (int4g32, int8g128z: with zero
+//! points), `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the same executable. A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have
 //! are refused; a matmul without an entry has the heuristic's tile. No choice changes a bit of any result: each output element is one chain
 //! over k in every tile.
 

@@ -125,7 +125,7 @@ enum Prefetch {
 
 use Prefetch::{First, None as Never, Once, Second};
 
-/// Of 50 that were tried on Emerald Rapids, 13 on Zen 5 and 28 on Zen 4 (1 to 16 streams, 0.5 to 16 KB), those that were best at some
+/// Of 50 that were tried on Emerald Rapids, 13 on Zen 5 and 24 on Zen 4 (1 to 16 streams, 0.5 to 16 KB), those that were best at some
 /// time; which one it is depends on the machine, the pages and the minute.
 pub const PATTERNS: [Pattern; 17] = [
     Pattern { streams: 1, prefetch: Never },
