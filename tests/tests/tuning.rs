@@ -80,6 +80,39 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
 }
 
 #[test]
+fn tiles_of_codes_are_measured_and_read_back() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name);
+    let file = path("tuning.json");
+    // Layers and head of one width, so that only their codes tell them apart.
+    let quantised = ["--quantize", "int4", "--group-size", "32", "--quantize-head", "int8", "--tuning", file.to_str().unwrap()];
+
+    let report = build(&path("tuned"), &[&["--autotune", "fast"], &quantised[..]].concat()).unwrap();
+    let measured = report.autotune.expect("a report").tuning;
+    let mut weights: Vec<&str> = measured["matmuls"].as_array().unwrap().iter().map(|m| m["weights"].as_str().unwrap()).collect();
+    weights.sort();
+    weights.dedup();
+    assert_eq!(weights, ["int4g32", "int8"]);
+    build(&path("again"), &quantised).unwrap();
+    assert!(std::fs::read(path("again")).unwrap() == std::fs::read(path("tuned")).unwrap());
+
+    // An entry is obeyed by its own codes only.
+    let expected = logits(&path("tuned"));
+    let heuristic = planned(&quantised);
+    for codes in weights {
+        let mut changed = measured.clone();
+        let entries = changed["matmuls"].as_array_mut().unwrap();
+        entries.iter_mut().filter(|m| m["weights"] == codes).for_each(|m| m["tile"]["prefetch"] = 320.into());
+        std::fs::write(&file, changed.to_string()).unwrap();
+        let tiles = planned(&quantised);
+        let moved = tiles.iter().filter(|tile| tile.contains("prefetch: 320")).count();
+        assert!(0 < moved && moved < tiles.len() && tiles.len() == heuristic.len(), "{codes}: {moved} of {tiles:?}");
+        build(&path("other"), &quantised).unwrap();
+        assert_eq!(logits(&path("other")), expected, "{codes}");
+    }
+}
+
+#[test]
 fn a_wrong_file_is_refused_before_any_work() {
     let dir = tempfile::tempdir().unwrap();
     let (file, out) = (dir.path().join("tuning.json"), dir.path().join("out"));

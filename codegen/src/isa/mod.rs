@@ -43,6 +43,13 @@ pub struct Streams {
     pub rows: Stream,
 }
 
+impl Streams {
+    /// What holds for a matmul of so many rows.
+    pub fn of(self, rows: u64) -> Stream {
+        if rows > 1 { self.rows } else { self.row }
+    }
+}
+
 /// A resolved target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Isa {

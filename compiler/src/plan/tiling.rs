@@ -57,7 +57,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
             Compute::Int8Dot | Compute::Int8Mmla => 1,
         };
     let mr = isa.rows(compute).min(rows as u32);
-    let stream = if rows > 1 { isa.streams.rows } else { isa.streams.row };
+    let stream = isa.streams.of(rows);
     MatmulTile {
         mr,
         streams: stream.side_by_side,
