@@ -272,7 +272,12 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
     }
     /// Stores values to their operands for all active lanes; everything is loaded before the first store.
     pub fn store(&self, stores: &[Store]) {
-        let evaluated: Vec<_> = stores.iter().map(|s| (s.operand, self.eval(s.index), self.float(s.value))).collect();
+        let value = |s: &Store| match self.scope.exprs.get(s.value) {
+            // The store rounds, too.
+            Expr::Round(dtype, exact) if dtype == self.scope.operands[s.operand.index()].dtype => exact,
+            _ => s.value,
+        };
+        let evaluated: Vec<_> = stores.iter().map(|s| (s.operand, self.eval(s.index), self.float(value(s)))).collect();
         for (operand, index, value) in evaluated {
             self.store_value(operand, &index, value);
         }
@@ -369,6 +374,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
             UnaryOp::Exp => math::exp(fb, v),
             UnaryOp::Tanh => math::tanh(fb, v),
             UnaryOp::Erf => math::erf(fb, v),
+            UnaryOp::Gelu => math::gelu(fb, v),
             UnaryOp::Sigmoid => math::sigmoid(fb, v),
             UnaryOp::Sqrt => fb.sqrt(v),
             UnaryOp::Rsqrt => fb.div(one(), fb.sqrt(v)),

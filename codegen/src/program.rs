@@ -460,7 +460,7 @@ pub enum Expr {
     },
 }
 
-/// f32 functions. `Exp`, `Tanh`, `Erf` are polynomials of our own with at most 2 ULP-like error (relative 3e-7).
+/// f32 functions. `Exp`, `Tanh`, `Erf`, `Gelu` are polynomials of our own; their errors stand at the functions of [`math`](crate::math).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum UnaryOp {
@@ -469,6 +469,8 @@ pub enum UnaryOp {
     Exp,
     Tanh,
     Erf,
+    /// x (1 + erf(x / sqrt 2)) / 2
+    Gelu,
     /// 1 / (1 + exp(-x))
     Sigmoid,
     Sqrt,

@@ -1,4 +1,4 @@
-//! exp, tanh, erf and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars.
+//! exp, tanh, erf, gelu and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars.
 
 mod support;
 
@@ -37,7 +37,7 @@ fn errors(
     let mut x: Vec<f32> = (0..=u32::MAX / 3001).map(|i| f32::from_bits(i * 3001)).filter(|x| keep(*x)).collect();
     // Densely where the functions bend.
     x.extend((-400_000..400_000).map(|i| i as f32 * 3e-5).filter(|x| keep(*x)));
-    x.resize(x.len().div_ceil(16) * 16, 0.5);
+    x.resize(x.len().div_ceil(16) * 16, x[0]);
     let mut worst = (0f64, 0f64);
     for isa in support::isas() {
         let lib = kernel(&isa, f);
@@ -94,8 +94,31 @@ fn erf() {
 }
 
 #[test]
+fn exp_beside_one() {
+    let special = [(NAN, NAN), (0.0, 1.0), (-88.0, 0.0), (89.0, INF)];
+    let (relative, _) = errors(math::exp_beside_one, f64::exp, |x| (-87.3..88.3).contains(&x), &special);
+    assert!(relative < 2e-7, "{relative:e}");
+    // Below, nothing but 0 comes where the exponent is used up.
+    let below = |x: f64| if x < -87.68 { 0.0 } else { x.exp() };
+    let (_, absolute) = errors(math::exp_beside_one, below, |x| (-88.0..-87.3).contains(&x), &[]);
+    assert!(absolute < 2e-38, "{absolute:e}");
+}
+
+#[test]
+fn gelu() {
+    let special = [(NAN, NAN), (INF, INF), (0.0, 0.0), (-0.0, -0.0), (20.0, 20.0), (3e38, 3e38), (1e-30, 5e-31)];
+    let reference = |x: f64| x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
+    let (relative, _) = errors(math::gelu, reference, |x| x > -1.0, &special);
+    assert!(relative < 3e-7, "{relative:e}");
+    let (_, absolute) = errors(math::gelu, reference, |x| x < 0.0, &[]);
+    assert!(absolute < 7e-8, "{absolute:e}");
+    let (_, absolute) = errors(math::gelu, |_| 0.0, |x| x < -30.0, &[]);
+    assert!(absolute < 1e-33, "{absolute:e}");
+}
+
+#[test]
 fn sigmoid() {
-    let special = [(NAN, NAN), (INF, 1.0), (-INF, 0.0), (0.0, 0.5)];
+    let special = [(NAN, NAN), (INF, 1.0), (-INF, 0.0), (0.0, 0.5), (-88.5, 0.0), (-1e30, 0.0), (1e30, 1.0)];
     let (relative, _) = errors(math::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |x| (-85.0..1e9).contains(&x), &special);
     assert!(relative < 3e-7, "{relative:e}");
 }

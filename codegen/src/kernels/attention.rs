@@ -781,10 +781,9 @@ fn pairs_of_halves<'c>(fb: &Fb<'_, 'c>, halves: Value<'c>) -> Value<'c> {
     fb.bitcast(fb.shuffle(halves, halves, &order), Ty::vec(Elem::I32, n))
 }
 
-/// `exp(x)` for `x <= 0`, but zero where it is subnormal: that is slow to make and to multiply, and nothing beside the 1 of the maximum.
+/// `exp(x)` for `x <= 0`, but zero where it is nothing beside the 1 of the maximum.
 fn weight<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
-    let small = fb.cmp(Cmp::Lt, x, fb.f32s(-87.0, x.lanes()));
-    fb.select(small, fb.zero(x.ty()), math::exp_of_negative(fb, x))
+    math::exp_beside_one(fb, fb.max(fb.f32s(-88.0, x.lanes()), x))
 }
 
 /// The first `count` of `lanes` lanes.

@@ -749,32 +749,19 @@ fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
             let zero = k.exprs.float(0.0);
             k.exprs.add(Expr::Binary(BinaryOp::Max, x, zero))
         }
-        Unary::Gelu => {
-            let root = k.exprs.float(std::f32::consts::FRAC_1_SQRT_2);
-            let scaled = mul(k, x, root);
-            let erf = apply(k, UnaryOp::Erf, scaled);
-            gated_half(k, x, erf)
-        }
+        Unary::Gelu => apply(k, UnaryOp::Gelu, x),
+        // (1 + tanh(u)) / 2 = sigmoid(2 u), without a difference of nearly equal numbers.
         Unary::GeluTanh => {
-            let c = k.exprs.float(0.044_715);
+            let root = (8.0 / std::f64::consts::PI).sqrt();
+            let [first, third] = [root, root * 0.044_715].map(|c| k.exprs.float(c as f32));
             let square = mul(k, x, x);
-            let cube = mul(k, square, x);
-            let cube = mul(k, c, cube);
-            let sum = add(k, x, cube);
-            let root = k.exprs.float((2.0 / std::f64::consts::PI).sqrt() as f32);
-            let scaled = mul(k, root, sum);
-            let tanh = apply(k, UnaryOp::Tanh, scaled);
-            gated_half(k, x, tanh)
+            let square = mul(k, third, square);
+            let sum = add(k, first, square);
+            let twice = mul(k, x, sum);
+            let gate = apply(k, UnaryOp::Sigmoid, twice);
+            mul(k, x, gate)
         }
     })
-}
-
-/// `0.5 * x * (1 + gate)`
-fn gated_half(k: &mut KernelBuilder, x: ExprId, gate: ExprId) -> ExprId {
-    let (half, one) = (k.exprs.float(0.5), k.exprs.float(1.0));
-    let sum = k.exprs.add(Expr::Binary(BinaryOp::Add, one, gate));
-    let x = k.exprs.add(Expr::Binary(BinaryOp::Mul, half, x));
-    k.exprs.add(Expr::Binary(BinaryOp::Mul, x, sum))
 }
 
 /// The program's comparison.
