@@ -69,7 +69,16 @@ pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());
     // The normal distribution below -a is 2^(a q(a)) / 2; weighted by its 0.85th power the error of a q(a) is below 3e-8 up to 9.
     let a = fb.min(k(GELU_END), fb.abs(x));
-    let q = [-1.151_106_1, -0.459_197_85, -0.052_535_143, 0.007_129_849_4, -0.000_194_982_29, -0.000_159_388_42, 3.320_155_5e-5, -2.277_910_2e-6];
+    let q = [
+        -1.151_106_1,
+        -0.459_197_85,
+        -0.052_535_143,
+        0.007_129_849_4,
+        -0.000_194_982_29,
+        -0.000_159_388_42,
+        3.320_155_5e-5,
+        -2.277_910_2e-6,
+    ];
     let log2 = fb.mul(a, poly(fb, a, &q));
     let n = fb.add(log2, k(ROUND_MAGIC));
     let r = fb.sub(log2, fb.sub(n, k(ROUND_MAGIC)));
