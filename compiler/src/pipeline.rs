@@ -256,11 +256,13 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         dump.write(module, "99-plan.program", &planned.program.to_string())?;
     }
     drop(modules);
+    let unused = tuning.as_ref().and_then(|tuning| tuning.unused(plans.iter().map(|p| &p.program)));
     stage.finish(&format!(
         "{} regions, weights {}",
         plans.iter().map(|p| p.program.regions.len()).sum::<usize>(),
         report::size(weights.len)
     ));
+    warn(unused, &progress, &mut report);
     fill_plan_report(&mut report, &plans, &weights);
     let programs = || plans.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
     if let Some(emit) = o.emits(EmitKind::Program) {

@@ -9,12 +9,12 @@
 //! ```
 //! `rows` is the most rows that the matmul gets in its bucket, `weights` is f32, f16, bf16, int8, or bits and group of codes (int4g32, int8g128z: with zero
 //! points), `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the same executable. A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have
-//! are refused; a matmul without an entry has the heuristic's tile. No choice changes a bit of any result: each output element is one chain
+//! are refused; a matmul without an entry has the heuristic's tile, and entries without a matmul are warned about. No choice changes a bit of any result: each output element is one chain
 //! over k in every tile.
 
 use crate::error::Error;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels};
+use rcompile_codegen::program::{Coding, Compute, DType, Kernel, MatmulTile, Panels, Program};
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind};
 use serde::de::Error as _;
@@ -51,6 +51,17 @@ impl MatmulKey {
         let (weights, n) = (panels.coding.name(weights), panels.groups * panels.group_cols);
         MatmulKey { rows, weights, compute, k: panels.k, n, ways: panels.ways }
     }
+}
+
+/// Keys and tiles of a program's matmuls, in the order of its regions.
+pub fn matmuls(program: &Program) -> impl Iterator<Item = (MatmulKey, MatmulTile)> {
+    program.regions.iter().filter_map(|region| match &region.kernel {
+        Kernel::Matmul(m) => {
+            let dtype = program.weights[m.weight.index()].dtype;
+            Some((MatmulKey::new(program.capacity(m.rows).into(), &m.panels, dtype, m.compute), m.tile))
+        }
+        _ => None,
+    })
 }
 
 /// A choice.
@@ -113,6 +124,19 @@ impl Tuning {
     /// The tile of a matmul, if it was tuned.
     pub fn matmul(&self, key: &MatmulKey) -> Option<MatmulTile> {
         self.entries.iter().find(|e| e.key() == *key).map(|e| e.tile)
+    }
+
+    /// What to say where choices are for matmuls that none of the programs has.
+    pub fn unused<'p>(&self, programs: impl Iterator<Item = &'p Program>) -> Option<String> {
+        let there: Vec<MatmulKey> = programs.flat_map(matmuls).map(|(key, _)| key).collect();
+        let unused: Vec<&Entry> = self.entries.iter().filter(|e| !there.contains(&e.key())).collect();
+        let Entry { rows, weights, compute, k, n, ways, .. } = unused.first()?;
+        Some(format!(
+            "warning[W-tuning]: --tuning: {} of {} entries are for matmuls that are not in this build; the first: rows {rows}, weights {weights}, compute {}, k {k}, n {n}, ways {ways}",
+            unused.len(),
+            self.entries.len(),
+            compute::name(*compute),
+        ))
     }
 
     /// Adds a choice, or replaces the one for the same matmul.
@@ -235,14 +259,17 @@ mod compute {
     use super::{Compute, Deserialize, Deserializer};
     use serde::{Serializer, de::Error};
 
-    pub(super) fn serialize<S: Serializer>(compute: &Compute, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(match compute {
+    pub(super) fn name(compute: Compute) -> &'static str {
+        match compute {
             Compute::F32 => "f32",
             Compute::Bf16Dot => "dot",
             Compute::Int8Dot => "int8",
             Compute::Int8Mmla => "int8mmla",
             Compute::Bf16Mmla => "mmla",
-        })
+        }
+    }
+    pub(super) fn serialize<S: Serializer>(compute: &Compute, s: S) -> Result<S::Ok, S::Error> {
+        s.serialize_str(name(*compute))
     }
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Compute, D::Error> {
         match String::deserialize(d)?.as_str() {

@@ -85,7 +85,7 @@ fn tiles_of_codes_are_measured_and_read_back() {
     let path = |name: &str| dir.path().join(name);
     let file = path("tuning.json");
     // Layers and head of one width, so that only their codes tell them apart.
-    let quantised = ["--quantize", "int4", "--group-size", "32", "--quantize-head", "int8", "--tuning", file.to_str().unwrap()];
+    let quantised = ["--quantize", "int4", "--group-size", "32", "--tuning", file.to_str().unwrap()];
 
     let report = build(&path("tuned"), &[&["--autotune", "fast"], &quantised[..]].concat()).unwrap();
     let measured = report.autotune.expect("a report").tuning;
@@ -110,6 +110,13 @@ fn tiles_of_codes_are_measured_and_read_back() {
         build(&path("other"), &quantised).unwrap();
         assert_eq!(logits(&path("other")), expected, "{codes}");
     }
+
+    // Entries for other codes are of no use, and that is said.
+    std::fs::write(&file, measured.to_string()).unwrap();
+    let warnings = |more: &[&str]| build(Path::new("never"), &[&quantised[..], &["--stop-after", "plan"], more].concat()).unwrap().warnings;
+    assert!(warnings(&[]).is_empty(), "{:?}", warnings(&[]));
+    let [warning] = &warnings(&["--quantize-head", "int4"])[..] else { panic!("one warning") };
+    assert!(warning.contains("W-tuning") && warning.contains("weights int8, compute"), "{warning}");
 }
 
 #[test]

@@ -17,9 +17,9 @@ use crate::link::guard::WorkDir;
 use crate::link::payload::Unsealed;
 use crate::plan::{Planned, WeightTable};
 use crate::report::{AutotuneReport, Progress, TunedBucket};
-use crate::tuning::{MatmulKey, Tuning};
+use crate::tuning::{self, MatmulKey, Tuning};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
-use rcompile_codegen::program::{Kernel, MatmulTile};
+use rcompile_codegen::program::MatmulTile;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -138,13 +138,10 @@ fn buckets(plans: &[Planned]) -> Vec<Bucket> {
     let mut list = Vec::new();
     for plan in plans {
         let mut matmuls = Vec::new();
-        for region in &plan.program.regions {
-            let Kernel::Matmul(m) = &region.kernel else { continue };
-            let dtype = plan.program.weights[m.weight.index()].dtype;
-            let key = MatmulKey::new(plan.program.capacity(m.rows).into(), &m.panels, dtype, m.compute);
+        for (key, tile) in tuning::matmuls(&plan.program) {
             if !seen.contains(&key) {
                 seen.push(key.clone());
-                matmuls.push((key, m.tile));
+                matmuls.push((key, tile));
             }
         }
         list.push(Bucket { rows: plan.program.bucket, matmuls, rates: Vec::new() });

@@ -36,7 +36,8 @@ pub struct Round {
 }
 
 impl Round {
-    fn median(&self, key: &str) -> Option<f64> {
+    /// The median of a key's values; None without any.
+    pub fn median(&self, key: &str) -> Option<f64> {
         let values = self.values.get(key)?;
         Some(values.iter().copied().collect::<Samples>().median())
     }
@@ -75,16 +76,20 @@ impl Record {
         self.rounds.iter().filter_map(|r| r.values.get(key)).flatten().copied().collect()
     }
 
+    /// `f` of each round; a round without a value is left out.
+    pub fn per_round(&self, f: impl Fn(&Round) -> Option<f64>) -> Samples {
+        self.rounds.iter().filter_map(f).collect()
+    }
+
     /// `f` of the medians of `keys` in each round that has them all.
     pub fn each<const N: usize>(&self, keys: [&str; N], f: impl Fn([f64; N]) -> f64) -> Samples {
-        let of_round = |round: &Round| {
+        self.per_round(|round| {
             let mut values = [0.0; N];
             for (value, key) in values.iter_mut().zip(keys) {
                 *value = round.median(key)?;
             }
             Some(f(values))
-        };
-        self.rounds.iter().filter_map(of_round).collect()
+        })
     }
 
     /// `a / b`, round by round.

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::measure::{Bench, Outcome, find, of_threads, rates};
 use crate::peers::{self, OURS};
 use crate::process::args;
-use crate::record::Record;
+use crate::record::{Record, Round};
 use crate::stats::{Goal, Samples, Section, number};
 use crate::{Options, Topic, machine};
 
@@ -314,6 +314,11 @@ struct Reads {
     file: f64,
 }
 
+/// Whether two rates of reading are those of one state of the machine.
+fn agree(a: f64, b: f64) -> bool {
+    (a - b).abs() <= STEADY * a.max(b)
+}
+
 /// A sample between two measurements of what can be read, and the larger one; none where they never agree.
 fn between_reads<T>(
     bench: &mut Bench,
@@ -332,7 +337,7 @@ fn between_reads<T>(
         let seen = sample(bench)?;
         let after = reads(bench)?;
         let best = before.best.max(after.best);
-        if (before.best - after.best).abs() <= STEADY * best {
+        if agree(before.best, after.best) {
             return Ok((seen, Some(Reads { best, file: before.file.max(after.file) })));
         }
         if attempt == TRIES {
@@ -343,9 +348,19 @@ fn between_reads<T>(
 }
 
 fn peer(bench: &mut Bench, work: &Work, engine: &peers::Engine, threads: usize, flags: &[&str]) -> Outcome<()> {
-    let run = bench.pinned(&engine.program, &engine.words(flags), threads)?;
+    let sample = |bench: &mut Bench| bench.pinned(&engine.program, &engine.words(flags), threads);
+    let (run, reads) = match work.bound {
+        Peak => (sample(bench)?, None),
+        Read => {
+            let out = bench.executable(work.executable)?;
+            between_reads(bench, threads, &out, sample)?
+        }
+    };
     let rate = rates(&run)?.pop().ok_or("the driver printed no test")?;
     let key = work.key(engine.name);
+    if let Some(reads) = reads {
+        bench.record.push(reads_beside(&key), reads.best);
+    }
     if let Some(version) = rate.engine {
         bench.record.facts.insert(format!("engine {}", engine.name), version);
     }
@@ -444,21 +459,41 @@ fn share(bench: &Bench, work: &Work) -> Samples {
     }
 }
 
-/// Decode: over the best of the read patterns and of the rates of all engines in that round.
+/// Decode: over the best of the read patterns and of the rates of all engines in that round that could read as fast.
 fn share_of_best(record: &Record, work: &Work) -> Samples {
     let key = work.key(OURS);
     let engines = peers_of(record, work);
-    let (bytes, gb, limit) = (format!("{key} bytes per token"), format!("{key} GB/s"), work.limit("read"));
-    let mut best = record.each([&gb, &limit], |[ours, limit]| limit.max(ours)).values().to_vec();
-    let ours = record.each([&gb, &limit], |[ours, _]| ours);
-    for (_, engine) in &engines {
-        let implied = record.each([&gb, &limit, engine, &bytes], |[_, _, rate, bytes]| rate * bytes / 1e9);
-        // Only where every round has the engine do the rounds match.
-        if implied.values().len() == best.len() {
-            best.iter_mut().zip(implied.values()).for_each(|(best, &rate)| *best = best.max(rate));
+    let (bytes, gb) = (format!("{key} bytes per token"), format!("{key} GB/s"));
+    record.per_round(|round| {
+        let (ours, limit) = (round.median(&gb)?, round.median(&work.limit("read"))?);
+        let implied = engines.iter().filter(|(_, engine)| could_read_alike(round, work, engine)).filter_map(|(_, engine)| {
+            let rate = round.median(engine)? * round.median(&bytes)? / 1e9;
+            Some(rate)
+        });
+        Some(100.0 * ours / implied.fold(limit.max(ours), f64::max))
+    })
+}
+
+/// Ours over theirs, of rounds in which both could read as fast.
+fn ratios(record: &Record, work: &Work, theirs: &str) -> Samples {
+    let ours = work.key(OURS);
+    record.per_round(|round| could_read_alike(round, work, theirs).then_some(round.median(&ours)? / round.median(theirs)?))
+}
+
+/// Whether the reads beside our sample and beside the one at `theirs` agree; true where reads do not matter.
+fn could_read_alike(round: &Round, work: &Work, theirs: &str) -> bool {
+    match work.bound {
+        Peak => true,
+        Read => {
+            let reads = round.median(&work.limit("read")).zip(round.median(&reads_beside(theirs)));
+            reads.is_some_and(|(ours, theirs)| agree(ours, theirs))
         }
     }
-    ours.values().iter().zip(best).map(|(ours, best)| 100.0 * ours / best).collect()
+}
+
+/// Key of the reads beside another engine's sample.
+fn reads_beside(theirs: &str) -> String {
+    format!("{theirs} reads")
 }
 
 pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
@@ -505,7 +540,7 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
         section.add(format!("{}, resident", work.name), "MB", record.get(&format!("{key} rss")).map(|bytes| bytes / 1e6));
         for (engine, theirs) in peers_of(record, work) {
             section.add(format!("{}, {engine}", work.name), "tokens/s", record.get(&theirs));
-            let ratio = record.ratio(&key, &theirs);
+            let ratio = ratios(record, work, &theirs);
             let verdict = peers::verdict(ratio.values());
             section.add_remark(format!("{}, rcompile / {engine}", work.name), "-", ratio, verdict);
             section.add(format!("{}, {engine}, resident", work.name), "MB", record.get(&format!("{theirs} rss")).map(|b| b / 1e6));
@@ -535,7 +570,8 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
 
 /// Peers of a work: engine and key of its rate.
 fn peers_of(record: &Record, work: &Work) -> Vec<(String, String)> {
-    peers::of(record, work.name).into_iter().filter(|(engine, _)| !engine.ends_with(" rss") && !engine.starts_with(OURS)).collect()
+    let is_rate = |engine: &str| ![" rss", " reads"].iter().any(|of| engine.ends_with(of)) && !engine.starts_with(OURS);
+    peers::of(record, work.name).into_iter().filter(|(engine, _)| is_rate(engine)).collect()
 }
 
 /// The table of all works in short, in Markdown: target, ours, share, peers.
@@ -550,7 +586,7 @@ pub fn summary(bench: &Bench) -> String {
         let peers: Vec<String> = peers_of(record, work)
             .iter()
             .map(|(engine, theirs)| {
-                let verdict = peers::verdict(record.ratio(&key, theirs).values());
+                let verdict = peers::verdict(ratios(record, work, theirs).values());
                 format!("{engine} {} ({verdict})", number(record.get(theirs).median()))
             })
             .collect();
@@ -601,17 +637,22 @@ mod tests {
     }
 
     #[test]
-    fn the_best_rate_of_a_round_is_the_limit() {
+    fn engines_are_compared_where_they_could_read_alike() {
         let work = &WORKS[5];
+        let (ours, theirs) = (work.key(OURS), work.key("OpenVINO"));
         let mut record = Record::default();
-        for theirs in [10.0, 15.0] {
+        // Ours in one state of the machine; theirs in the same twice, then in a faster one, then in one that was not found out.
+        for (rate, reads) in [(10.0, 25.0), (15.0, 26.0), (20.0, 60.0), (20.0, f64::NAN)] {
             record.begin("decode", String::new(), String::new());
-            let key = work.key(OURS);
-            record.push(format!("{key} GB/s"), 24.0);
-            record.push(format!("{key} bytes per token"), 2e9);
+            record.push(&ours, 12.0);
+            record.push(format!("{ours} GB/s"), 24.0);
+            record.push(format!("{ours} bytes per token"), 2e9);
             record.push(work.limit("read"), 25.0);
-            record.push(work.key("OpenVINO"), theirs);
+            record.push(&theirs, rate);
+            record.push(reads_beside(&theirs), reads);
         }
-        assert_eq!(share_of_best(&record, work).values(), [96.0, 80.0]);
+        assert_eq!(share_of_best(&record, work).values(), [96.0, 80.0, 96.0, 96.0]);
+        assert_eq!(ratios(&record, work, &theirs).values(), [1.2, 0.8]);
+        assert_eq!(peers_of(&record, work), [("OpenVINO".to_owned(), theirs)]);
     }
 }
