@@ -25,6 +25,8 @@ use std::path::Path;
 const VERSION: u32 = 1;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
+/// Largest group of codes: a matmul's k is padded to whole groups.
+const GROUP_MAX: u32 = 256;
 /// Name of the file among the inputs that `info` lists.
 const INPUT_NAME: &str = "--tuning";
 
@@ -231,7 +233,7 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("streams", tile.streams, 1, 64, 1),
-        ("k_block", tile.k_block, 0, entry.k.next_multiple_of(2), 2),
+        ("k_block", tile.k_block, 0, entry.k.next_multiple_of(GROUP_MAX), 2),
         // Each pass has several blocks of rows.
         ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { 2 * tile.mr + 1 }, 1 << 16, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),

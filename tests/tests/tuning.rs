@@ -105,7 +105,7 @@ fn tiles_of_codes_are_measured_and_read_back() {
         entries.iter_mut().filter(|m| m["weights"] == codes).for_each(|m| m["tile"]["prefetch"] = 320.into());
         std::fs::write(&file, changed.to_string()).unwrap();
         let tiles = planned(&quantised);
-        let moved = tiles.iter().filter(|tile| tile.contains("prefetch: 320")).count();
+        let moved = tiles.iter().filter(|tile| tile.contains("prefetch 320 ")).count();
         assert!(0 < moved && moved < tiles.len() && tiles.len() == heuristic.len(), "{codes}: {moved} of {tiles:?}");
         build(&path("other"), &quantised).unwrap();
         assert_eq!(logits(&path("other")), expected, "{codes}");
