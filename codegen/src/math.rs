@@ -64,7 +64,7 @@ pub fn sigmoid<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     fb.div(k(1.0), fb.add(k(1.0), e))
 }
 
-/// `x (1 + erf(x / sqrt 2)) / 2`: absolute error below 7e-8 for `x < 0`, relative error below 3e-7 from -1 on. Where it is 0 in f32 a value below 1e-33 comes.
+/// `x (1 + erf(x / sqrt 2)) / 2`: absolute error below 7e-8 for `x < 0`, relative error below 3e-7 from -1 on; below -10 less than 1e-33 is left.
 #[expect(clippy::approx_constant, reason = "a coefficient of a fit is near ln 2")]
 pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());

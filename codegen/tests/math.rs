@@ -98,6 +98,9 @@ fn exp_beside_one() {
     let special = [(NAN, NAN), (0.0, 1.0), (-88.0, 0.0), (89.0, INF)];
     let (relative, _) = errors(math::exp_beside_one, f64::exp, |x| (-87.3..88.3).contains(&x), &special);
     assert!(relative < 2e-7, "{relative:e}");
+    let (_, difference) =
+        errors(|fb, x| fb.sub(math::exp(fb, x), math::exp_beside_one(fb, x)), |_| 0.0, |x| (-87.3..88.3).contains(&x), &[]);
+    assert_eq!(difference, 0.0);
     // Below, nothing but 0 comes where the exponent is used up.
     let below = |x: f64| if x < -87.68 { 0.0 } else { x.exp() };
     let (_, absolute) = errors(math::exp_beside_one, below, |x| (-88.0..-87.3).contains(&x), &[]);
