@@ -7,10 +7,11 @@
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
-//! `rows` is the most rows that the matmul gets in its bucket, `weights` is f32, f16, bf16, int8, or bits and group of codes (int4g32, int8g128z: with zero
-//! points), `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the same executable. A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have
-//! are refused; a matmul without an entry has the heuristic's tile, and entries without a matmul are warned about. No choice changes a bit of any result: each output element is one chain
-//! over k in every tile.
+//! `rows` is the most rows that the matmul gets in its bucket, `weights` is f32, f16, bf16, int8, or bits and group of codes (int4g32,
+//! int8g128z: with zero points), `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the same executable.
+//! A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have are refused;
+//! a matmul without an entry has the heuristic's tile, and entries without a matmul are warned about. No choice changes a bit of any result:
+//! each output element is one chain over k in every tile.
 
 use crate::error::Error;
 use rcompile_codegen::isa::Isa;
@@ -25,8 +26,6 @@ use std::path::Path;
 const VERSION: u32 = 1;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
-/// Largest group of codes: a matmul's k is padded to whole groups.
-const GROUP_MAX: u32 = 256;
 /// Name of the file among the inputs that `info` lists.
 const INPUT_NAME: &str = "--tuning";
 
@@ -233,7 +232,7 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("streams", tile.streams, 1, 64, 1),
-        ("k_block", tile.k_block, 0, entry.k.next_multiple_of(GROUP_MAX), 2),
+        ("k_block", tile.k_block, 0, entry.k.next_multiple_of(padding(&entry.weights)), 2),
         // Each pass has several blocks of rows.
         ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { 2 * tile.mr + 1 }, 1 << 16, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
@@ -242,15 +241,26 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
     ]
 }
 
+/// Names that weights can have, and what blocks of their k are a multiple of at most: groups of codes are whole.
+fn known_weights() -> impl Iterator<Item = (String, u32)> {
+    let elements = [DType::F32, DType::F16, DType::Bf16].map(|dtype| (Coding::Elements.name(dtype), 2));
+    let int8 = [(Coding::Int8 { group: 256 }.name(DType::U8), 256)];
+    let by_groups = [32, 64, 128].into_iter().flat_map(|group| {
+        let with = |zeros| [Coding::Int8Groups { group, zeros }, Coding::Int4 { group, zeros }];
+        [with(false), with(true)].into_iter().flatten().map(move |coding| (coding.name(DType::U8), group))
+    });
+    elements.into_iter().chain(int8).chain(by_groups)
+}
+
+/// What blocks of k of these weights are a multiple of at most.
+fn padding(weights: &str) -> u32 {
+    known_weights().find(|(name, _)| name == weights).map_or(2, |(_, padding)| padding)
+}
+
 /// A name that weights can have.
 fn weights<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     let name = String::deserialize(d)?;
-    let elements = [DType::F32, DType::F16, DType::Bf16].map(|dtype| Coding::Elements.name(dtype));
-    let codes = [32, 64, 128].into_iter().flat_map(|group| {
-        let with = |zeros| [Coding::Int8 { group }, Coding::Int8Groups { group, zeros }, Coding::Int4 { group, zeros }];
-        [with(false), with(true)].into_iter().flatten().map(|coding| coding.name(DType::U8))
-    });
-    match elements.into_iter().chain(codes).any(|known| known == name) {
+    match known_weights().any(|(known, _)| known == name) {
         true => Ok(name),
         false => Err(D::Error::custom(format!("weights: expected f32, f16, bf16, int8, int4g32 or the like, found {name}"))),
     }
@@ -362,6 +372,7 @@ mod tests {
             ("\"mr\": 8", "\"mr\": -1", 4, "-1"),
             ("\"mr\": 8", "\"rows\": 8", 4, "rows"),
             ("\"k_block\": 0", "\"k_block\": 33", 5, "k_block"),
+            ("\"k_block\": 0", "\"k_block\": 66", 5, "k_block"),
             ("\"m_block\": 0", "\"m_block\": 16", 5, "m_block"),
             ("\"prefetch\": 4096", "\"prefetch\": 100", 5, "prefetch"),
             ("bf16", "int4", 4, "int4"),

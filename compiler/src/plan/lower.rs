@@ -755,9 +755,9 @@ fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
             let root = (8.0 / std::f64::consts::PI).sqrt();
             let [first, third] = [root, root * 0.044_715].map(|c| k.exprs.float(c as f32));
             let square = mul(k, x, x);
-            let square = mul(k, third, square);
-            let sum = add(k, first, square);
-            let twice = mul(k, x, sum);
+            let third = mul(k, third, square);
+            let slope = add(k, first, third);
+            let twice = mul(k, x, slope);
             let gate = apply(k, UnaryOp::Sigmoid, twice);
             mul(k, x, gate)
         }

@@ -466,10 +466,9 @@ fn share_of_best(record: &Record, work: &Work) -> Samples {
     let (bytes, gb) = (format!("{key} bytes per token"), format!("{key} GB/s"));
     record.per_round(|round| {
         let (ours, limit) = (round.median(&gb)?, round.median(&work.limit("read"))?);
-        let implied = engines.iter().filter(|(_, engine)| could_read_alike(round, work, engine)).filter_map(|(_, engine)| {
-            let rate = round.median(engine)? * round.median(&bytes)? / 1e9;
-            Some(rate)
-        });
+        let bytes = round.median(&bytes)?;
+        let alike = engines.iter().filter(|(_, engine)| could_read_alike(round, work, engine));
+        let implied = alike.filter_map(|(_, engine)| round.median(engine)).map(|rate| rate * bytes / 1e9);
         Some(100.0 * ours / implied.fold(limit.max(ours), f64::max))
     })
 }
