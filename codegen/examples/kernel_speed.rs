@@ -32,7 +32,7 @@ fn main() {
     let given = [Coding::Int4 { group: 128, zeros: true }, Coding::Int8Groups { group: 128, zeros: true }];
     for coding in [Coding::Int8 { group: 256 }].into_iter().chain(made).chain(given) {
         let dtype = if coding.has_bytes() { isa.code_type() } else { DType::U8 };
-        if isa.int8_dot_intrinsic(isa.lanes).is_some() {
+        if isa.int8_dot(isa.lanes).is_some() {
             types.push((dtype, Compute::Int8Dot, coding));
         }
         types.push((dtype, Compute::F32, coding));
@@ -217,7 +217,7 @@ impl Matmuls {
     }
     fn panels(&self) -> Panels {
         let k_pack = self.coding.k_pack(self.compute).unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
-        Panels { nr: 32, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
+        Panels { nr: self.isa.panel_nr, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
     }
     fn build(&self) -> (Loaded, Step) {
         let panels = self.panels();

@@ -1,8 +1,8 @@
-//! exp, tanh, erf, gelu and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars.
+//! exp, tanh, erf, gelu and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars; integer dots at their extremes.
 
 mod support;
 
-use rcompile_codegen::llvm::builder::{Fb, Ty, Value, Visibility};
+use rcompile_codegen::llvm::builder::{Codes, Elem, Fb, Ty, Value, Visibility};
 use rcompile_codegen::llvm::module::{Emit, build};
 use rcompile_codegen::math;
 use rcompile_codegen::program::DType;
@@ -124,4 +124,46 @@ fn sigmoid() {
     let special = [(NAN, NAN), (INF, 1.0), (-INF, 0.0), (0.0, 0.5), (-88.5, 0.0), (-1e30, 0.0), (1e30, 1.0)];
     let (relative, _) = errors(math::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |x| (-85.0..1e9).contains(&x), &special);
     assert!(relative < 3e-7, "{relative:e}");
+}
+
+/// `sum[i] = dot_int8(1000, weights[i], rows[i])` of words of four codes.
+fn dots(isa: &rcompile_codegen::isa::Isa, codes: Codes) -> support::Loaded {
+    let unit = build("t", isa, 3, Emit::default(), |mb| {
+        mb.define("dots", &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64], None, Visibility::Export, |fb, args| {
+            let words = Ty::vec(Elem::I32, fb.lanes());
+            let start = fb.splat(fb.i32(1000), fb.lanes());
+            fb.for_(fb.int(0), args[3], fb.lanes().into(), |i| {
+                let [weights, rows] = [0, 1].map(|n| fb.load(words, fb.index(args[n], i, 4), 4));
+                fb.store(fb.dot_int8(start, weights, rows, codes), fb.index(args[2], i, 4), 4);
+            });
+        });
+        Ok(())
+    })
+    .expect("compile");
+    support::load(&[&unit])
+}
+
+/// Nothing saturates: the least, largest and middle codes in all places.
+#[test]
+fn integer_dots_are_exact() {
+    type Dots = extern "C" fn(*const [u8; 4], *const [u8; 4], *mut i32, i64);
+    let four = |codes: [u8; 3]| (0..81).map(move |n: usize| [1, 3, 9, 27].map(|place| codes[n / place % 3]));
+    for isa in support::isas().iter().filter(|isa| isa.int8_dot(isa.lanes).is_some()) {
+        let signed = isa.code_type() == DType::I8;
+        let bytes = if signed { [-128i8, -1, 127].map(|code| code as u8) } else { [0, 128, 255] };
+        for (codes, weights) in [(Codes::Bytes, bytes), (Codes::Nibbles, [0, 8, 15])] {
+            let all = four(weights).flat_map(|w| four([-127i8, 1, 127].map(|code| code as u8)).map(move |x| (w, x)));
+            let (mut w, mut x): (Vec<_>, Vec<_>) = all.unzip();
+            let padded = w.len().next_multiple_of(16);
+            w.resize(padded, [0; 4]);
+            x.resize(padded, [0; 4]);
+            let mut sums = vec![0; padded];
+            dots(isa, codes).get::<Dots>("dots")(w.as_ptr(), x.as_ptr(), sums.as_mut_ptr(), padded as i64);
+            for ((w, x), sum) in w.iter().zip(&x).zip(sums) {
+                let code = |w: u8| if signed && codes == Codes::Bytes { i32::from(w as i8) } else { w.into() };
+                let products = w.iter().zip(x).map(|(w, x)| code(*w) * i32::from(*x as i8));
+                assert_eq!(sum, 1000 + products.sum::<i32>(), "{} {codes:?} {w:?} {x:?}", isa.name);
+            }
+        }
+    }
 }

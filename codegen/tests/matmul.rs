@@ -453,7 +453,7 @@ fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
     let mut list = vec![];
     for &coding in codings {
         let case = Case { coding, ..Case::new(isa, code_type(isa, coding)) };
-        if isa.int8_dot_intrinsic(isa.lanes).is_some() {
+        if isa.int8_dot(isa.lanes).is_some() {
             let compute = if coding.fits_mmla() { isa.matmul_of_codes() } else { Compute::Int8Dot };
             list.push(Case { compute, ..case.clone() });
         }
@@ -724,6 +724,47 @@ fn hot_loop_asm_of_codes() {
                 let most = loops.iter().map(|l| l.accumulators()).max().unwrap_or(0);
                 if m == rows && name == "block" && most != (rows * isa.tile_vectors) as usize {
                     fail(format!("{most} accumulators"), String::new());
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}", failures.join("\n\n"));
+}
+
+/// Dots by pairs of products: nothing on the stack, per dot both multiplications and, of bytes, one change of sign; magnitudes are shared by the rows.
+#[test]
+fn hot_loop_asm_of_dots_in_pairs() {
+    let mut failures: Vec<String> = vec![];
+    for (cpu, signs) in [("x86-64-v3", &["vpsignb"][..]), ("znver3", &["vpsignb"]), ("skylake-avx512", &["vpblendmb", "vmovdqu8"])] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let int4 = |group| Coding::Int4 { group, zeros: false };
+        for coding in [Coding::Int8 { group: 256 }, int4(32), int4(128)] {
+            let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
+            let rows = isa.rows(case.compute);
+            let case = Case { tile: MatmulTile { mr: rows, k_block: 1024, widen: true, ..case.tile }, ..case };
+            let (program, kernel) = case.program(&isa);
+            let asm = assembly(&isa, &program, &kernel);
+            let bytes = coding.has_bytes();
+            let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
+            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| !bytes || *name == "block"));
+            for (m, name) in functions {
+                let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.{name}{m}"));
+                let loops: Vec<_> = hot.iter().filter(|l| l.count("vpmaddubsw") > 0).collect();
+                let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
+                if loops.is_empty() {
+                    fail("no hot loop".into(), String::new());
+                }
+                for l in loops {
+                    let [dots, words, magnitudes] = ["vpmaddubsw", "vpmaddwd", "vpabsb"].map(|word| l.count(word));
+                    let signs: usize = signs.iter().map(|word| l.count(word)).sum();
+                    let stack = l.stack_accesses();
+                    if !stack.is_empty() {
+                        fail(format!("{} stack accesses, the first: {}", stack.len(), stack[0]), l.text());
+                    }
+                    let wanted = if bytes { (dots, dots, dots / m as usize) } else { (dots, 0, 0) };
+                    if (words, signs, magnitudes) != wanted || !dots.is_multiple_of(m as usize) {
+                        fail(format!("{dots} products of bytes, {words} of words, {signs} signs, {magnitudes} magnitudes"), l.text());
+                    }
                 }
             }
         }

@@ -77,7 +77,8 @@ fn probes_measure_what_they_say() {
             let chains = if isa.registers == 32 { 24 } else { 12 };
             let x86 = isa.arch == Arch::X86_64;
             let int8 = if isa.int8_mmla { "smmla" } else { "sdot" };
-            let [fma, bf16, int8] = if x86 { ["vfmadd", "vdpbf16ps", "vpdpbusd"] } else { ["fmla", "bfmmla", int8] };
+            let x86_int8 = if isa.dots_in_pairs() { "vpmaddubsw" } else { "vpdpbusd" };
+            let [fma, bf16, int8] = if x86 { ["vfmadd", "vdpbf16ps", x86_int8] } else { ["fmla", "bfmmla", int8] };
             match probe {
                 Probe::F32 => assert!(count(fma) >= chains && count(fma) % chains == 0, "{cpu}: {asm}"),
                 Probe::Bf16Dot => assert!(count(bf16) >= chains && count(bf16) % chains == 0, "{cpu}: {asm}"),

@@ -433,7 +433,7 @@ impl Settings {
         let stored = weight_dtype.unwrap_or_else(|| main_type(model));
         let plan = o.quantize.plan();
         let quantisation = Quantisation { keep: kept(&plan.keep, model)?, ..plan };
-        let has_int8 = isa.int8_dot_intrinsic(isa.lanes).is_some();
+        let has_int8 = isa.int8_dot(isa.lanes).is_some();
         let has_codes = quantisation.is_any() || model.scheme.is_some();
         let compute = match o.compute {
             // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.

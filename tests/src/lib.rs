@@ -82,7 +82,7 @@ pub fn wide(row: &[f32]) -> Vec<f64> {
 /// Does this machine have integer dots?
 pub fn has_int8_dot() -> bool {
     let isa = rcompile_codegen::isa::Isa::native().expect("a host of the tests");
-    isa.int8_dot_intrinsic(isa.lanes).is_some()
+    isa.int8_dot(isa.lanes).is_some()
 }
 
 /// Index of the largest element, the first of several.

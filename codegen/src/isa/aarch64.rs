@@ -3,7 +3,7 @@
 //! All of them are NEON targets: vectors of 128 bits, 32 registers, an FMA that takes one factor from a lane. On Neoverse V1 (SVE of 256
 //! bits on two pipes, NEON on four) both have the same peak; on V2 SVE is 128 bits wide.
 
-use super::{Arch, Isa, Stream, Streams};
+use super::{Arch, Int8Dot, Isa, Stream, Streams};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -98,6 +98,6 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
     })
 }
 
-pub(super) fn int8_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> {
-    (lanes == 4 && isa.has("dotprod")).then_some("llvm.aarch64.neon.sdot.v4i32.v16i8")
+pub(super) fn int8_dot(isa: &Isa, lanes: u32) -> Option<Int8Dot> {
+    (lanes == 4 && isa.has("dotprod")).then_some(Int8Dot::Instruction("llvm.aarch64.neon.sdot.v4i32.v16i8"))
 }

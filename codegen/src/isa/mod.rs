@@ -97,6 +97,23 @@ pub struct Isa {
     pub fma_into_factor: bool,
 }
 
+/// How four products of bytes are added to an i32 lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Int8Dot {
+    /// By one instruction.
+    Instruction(&'static str),
+    /// By three: products of unsigned and signed bytes, added in pairs to 16 bits (saturated), those in pairs to 32, and the addition. Two products
+    /// fit 16 bits if the unsigned factors are at most 128: nibbles, or magnitudes of signed bytes, whose signs the others then take.
+    Pairs {
+        /// Intrinsic of the pairs of bytes.
+        bytes: &'static str,
+        /// Intrinsic of the pairs of words.
+        words: &'static str,
+        /// Intrinsic that gives bytes the signs of others, where there is one.
+        sign: Option<&'static str>,
+    },
+}
+
 impl Isa {
     /// Table row of `cpu` for `triple` with feature edits (`+avx512bf16`, `-avx512fp16`). `cpu` may be `native` when `triple` is the
     /// host's.
@@ -211,19 +228,24 @@ impl Isa {
         self.arch == Arch::Aarch64 && self.has("bf16")
     }
 
-    /// Type of the weight bytes that [`Isa::int8_dot_intrinsic`] multiplies with signed ones.
+    /// Type of the weight bytes that [`Isa::int8_dot`] multiplies with signed ones: what `VPDPBUSD` wants, else signed.
     pub fn code_type(&self) -> DType {
         match self.arch {
-            Arch::X86_64 => DType::U8,
-            Arch::Aarch64 => DType::I8,
+            Arch::X86_64 if !self.dots_in_pairs() => DType::U8,
+            _ => DType::I8,
         }
     }
 
-    /// Intrinsic that adds four products of weight bytes ([`Isa::code_type`]) and signed bytes to each i32 lane, not saturated; see `Fb::dot_int8`.
-    pub fn int8_dot_intrinsic(&self, lanes: u32) -> Option<&'static str> {
+    /// Do int8 dots of full vectors take three instructions ([`Int8Dot::Pairs`])?
+    pub fn dots_in_pairs(&self) -> bool {
+        matches!(self.int8_dot(self.lanes), Some(Int8Dot::Pairs { .. }))
+    }
+
+    /// Exact sum of four products of weight bytes ([`Isa::code_type`]) or nibbles and signed bytes in each i32 lane; see `Fb::dot_int8`.
+    pub fn int8_dot(&self, lanes: u32) -> Option<Int8Dot> {
         match self.arch {
-            Arch::X86_64 => x86_64::int8_dot_intrinsic(self, lanes),
-            Arch::Aarch64 => aarch64::int8_dot_intrinsic(self, lanes),
+            Arch::X86_64 => x86_64::int8_dot(self, lanes),
+            Arch::Aarch64 => aarch64::int8_dot(self, lanes),
         }
     }
 

@@ -1,6 +1,6 @@
 //! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
 
-use super::{Arch, Isa, Stream, Streams};
+use super::{Arch, Int8Dot, Isa, Stream, Streams};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -107,9 +107,16 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         tune_cpu: tune,
         lanes: if wide { 16 } else { 8 },
         registers: if wide { 32 } else { 16 },
-        panel_nr: 32,
+        panel_nr: if wide { 32 } else { 16 },
         tile_rows: if wide { 12 } else { 6 },
-        code_rows: if wide { 8 } else { 6 },
+        // Magnitudes and ones take registers.
+        code_rows: if wide {
+            8
+        } else if features.contains("avxvnni") {
+            6
+        } else {
+            4
+        },
         tile_vectors: 2,
         l2_bytes: l2 << 10,
         streams,
@@ -139,10 +146,14 @@ pub(super) fn bf16_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> 
     }
 }
 
-pub(super) fn int8_dot_intrinsic(isa: &Isa, lanes: u32) -> Option<&'static str> {
+pub(super) fn int8_dot(isa: &Isa, lanes: u32) -> Option<Int8Dot> {
+    let avx2 = Int8Dot::Pairs { bytes: "llvm.x86.avx2.pmadd.ub.sw", words: "llvm.x86.avx2.pmadd.wd", sign: Some("llvm.x86.avx2.psign.b") };
+    let avx512 = Int8Dot::Pairs { bytes: "llvm.x86.avx512.pmaddubs.w.512", words: "llvm.x86.avx512.pmaddw.d.512", sign: None };
     match lanes {
-        16 if isa.has("avx512vnni") => Some("llvm.x86.avx512.vpdpbusd.512"),
-        8 if isa.has("avx512vnni") || isa.has("avxvnni") => Some("llvm.x86.avx512.vpdpbusd.256"),
+        16 if isa.has("avx512vnni") => Some(Int8Dot::Instruction("llvm.x86.avx512.vpdpbusd.512")),
+        8 if isa.has("avx512vnni") || isa.has("avxvnni") => Some(Int8Dot::Instruction("llvm.x86.avx512.vpdpbusd.256")),
+        16 if isa.has("avx512bw") => Some(avx512),
+        8 => Some(avx2),
         _ => None,
     }
 }

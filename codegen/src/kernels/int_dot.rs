@@ -14,7 +14,8 @@
 //! `[group / 8][nr][8]`).
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
-//! code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation.
+//! code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation. Where x86 has no such
+//! instruction, three do it, from signed bytes or nibbles ([`Int8Dot::Pairs`](crate::isa::Int8Dot)): the same bits.
 //!
 //! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from a lane
 //! ([`Isa::lane_fma`]), from a register that holds sixteen.
@@ -28,7 +29,7 @@ use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};
 use super::{int_mmla, mmla};
 use crate::isa::Isa;
-use crate::llvm::builder::{Elem, Fb, Ty, Value};
+use crate::llvm::builder::{Codes, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType, Panels, Quantise};
 
 /// [`Quantise::INTEGERS`] in all lanes.
@@ -60,10 +61,16 @@ impl Microkernel<'_> {
     }
     /// Registers of a step beside the sums.
     fn held(&self, isa: &Isa, m: u32, vectors: u32) -> u32 {
-        match self.codes_in_lanes(isa, m) {
-            true => m - 1 + self.held_weights(m, vectors),
-            false => self.held_weights(m, vectors).min(self.held_rows(m)),
+        let weights = self.held_weights(m, vectors);
+        if self.codes_in_lanes(isa, m) {
+            return m - 1 + weights;
         }
+        if isa.dots_in_pairs() && m > 1 {
+            // Ones, and magnitudes that the rows share.
+            let magnitudes = if self.coding.has_bytes() { vectors } else { 0 };
+            return weights + 1 + magnitudes;
+        }
+        weights.min(self.held_rows(m))
     }
     /// Do the sums of `m` rows times `vectors` fit, with what a step holds?
     pub(super) fn sums_fit(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
@@ -75,10 +82,11 @@ impl Microkernel<'_> {
         isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute == Compute::Int8Dot
     }
     /// k of a step of the loop over a group. Weights that come from a cache: more, for less of a loop. From memory one pack at a time is better, whose
-    /// prefetches lie evenly among the dots.
+    /// prefetches lie evenly among the dots. Nibbles and dots in pairs need the registers of the second pack.
     fn group_step(&self, isa: &Isa, m: u32, feed: Feed<'_>) -> u32 {
         match feed {
             _ if self.codes_in_lanes(isa, m) => 16,
+            _ if self.has_nibbles() && isa.dots_in_pairs() => self.k_pack,
             Feed::Ahead { .. } if self.kernel.compute == Compute::Int8Dot => 2 * self.k_pack,
             _ => self.k_pack,
         }
@@ -254,6 +262,7 @@ impl Microkernel<'_> {
     ) {
         let n = vectors.len();
         let halves = self.k_pack / 4;
+        let codes_are = if self.coding.has_bytes() { Codes::Bytes } else { Codes::Nibbles };
         let align = (fb.lanes() * 4).min(64);
         let codes = |c: usize| {
             let words = fb.load(Ty::vec(Elem::I32, fb.lanes()), fb.offset_const(w, vectors[c]), align);
@@ -276,7 +285,7 @@ impl Microkernel<'_> {
                 let x = row(r, half);
                 for (c, w) in columns.iter().enumerate() {
                     let e = r as usize * n + c;
-                    sums[e] = fb.dot_int8(sums[e], w[half as usize], x);
+                    sums[e] = fb.dot_int8(sums[e], w[half as usize], x, codes_are);
                 }
             }
         }

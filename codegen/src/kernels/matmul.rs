@@ -94,7 +94,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
         problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
     }
     let signed = panels.coding.has_bytes().then(|| isa.code_type());
-    let has_dot = isa.int8_dot_intrinsic(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
+    let has_dot = isa.int8_dot(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
     let has_codes = panels.coding != Coding::Elements && kernel.a.dtype == DType::U8;
     if kernel.compute == Compute::Int8Dot && !(has_dot && has_codes) {
         problems.push(format!("{name}: int8 dot of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));

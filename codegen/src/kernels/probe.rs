@@ -5,7 +5,7 @@
 
 use super::Call;
 use crate::isa::Isa;
-use crate::llvm::builder::{Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
+use crate::llvm::builder::{Codes, Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::Program;
 use rcompile_runtime::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, field};
 
@@ -25,7 +25,7 @@ pub fn symbol(probe: Probe) -> String {
 pub fn probes(isa: &Isa) -> impl Iterator<Item = Probe> {
     let has = |probe: &Probe| match probe {
         Probe::Bf16Dot => isa.bf16_inputs(),
-        Probe::Int8Dot => isa.int8_dot_intrinsic(isa.lanes).is_some(),
+        Probe::Int8Dot => isa.int8_dot(isa.lanes).is_some(),
         _ => true,
     };
     Probe::ALL.into_iter().filter(has)
@@ -51,7 +51,9 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
                 let words = Ty::vec(Elem::I32, fb.lanes());
                 multiply(&call, 4, |fb, a, b, sum| {
                     let [a, b, ints] = [a, b, sum].map(|v| fb.bitcast(v, words));
-                    fb.bitcast(fb.dot_int8(ints, a, b), sum.ty())
+                    // LLVM would take products of what does not change out of the loop.
+                    let b = if fb.isa().dots_in_pairs() { ints } else { b };
+                    fb.bitcast(fb.dot_int8(ints, a, b, Codes::Nibbles), sum.ty())
                 })
             }
             Probe::Bf16Dot if fb.isa().bf16_mmla => {

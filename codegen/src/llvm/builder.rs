@@ -7,7 +7,7 @@
 //! No fast-math flags anywhere: `a * b + c` is fused only by [`Fb::fma`], sums keep their order. Integers wrap.
 //! Methods take `&self`, so that closures of loops can use the builder that they are nested in.
 
-use crate::isa::{Arch, Isa};
+use crate::isa::{Arch, Int8Dot, Isa};
 use crate::program::DType;
 use inkwell::attributes::{Attribute, AttributeLoc};
 use inkwell::basic_block::BasicBlock;
@@ -123,6 +123,15 @@ pub enum Cmp {
     Ge,
     Eq,
     Ne,
+}
+
+/// What the weights of an int8 dot are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codes {
+    /// Bytes as `Isa::code_type` says.
+    Bytes,
+    /// 0 to 15, one to a byte.
+    Nibbles,
 }
 
 /// Handle of a function of the module.
@@ -806,16 +815,43 @@ impl<'m, 'c> Fb<'m, 'c> {
         let pairs = Ty::vec(Elem::Bf16, 2 * lanes);
         self.intrinsic(name, acc.ty, &[acc, self.bitcast(a, pairs), self.bitcast(b, pairs)])
     }
-    /// int8 dot: `acc[i] + sum of weights[4i + j] * rows[4i + j]` per i32 lane, both as words of four codes, by the target's instruction. Rows are
-    /// signed, weights as `Isa::code_type` says. Panics where the target has none, see `Isa::int8_dot_intrinsic`.
-    pub fn dot_int8(&self, acc: Value<'c>, weights: Value<'c>, rows: Value<'c>) -> Value<'c> {
+    /// int8 dot: `acc[i] + sum of weights[4i + j] * rows[4i + j]` per i32 lane, exact, both as words of four codes. Rows are signed (-127 to 127),
+    /// weights nibbles (one to a byte) or bytes as `Isa::code_type` says. Panics where the target has no `Isa::int8_dot`.
+    pub fn dot_int8(&self, acc: Value<'c>, weights: Value<'c>, rows: Value<'c>, weights_are: Codes) -> Value<'c> {
         let lanes = acc.ty.lanes;
-        let name = self.isa().int8_dot_intrinsic(lanes).expect("no int8 dot on this target");
-        let codes = |words: Value<'c>| match self.isa().arch {
-            Arch::X86_64 => words,
-            Arch::Aarch64 => self.bitcast(words, Ty::vec(Elem::I8, 4 * lanes)),
-        };
-        self.intrinsic(name, acc.ty, &[acc, codes(weights), codes(rows)])
+        let codes = |words: Value<'c>| self.bitcast(words, Ty::vec(Elem::I8, 4 * lanes));
+        match self.isa().int8_dot(lanes).expect("no int8 dot on this target") {
+            Int8Dot::Instruction(name) => match self.isa().arch {
+                Arch::X86_64 => self.intrinsic(name, acc.ty, &[acc, weights, rows]),
+                Arch::Aarch64 => self.intrinsic(name, acc.ty, &[acc, codes(weights), codes(rows)]),
+            },
+            Int8Dot::Pairs { bytes, words, sign } => {
+                let (weights, rows) = (codes(weights), codes(rows));
+                let (unsigned, signed) = match weights_are {
+                    Codes::Nibbles => (weights, rows),
+                    Codes::Bytes => (self.magnitude(weights), self.with_sign_of(rows, weights, sign)),
+                };
+                let pairs = Ty::vec(Elem::I16, 2 * lanes);
+                let products = self.intrinsic(bytes, pairs, &[unsigned, signed]);
+                let ones = self.splat(self.int_of(Elem::I16, 1), 2 * lanes);
+                self.add(acc, self.intrinsic(words, acc.ty, &[products, ones]))
+            }
+        }
+    }
+    /// `|a|` of signed bytes, as unsigned ones.
+    fn magnitude(&self, a: Value<'c>) -> Value<'c> {
+        let minimum_is_poison = self.value(self.mb.context.bool_type().const_zero().into(), Ty::I1);
+        self.intrinsic(&format!("llvm.abs.{}", mangle(a.ty)), a.ty, &[a, minimum_is_poison])
+    }
+    /// Signed bytes `a`, negated where `b` is negative (and anything where it is zero).
+    fn with_sign_of(&self, a: Value<'c>, b: Value<'c>, intrinsic: Option<&str>) -> Value<'c> {
+        match intrinsic {
+            Some(name) => self.intrinsic(name, a.ty, &[a, b]),
+            None => {
+                let zero = self.zero(a.ty);
+                self.select(self.cmp(Cmp::Lt, b, zero), self.sub(zero, a), a)
+            }
+        }
     }
     /// int8 matrix product of signed codes: `acc: i32[2 rows][2 columns]` plus `a: [2 rows][8 k]` times `b: [2 columns][8 k]` (Arm only).
     pub fn smmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {

@@ -38,7 +38,7 @@ const SYNTAXES: &[Syntax] = &[X86_64, AARCH64];
 
 const X86_64: Syntax = Syntax {
     arch: "x86_64",
-    multiply_adds: &["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd"],
+    multiply_adds: &["vfmadd", "vfnmadd", "vdpbf16ps", "vpdpbusd", "vpmaddubsw"],
     jumps: &["j"],
     call: "call",
     compares: &["cmp", "test"],
