@@ -134,7 +134,8 @@ fn avx2() {
         Layout { group_size: Some(32), symmetric: false, desc_act: true, ..Layout::GPTQ },
         Layout { bits: 8, group_size: Some(64), symmetric: false, ..Layout::GPTQ },
     ] {
-        agrees(&TOY, &layout, "--cpu x86-64-v3", DType::F32);
+        agrees(&TOY, &layout, "--cpu x86-64-v3 --compute f32", DType::F32);
+        agrees(&TOY, &layout, "--cpu x86-64-v3", DType::I8);
     }
 }
 

@@ -457,7 +457,9 @@ impl<'c> Generator<'_, 'c> {
                 fb.for_(first, end, walk.panels.into(), |panel| {
                     let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
                     let steps = micro.steps(fb, k);
-                    self.pieces(&micro, walk, fb, (a, w, tile), |at, _| micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream, None));
+                    self.pieces(&micro, walk, fb, (a, w, tile), |at, _, _| {
+                        micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream, None)
+                    });
                     let column = fb.mul_int(panel, panels.nr.into());
                     let columns = fb.int((walk.panels * panels.nr).into());
                     fb.call(epilogue, &[call, &[tile, fb.int(0), fb.int(m.into()), column, columns]].concat());
@@ -491,19 +493,22 @@ impl<'c> Generator<'_, 'c> {
             let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
             let a = self.rows(fb, call, m, a, k);
             let steps = micro.steps(fb, k);
-            let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), walk.pieces.into()));
+            let rounds = walk.pieces * (panels.ways / walk.ways);
+            let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
             let keep = fb.select(fb.cmp(Cmp::Eq, kb, fb.int(0)), fb.i32(0), fb.i32(-1));
             fb.for_(fb.int(0), fb.sub(last, first), 1, |panel| {
                 let tile = one_tile.unwrap_or_else(|| fb.offset(tiles, fb.mul_int(panel, tile_bytes as i64)));
                 let w = fb.offset(w, fb.mul_int(panel, (micro.panel_bytes * u64::from(panels.ways)) as i64));
                 let ahead = fb.offset(ahead, fb.mul_int(panel, self.panel_bytes()));
                 let widened = fb.offset(widened, fb.mul_int(panel, (blocks.widened_panel * u64::from(panels.ways)) as i64));
-                self.pieces(&micro, walk, fb, (a, w, tile), |at, piece| {
+                self.pieces(&micro, walk, fb, (a, w, tile), |at, way, piece| {
                     let start = if one_tile.is_some() { Start::Zero } else { Start::Tile { keep } };
-                    let part = fb.div(fb.mul(piece, ahead_part), fb.int(walk.pieces.into()));
+                    let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
+                    let part = fb.div(fb.mul(round, ahead_part), fb.int(rounds.into()));
                     let feed = Feed::Ahead { at: fb.offset(ahead, part), step, stream: panels.panel_bytes(self.dtype) };
                     let widened = (weights == Weights::Widen).then(|| {
                         let vector = fb.mul_int(piece, walk.vectors.into());
+                        let widened = fb.index(widened, way, blocks.widened_panel);
                         let scales = fb.index(fb.offset_const(widened, kept_codes), vector, u64::from(fb.lanes()) * 4);
                         Keep { to: fb.index(widened, vector, kept_vector), scales, stream: blocks.widened_panel }
                     });
@@ -521,14 +526,14 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// All pieces of a walk of `(a, w, tile)`: `body(at, piece)` with the piece's addresses.
+    /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by side.
     fn pieces(
         &self,
         micro: &Microkernel<'_>,
         walk: Walk,
         fb: &Fb<'_, 'c>,
         (a, panel, tile): (Value<'c>, Value<'c>, Value<'c>),
-        body: impl FnOnce(At<'c>, Value<'c>),
+        body: impl FnOnce(At<'c>, Value<'c>, Value<'c>),
     ) {
         let (codes, scale) = (micro.codes_bytes(), micro.scale_type().size());
         let panels = &self.kernel.panels;
@@ -541,7 +546,7 @@ impl<'c> Generator<'_, 'c> {
                 let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
                 let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
                 let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
-                body(At { a, panel, w, scales, tile }, piece);
+                body(At { a, panel, w, scales, tile }, way, piece);
             });
         });
     }

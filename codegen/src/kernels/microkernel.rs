@@ -28,6 +28,8 @@ pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
 const L2: u32 = 2;
 /// Locality argument of a prefetch into L1.
 const L1: u32 = 3;
+/// 32-bit words of a cache line.
+const LINE_WORDS: u32 = 16;
 /// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
 const PAGE: u32 = 4096;
 /// Pages of a prefetch window, see [`window_line`].
@@ -75,9 +77,13 @@ impl Walk {
         Walk { panels, ..walk }
     }
 
-    /// `m` rows over one panel from a cache.
+    /// `m` rows over one panel from a cache. Pieces of less than a cache line would read each line several times: one way after the other, then.
     pub fn block(isa: &Isa, micro: &Microkernel<'_>, m: u32) -> Walk {
-        Walk::panel(isa, micro, m, micro.kernel.panels.ways)
+        let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways);
+        match together.pieces > 1 && together.vectors * isa.lanes < LINE_WORDS {
+            true => Walk::panel(isa, micro, m, 1),
+            false => together,
+        }
     }
 
     fn panel(isa: &Isa, micro: &Microkernel<'_>, m: u32, ways: u32) -> Walk {
