@@ -107,15 +107,14 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         tune_cpu: tune,
         lanes: if wide { 16 } else { 8 },
         registers: if wide { 32 } else { 16 },
+        // The width of the largest tile: pieces of wider panels would use every second line only, and half of L1's sets.
         panel_nr: if wide { 32 } else { 16 },
         tile_rows: if wide { 12 } else { 6 },
         // Magnitudes and ones take registers.
-        code_rows: if wide {
-            8
-        } else if features.contains("avxvnni") {
-            6
-        } else {
-            4
+        code_rows: match features.contains("avxvnni") {
+            _ if wide => 8,
+            true => 6,
+            false => 4,
         },
         tile_vectors: 2,
         l2_bytes: l2 << 10,
