@@ -99,11 +99,14 @@ fn archive() -> PathBuf {
     }
     let deps = std::env::current_exe().unwrap().parent().unwrap().to_owned();
     let archives = [deps.clone(), deps.parent().unwrap().to_owned()].into_iter().flat_map(|d| fs::read_dir(d).unwrap().flatten());
-    archives
-        .map(|e| e.path())
-        .filter(|p| p.file_name().unwrap().to_string_lossy().starts_with("librcompile_runtime") && p.extension().is_some_and(|e| e == "a"))
-        .max_by_key(|p| fs::metadata(p).unwrap().modified().unwrap())
-        .expect("cargo builds the static library with the tests")
+    let is_archive = |p: &PathBuf| {
+        p.file_name().unwrap().to_string_lossy().starts_with("librcompile_runtime") && p.extension().is_some_and(|e| e == "a")
+    };
+    let mut archives: Vec<_> = archives.map(|e| e.path()).filter(is_archive).collect();
+    archives.sort_by_key(|p| fs::metadata(p).unwrap().modified().unwrap());
+    // Another crate's tests may have built a newer one without what runs inside executables.
+    let has_main = |p: &PathBuf| fs::read(p).unwrap().windows(7).any(|symbol| symbol == b"rc_main");
+    archives.into_iter().rev().find(has_main).expect("cargo builds the static library with the tests")
 }
 
 fn tokenizer() -> Vec<u8> {
