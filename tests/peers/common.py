@@ -1,7 +1,8 @@
 """What the drivers of other engines share: the flags of an executable's `bench` verb, its token ids, its JSON line.
 
 A driver takes one test and measures it as `OUT bench` does: one repetition that is not counted, then `-r` that are, each on
-new ids. In: the flags below. Out: one line of JSON on stdout with the fields that the Rust side reads from `bench -o jsonl`:
+new ids; with `--turns` anew for every line on stdin, so that engines can take turns without being loaded again.
+In: the flags below. Out: a line of JSON on stdout for each (and an empty line behind it with `--turns`), with the fields that the Rust side reads from `bench -o jsonl`:
 
     {"test": "tg64@d128", "batch": 1, "threads": 2, "samples_ts": [11.2], "rss_bytes": 2600000000, "engine": "llama.cpp 0.3.16"}
 
@@ -11,6 +12,7 @@ Cores are pinned from outside (`taskset`); a driver only sets the number of thre
 import argparse
 import json
 import os
+import sys
 
 
 class Ids:
@@ -41,6 +43,7 @@ def arguments(description):
     p.add_argument("-b", "--batch", type=int, default=1, help="sequences side by side")
     p.add_argument("-r", "--repetitions", type=int, default=1)
     p.add_argument("-t", "--threads", type=int, default=2)
+    p.add_argument("--turns", action="store_true", help="measure once for every line on stdin, until it ends")
     p.add_argument("--first-token", type=int, default=0, help="only: load, read so many ids, print the first token")
     a = p.parse_args()
     if bool(a.n_prompt) + bool(a.n_gen) + bool(a.first_token) != 1:
@@ -50,8 +53,16 @@ def arguments(description):
     return a
 
 
+def measure(a, engine, repetition):
+    """Measures once or in turns; `repetition` runs the test once and returns tokens of all sequences per second."""
+    for _turn in sys.stdin if a.turns else [None]:
+        repetition()
+        emit(a, engine, [repetition() for _ in range(a.repetitions)])
+        if a.turns:
+            print(flush=True)
+
+
 def emit(a, engine, samples_ts):
-    """Prints the line of one test; `samples_ts` are tokens of all sequences per second."""
     test = f"pp{a.n_prompt}" if a.n_prompt else f"tg{a.n_gen}"
     if a.depth:
         test += f"@d{a.depth}"

@@ -80,11 +80,12 @@ if a.first_token:
     raise SystemExit
 
 ids = common.Ids(vocab_size)
-rates = []
 if not encoder:
     for s in range(a.batch):
         feed(s, ids.take(a.depth), 0)
-for repetition in range(a.repetitions + 1):
+
+
+def repetition():
     count = a.n_prompt or a.n_gen
     tokens = ids.take(count * a.batch)
     for s in range(a.batch if not encoder else 0):
@@ -98,7 +99,7 @@ for repetition in range(a.repetitions + 1):
     else:
         for i in range(count):
             run([(s, a.depth + i, tokens[i * a.batch + s]) for s in range(a.batch)], wants_all=True)
-    seconds = time.perf_counter() - begin
-    if repetition:
-        rates.append(count * a.batch / seconds)
-common.emit(a, f"llama.cpp (llama-cpp-python {L.__version__})", rates)
+    return count * a.batch / (time.perf_counter() - begin)
+
+
+common.measure(a, f"llama.cpp (llama-cpp-python {L.__version__})", repetition)

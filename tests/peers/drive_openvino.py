@@ -42,18 +42,16 @@ def decoder():
         return
     ids = common.Ids(config["vocab_size"])
     assert not (a.n_prompt and (a.depth or a.batch > 1)), "not driven: a prompt behind others"
-    rates = []
-    for repetition in range(a.repetitions + 1):
+
+    def repetition():
         if a.n_prompt:
             metrics = generate([ids.take(a.n_prompt)], 1).perf_metrics
-            rate = a.n_prompt / metrics.get_ttft().mean * 1e3
-        else:
-            # The time per token of GenAI is that of a step over its sequences.
-            metrics = generate([ids.take(max(a.depth, 1)) for _ in range(a.batch)], a.n_gen + 1).perf_metrics
-            rate = 1e3 / metrics.get_tpot().mean
-        if repetition:
-            rates.append(rate)
-    common.emit(a, engine, rates)
+            return a.n_prompt / metrics.get_ttft().mean * 1e3
+        # The time per token of GenAI is that of a step over its sequences.
+        metrics = generate([ids.take(max(a.depth, 1)) for _ in range(a.batch)], a.n_gen + 1).perf_metrics
+        return 1e3 / metrics.get_tpot().mean
+
+    common.measure(a, engine, repetition)
 
 
 def encoder():
@@ -64,16 +62,15 @@ def encoder():
     request = core.compile_model(model, "CPU", hints).create_infer_request()
     names = [i.get_any_name() for i in model.inputs]
     ids = common.Ids(config["vocab_size"])
-    rates = []
-    for repetition in range(a.repetitions + 1):
+
+    def repetition():
         x = np.array(ids.take(a.batch * a.n_prompt), dtype=np.int64).reshape(shape)
         feeds = {n: x if n == "input_ids" else np.ones_like(x) if n == "attention_mask" else np.zeros_like(x) for n in names}
         begin = time.perf_counter()
         request.infer(feeds)
-        seconds = time.perf_counter() - begin
-        if repetition:
-            rates.append(a.batch * a.n_prompt / seconds)
-    common.emit(a, f"OpenVINO {ov.__version__.split('-')[0]}", rates)
+        return a.batch * a.n_prompt / (time.perf_counter() - begin)
+
+    common.measure(a, f"OpenVINO {ov.__version__.split('-')[0]}", repetition)
 
 
 config = json.load(open(os.path.join(a.model, "config.json")))

@@ -1,7 +1,6 @@
 //! What the machine can do at most: bytes read per second from memory, and multiply-adds per second.
 //!
-//! The limits run in a process of their own (`bench limits`), which the benchmark starts in every round: memory that this
-//! process touches must not count as resident memory of the executables, and large pages are found anew in every round.
+//! The limits run in processes of their own (`bench limits`): memory that this process touches must not count as resident memory of the executables.
 //!
 //! Peak: independent chains of one instruction on registers only. Threads are pinned to different physical cores and stamp begin
 //! and end themselves. Bandwidth: see `bandwidth`.
@@ -18,35 +17,29 @@ use serde_json::{Value, json};
 use crate::bandwidth::{Memory, PATTERNS};
 use crate::machine::{self, pin_to};
 
-/// Measures all limits with each number of threads, and prints one JSON line per limit.
+/// Measures the limits with each number of threads, and prints one JSON line per limit.
 ///
 /// ```text
 /// {"limit":"read anonymous","threads":2,"best":"4 streams, prefetch 4 KB","value":49.1,"all":{"1 stream":45.0,..}}
 /// {"limit":"read file","threads":2,"best":"8 streams, prefetch L2 8 KB","value":48.7,"all":{..}}
 /// {"limit":"avx512-fma","threads":1,"value":140.2}
 /// ```
-/// `value` is in GB/s for reading, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read. `brief`:
-/// reads alone, each pattern once, which takes two seconds.
-pub fn run(threads: &[usize], file: Option<&Path>, brief: bool) -> Result<(), Box<dyn Error>> {
-    if !is_x86_feature_detected!("avx2") || !is_x86_feature_detected!("fma") {
-        return Ok(());
-    }
+/// `value` is in GB/s for reading, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read.
+pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<(), Box<dyn Error>> {
     let cores = machine::physical_cores();
-    let threads: Vec<usize> = threads.iter().copied().filter(|&t| t <= cores.len()).collect();
-    let mut memories = vec![("read anonymous", Memory::anonymous()?)];
-    if let Some(path) = file {
-        let mapped = Memory::file(path).map_err(|e| format!("{}: {e}", path.display()))?;
-        memories.extend(mapped.map(|memory| ("read file", memory)));
-    }
-    for (name, memory) in memories {
-        for &count in &threads {
-            read_limit(name, &memory, &cores[..count], if brief { 1 } else { 2 });
+    let counts: Vec<usize> = threads.iter().copied().filter(|&t| has_limits() && t <= cores.len()).collect();
+    if !peaks_alone {
+        let anonymous = Memory::anonymous()?;
+        for &count in &counts {
+            read_limit(ANONYMOUS, &anonymous, &cores[..count], 2);
+        }
+        if let Some(mapped) = file.map(mapped).transpose()?.flatten() {
+            for &count in &counts {
+                read_limit(FILE, &mapped, &cores[..count], 2);
+            }
         }
     }
-    if brief {
-        return Ok(());
-    }
-    for &count in &threads {
+    for count in counts {
         for peak in PEAKS.iter().filter(|p| (p.is_present)()) {
             let flop = PEAK_ROUNDS as f64 * peak.flop_per_round * count as f64;
             let best = (0..3).map(|_| flop / together(&cores[..count], |_| peak_loop(peak)) / 1e9).fold(0.0, f64::max);
@@ -54,6 +47,40 @@ pub fn run(threads: &[usize], file: Option<&Path>, brief: bool) -> Result<(), Bo
         }
     }
     Ok(())
+}
+
+/// For every line `THREADS FILE` on stdin the limits of reading, each pattern once, and an empty line.
+///
+/// The memory stays in between: freed, a virtual machine gives it back to its host two seconds later, and whoever reads then is disturbed.
+pub fn turns() -> Result<(), Box<dyn Error>> {
+    let cores = machine::physical_cores();
+    let anonymous = Memory::anonymous()?;
+    for line in std::io::stdin().lines() {
+        let line = line?;
+        let (count, path) = line.split_once(' ').ok_or("expected THREADS FILE")?;
+        let count: usize = count.parse()?;
+        if has_limits() && count <= cores.len() {
+            read_limit(ANONYMOUS, &anonymous, &cores[..count], 1);
+            if let Some(mapped) = mapped(Path::new(path))? {
+                read_limit(FILE, &mapped, &cores[..count], 1);
+            }
+        }
+        println!();
+    }
+    Ok(())
+}
+
+/// Names of the limits of reading.
+const ANONYMOUS: &str = "read anonymous";
+pub const FILE: &str = "read file";
+
+fn mapped(path: &Path) -> Result<Option<Memory>, Box<dyn Error>> {
+    Ok(Memory::file(path).map_err(|e| format!("{}: {e}", path.display()))?)
+}
+
+/// The loops need these instructions.
+fn has_limits() -> bool {
+    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
 /// Every pattern so many times: one disturbance does not decide.

@@ -54,9 +54,12 @@ enum Part {
         /// Read this file too, mapped; an executable with its weights, for instance
         #[arg(long, value_name = "PATH")]
         file: Option<PathBuf>,
-        /// Only reads, each pattern once
+        /// Only the peaks of instructions
         #[arg(long)]
-        brief: bool,
+        peaks: bool,
+        /// Only reads, each pattern once, for every line `THREADS FILE` on stdin
+        #[arg(long)]
+        turns: bool,
     },
 }
 
@@ -70,9 +73,12 @@ pub struct Options {
     #[arg(long, value_name = "DIR", default_value = "target/bench")]
     dir: PathBuf,
     /// Rounds; every figure is the median over them. 0 only writes the report of the record that is there
-    #[arg(long, default_value_t = 5)]
+    #[arg(long, default_value_t = 3)]
     rounds: usize,
-    /// One round with shorter texts
+    /// Times that the engines of a round take turns at a rate; nine turns in all are enough for a claim
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+    /// One round of one turn, with shorter texts
     #[arg(long)]
     quick: bool,
     /// Use executables of an earlier run
@@ -215,7 +221,8 @@ impl Options {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match args.part {
-        Some(Part::Limits { threads, file, brief }) => limits::run(&threads, file.as_deref(), brief),
+        Some(Part::Limits { turns: true, .. }) => limits::turns(),
+        Some(Part::Limits { threads, file, peaks, .. }) => limits::run(&threads, file.as_deref(), peaks),
         None => bench(&args.options),
     };
     match done {

@@ -5,15 +5,18 @@ use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::process::{self, Run, args};
+use crate::process::{self, Run, Turns, args};
 use crate::record::Record;
 use crate::stats::{Samples, Section};
 use crate::{Options, Topic, compiler, machine, rows, start, work};
 
 pub type Outcome<T> = Result<T, Box<dyn Error>>;
+
+const TASKSET: &str = "taskset";
 
 /// An executable that topics measure.
 pub struct Executable {
@@ -94,6 +97,10 @@ pub struct Bench<'o> {
     /// Numbers of threads: one, and all cores.
     pub threads: Vec<usize>,
     pub record: Record,
+    date: String,
+    commit: String,
+    /// Measures reads; started with the first.
+    reader: Option<Turns>,
     /// Executables that were built in this run.
     built: Vec<&'static str>,
 }
@@ -113,7 +120,8 @@ impl<'o> Bench<'o> {
         let mut threads = vec![1, machine::physical_cores().len()];
         threads.dedup();
         let record = if options.add { Record::load(&options.dir.join(crate::RECORD))? } else { Record::default() };
-        Ok(Self { options, rcompile, make_model, bench, threads, record, built: Vec::new() })
+        let (date, commit) = (machine::date(), machine::commit());
+        Ok(Self { options, rcompile, make_model, bench, threads, record, date, commit, reader: None, built: Vec::new() })
     }
 
     pub fn rounds(&self) -> usize {
@@ -122,14 +130,15 @@ impl<'o> Bench<'o> {
 
     /// Measures what was asked for; nothing with `--rounds 0`, which only writes the report of an earlier run.
     pub fn run(&mut self) -> Outcome<()> {
-        let (date, commit) = (machine::date(), machine::commit());
         for round in 1..=self.rounds() {
             eprintln!("bench: round {round} of {}", self.rounds());
             for topic in Topic::ALL.into_iter().filter(|&t| self.options.wants(t)) {
                 if round > topic.rounds_max() {
                     continue;
                 }
-                self.record.begin(&topic.name(), date.clone(), commit.clone());
+                if topic.about().is_none() {
+                    self.begin(topic);
+                }
                 match topic {
                     Topic::Build => compiler::build(self)?,
                     Topic::Depth => compiler::depth(self)?,
@@ -141,6 +150,15 @@ impl<'o> Bench<'o> {
             }
         }
         Ok(())
+    }
+
+    /// Values that follow belong together. Topics with rates begin a round for each of their turns.
+    pub fn begin(&mut self, topic: Topic) {
+        self.record.begin(&topic.name(), self.date.clone(), self.commit.clone());
+    }
+
+    pub fn turns(&self) -> usize {
+        if self.options.quick { 1 } else { self.options.turns }
     }
 
     pub fn sections(&self) -> Vec<Section> {
@@ -220,10 +238,22 @@ impl<'o> Bench<'o> {
 
     /// Runs a program on the cores for so many threads.
     pub fn pinned(&mut self, program: &Path, words: &[OsString], threads: usize) -> Outcome<Run> {
+        self.start(Path::new(TASKSET), &self.on_cores(program, words, threads))
+    }
+
+    /// Starts a program on the cores for so many threads that stays and answers.
+    pub fn staying(&mut self, name: &str, program: &Path, words: &[OsString], threads: usize) -> Outcome<Turns> {
+        let (taskset, words) = (Path::new(TASKSET), self.on_cores(program, words, threads));
+        self.note(taskset, &words);
+        Ok(Turns::start(taskset, &words, self.options.dir.join(format!("stderr {name}.log")))?)
+    }
+
+    /// Arguments of `taskset`.
+    fn on_cores(&self, program: &Path, words: &[OsString], threads: usize) -> Vec<OsString> {
         let mut all = args(["-c", &self.cores(threads)]);
         all.push(program.into());
         all.extend(words.iter().cloned());
-        self.start(Path::new("taskset"), &all)
+        all
     }
 
     fn watched(&mut self, program: &Path, args: &[OsString], tree: bool) -> Outcome<Run> {
@@ -253,19 +283,38 @@ impl<'o> Bench<'o> {
         }
     }
 
-    /// Limits of the machine with so many threads, by name; `file` is what the limit of mapped memory is measured on; `brief`: of reading alone.
-    pub fn limits(&mut self, threads: usize, file: &Path, brief: bool) -> Outcome<Vec<(String, f64)>> {
-        let bench = self.bench.clone();
-        let mut words = args(["limits", "--threads", &threads.to_string(), "--file"]);
-        words.push(file.into());
-        words.extend(brief.then(|| "--brief".into()));
-        let run = self.start(&bench, &words)?;
-        let limit = |line: &str| -> Outcome<_> {
-            let limit: Value = serde_json::from_str(line)?;
-            Ok((limit["limit"].as_str().unwrap_or_default().to_owned(), float(&limit["value"])))
-        };
-        run.stdout.lines().map(limit).collect()
+    /// GB/s that so many threads can read, of anonymous memory and of a mapped file, by name.
+    pub fn reads(&mut self, threads: usize, file: &Path) -> Outcome<Vec<(String, f64)>> {
+        if self.reader.is_none() {
+            let (bench, words) = (self.bench.clone(), args(["limits", "--turns"]));
+            self.note(&bench, &words);
+            self.reader = Some(Turns::start(&bench, &words, self.options.dir.join("stderr limits.log"))?);
+        }
+        let reader = self.reader.as_mut().expect("just started");
+        limits_in(&reader.turn(&format!("{threads} {}", file.display()))?)
     }
+
+    /// GFLOP/s of instructions with so many threads, by name.
+    pub fn peaks(&mut self, threads: usize) -> Outcome<Vec<(String, f64)>> {
+        let bench = self.bench.clone();
+        let run = self.start(&bench, &args(["limits", "--peaks", "--threads", &threads.to_string()]))?;
+        limits_in(&run.stdout)
+    }
+
+    /// Waits until memory that a process has left is no longer given back to the host of a virtual machine: the kernel begins with it two
+    /// seconds later, and whoever reads meanwhile reads a third less.
+    pub fn settle(&self) {
+        std::thread::sleep(Duration::from_secs(4));
+    }
+}
+
+/// Name and value of each limit in lines of `bench limits`.
+fn limits_in(lines: &str) -> Outcome<Vec<(String, f64)>> {
+    let limit = |line: &str| -> Outcome<_> {
+        let limit: Value = serde_json::from_str(line)?;
+        Ok((limit["limit"].as_str().unwrap_or_default().to_owned(), float(&limit["value"])))
+    };
+    lines.lines().filter(|line| !line.is_empty()).map(limit).collect()
 }
 
 /// An executable of the table.
@@ -279,24 +328,29 @@ pub struct Rate {
     pub tokens_per_s: f64,
     pub gb_per_s: f64,
     pub gflop_per_s: f64,
+    /// Largest resident memory so far, in bytes.
+    pub rss_bytes: f64,
     /// What a peer calls itself.
     pub engine: Option<String>,
 }
 
-/// The tests that a run of `bench` printed; several repetitions of one count as their median.
+/// The tests that a run of `bench` printed.
 pub fn rates(run: &Run) -> Outcome<Vec<Rate>> {
-    let rate = |line: &str| -> Outcome<Rate> {
-        let row: Value = serde_json::from_str(line)?;
-        let samples: Samples = row["samples_ts"].as_array().into_iter().flatten().map(float).collect();
-        Ok(Rate {
-            test: row["test"].as_str().unwrap_or_default().into(),
-            tokens_per_s: samples.median(),
-            gb_per_s: float(&row["gb_per_s"]),
-            gflop_per_s: float(&row["gflop_per_s"]),
-            engine: row["engine"].as_str().map(String::from),
-        })
-    };
     run.stdout.lines().filter(|line| line.starts_with('{')).map(rate).collect()
+}
+
+/// A test as printed; several repetitions count as their median.
+pub fn rate(line: &str) -> Outcome<Rate> {
+    let row: Value = serde_json::from_str(line)?;
+    let samples: Samples = row["samples_ts"].as_array().into_iter().flatten().map(float).collect();
+    Ok(Rate {
+        test: row["test"].as_str().unwrap_or_default().into(),
+        tokens_per_s: samples.median(),
+        gb_per_s: float(&row["gb_per_s"]),
+        gflop_per_s: float(&row["gflop_per_s"]),
+        rss_bytes: float(&row["rss_bytes"]),
+        engine: row["engine"].as_str().map(String::from),
+    })
 }
 
 pub fn of_threads(threads: usize) -> String {

@@ -5,7 +5,7 @@
 //!               DIR/openvino/bin/python   DIR/models/llama-1b-bf16-openvino   --> tests/peers/drive_openvino.py
 //! ```
 //! `docs/benchmarks.md` says how the directory is made. Drivers take the flags of our `bench` verb, draw the same token ids, and print
-//! the same JSON line; each sample is a process of its own. What is not there is left out.
+//! the same JSON line, again for every line on stdin with `--turns`. What is not there is left out.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -2,11 +2,11 @@
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::mem::MaybeUninit;
 use std::os::unix::process::ExitStatusExt;
-use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
@@ -63,9 +63,7 @@ pub fn run(program: &Path, args: &[OsString], log: &Path, watch_tree: bool) -> i
         Ok((stdout, first.unwrap_or(end), end, usage))
     })?;
     if !usage.status.success() {
-        let log = fs::read_to_string(log).unwrap_or_default();
-        let last = log.lines().rev().take(5).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ");
-        return Err(io::Error::other(format!("{}: {}\n  {last}", shown(program, args), usage.status)));
+        return Err(io::Error::other(format!("{}: {}\n  {}", shown(program, args), usage.status, last_lines(log))));
     }
     let ms = |until: Instant| (until - begin).as_secs_f64() * 1e3;
     Ok(Run {
@@ -76,6 +74,51 @@ pub fn run(program: &Path, args: &[OsString], log: &Path, watch_tree: bool) -> i
         rss_bytes_max: usage.rss_bytes_max,
         tree_rss_bytes_max: tree.load(Relaxed),
     })
+}
+
+fn last_lines(log: &Path) -> String {
+    let log = fs::read_to_string(log).unwrap_or_default();
+    log.lines().rev().take(5).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n  ")
+}
+
+/// A program that stays, and answers every line on stdin with lines on stdout, the last of which is empty. Ends with this value.
+pub struct Turns {
+    child: Child,
+    answers: BufReader<ChildStdout>,
+    log: PathBuf,
+}
+
+impl Turns {
+    /// Starts `program`; stderr goes to `log`.
+    pub fn start(program: &Path, args: &[OsString], log: PathBuf) -> io::Result<Self> {
+        let mut command = Command::new(program);
+        command.args(args).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&log)?);
+        let mut child = command.spawn().map_err(|e| io::Error::new(e.kind(), format!("{}: {e}", program.display())))?;
+        let answers = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        Ok(Self { child, answers, log })
+    }
+
+    /// Asks with this line; the end of stderr becomes the error where there is no answer.
+    pub fn turn(&mut self, question: &str) -> io::Result<String> {
+        let stdin = self.child.stdin.as_mut().expect("stdin is piped");
+        // Whoever is gone does not answer: that is the error.
+        let _ = writeln!(stdin, "{question}").and_then(|()| stdin.flush());
+        let mut answer = String::new();
+        while !answer.ends_with("\n\n") {
+            if self.answers.read_line(&mut answer)? == 0 {
+                return Err(io::Error::other(format!("no answer\n  {}", last_lines(&self.log))));
+            }
+        }
+        Ok(answer)
+    }
+}
+
+impl Drop for Turns {
+    fn drop(&mut self) {
+        // Where it has ended, there is nothing to end.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// All output, and when its first byte came.
@@ -139,6 +182,21 @@ fn tree_rss_bytes(pid: u32) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_that_stays_answers_line_by_line() {
+        let log = std::env::temp_dir().join(format!("rcompile-bench-turns-{}.log", std::process::id()));
+        let script = "while read line; do [ $line = two ] && { echo tired >&2; exit 1; }; echo $line; echo and; echo; done";
+        let mut turns = Turns::start(Path::new("/bin/sh"), &args(["-c", script]), log.clone()).unwrap();
+        assert_eq!(turns.turn("zero").unwrap(), "zero\nand\n\n");
+        assert_eq!(turns.turn("one").unwrap(), "one\nand\n\n");
+        for _ in 0..2 {
+            let gone = turns.turn("two").unwrap_err();
+            assert!(gone.to_string().contains("tired"), "{gone}");
+        }
+        drop(turns);
+        fs::remove_file(log).unwrap();
+    }
 
     #[test]
     fn a_program_is_watched() {

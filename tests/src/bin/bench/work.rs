@@ -2,10 +2,12 @@
 //!
 //! ```text
 //! one round of a topic, for each number of threads:
-//!   limits | work 1: rcompile, peer, peer | work 2: peer, rcompile, peer | .. | limits
-//! work that is bounded by reading:          reads, rcompile, reads; again if the two differ
+//!   limits | work 1: turn, turn, turn | work 2: turn, turn, turn | .. | limits
+//! one turn:  rcompile, peer, peer        the next: peer, peer, rcompile; ours between two measurements of its limit
+//! work that is bounded by reading:       reads, rcompile, reads, peer, reads; again if the reads differ
 //! ```
-//! One process is one sample, pinned to the same cores for every engine; who goes first changes from round to round. The larger of
+//! Every turn is a round of the record, so that what is compared lies seconds apart. Ours is a new process each time; those of other engines, which
+//! take longer to load, stay from turn to turn and wait. All are pinned to the same cores; who goes first changes from turn to turn. The larger of
 //! the two measurements of a limit counts: what disturbed the other was no limit.
 
 use std::path::Path;
@@ -13,9 +15,10 @@ use std::time::Instant;
 
 use serde_json::Value;
 
-use crate::measure::{Bench, Outcome, find, of_threads, rates};
+use crate::limits;
+use crate::measure::{Bench, Outcome, Rate, find, of_threads, rate, rates};
 use crate::peers::{self, OURS};
-use crate::process::args;
+use crate::process::{Run, Turns, args};
 use crate::record::{Record, Round};
 use crate::stats::{Goal, Samples, Section, number};
 use crate::{Options, Topic, machine};
@@ -223,17 +226,18 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
         let paths = names.into_iter().map(|name| bench.executable(name)).collect::<Outcome<Vec<_>>>()?;
         let Some(file) = paths.first() else { continue };
         let (begin, (busy, own)) = (Instant::now(), machine::processor_seconds());
-        let before = bench.limits(threads, file, false)?;
+        let before = [bench.reads(threads, file)?, bench.peaks(threads)?].concat();
         for work in works {
             run(bench, work, threads)?;
         }
+        bench.begin(topic);
         for attention in attention {
             run_attention(bench, attention, threads)?;
         }
         if outside {
             from_outside(bench, threads)?;
         }
-        let after = bench.limits(threads, file, false)?;
+        let after = [bench.reads(threads, file)?, bench.peaks(threads)?].concat();
         for ((name, before), (_, after)) in before.into_iter().zip(after) {
             bench.record.push(format!("limit {name} {threads}"), before.max(after));
         }
@@ -244,29 +248,60 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
     Ok(())
 }
 
-/// One sample of each engine.
+/// Another engine whose process waits for its next turn; none where it failed.
+struct Peer {
+    engine: peers::Engine,
+    process: Option<Turns>,
+}
+
+impl Peer {
+    /// One sample; an engine that fails is a problem of the report, and has no more turns.
+    fn turn(&mut self, bench: &mut Bench, work: &Work) -> Option<Rate> {
+        let answer = self.process.as_mut()?.turn("").map_err(Into::into).and_then(|answer| {
+            // Libraries may print, too.
+            rate(answer.lines().find(|line| line.starts_with('{')).ok_or("no line of JSON")?)
+        });
+        answer
+            .map_err(|error| {
+                self.process = None;
+                bench.problem(format!("{}, {}: {error}", work.name, self.engine.name));
+            })
+            .ok()
+    }
+}
+
+/// The turns of a round: in each one sample of every engine.
 fn run(bench: &mut Bench, work: &Work, threads: usize) -> Outcome<()> {
     let found = find(work.executable);
+    let mut flags = work.test.flags(work.repetitions());
+    flags.extend(["-t".into(), threads.to_string()]);
     let engines = found.peer_model.filter(|_| !work.test.copied).map_or(Vec::new(), |model| peers::engines(bench, model));
-    // None is our own; the order turns from round to round.
-    let mut order: Vec<Option<&peers::Engine>> = [None].into_iter().chain(engines.iter().map(Some)).collect();
-    let turn = bench.record.rounds.len() % order.len();
-    order.rotate_left(turn);
-    for engine in order {
-        let mut flags = work.test.flags(work.repetitions());
-        flags.extend(["-t".into(), threads.to_string()]);
-        match engine {
-            None => ours(bench, work, threads, &flags)?,
-            Some(engine) => {
-                // Drivers take a length only where there is one.
-                let skipped = if work.test.prompt == 0 { 0..2 } else { 2..4 };
-                flags.drain(skipped);
-                let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
-                if let Err(error) = peer(bench, work, engine, threads, &flags) {
-                    bench.problem(format!("{}, {}: {error}", work.name, engine.name));
-                }
+    let mut peers = Vec::new();
+    for engine in engines {
+        // Drivers take a length only where there is one.
+        let mut words: Vec<&str> = flags.iter().map(String::as_str).collect();
+        words.drain(if work.test.prompt == 0 { 0..2 } else { 2..4 });
+        words.push("--turns");
+        let process = bench.staying(engine.name, &engine.program, &engine.words(&words), threads)?;
+        let mut peer = Peer { engine, process: Some(process) };
+        // Loads the model: nobody else is measured meanwhile, and this answer does not count.
+        peer.turn(bench, work);
+        peers.push(peer);
+    }
+    for _ in 0..bench.turns() {
+        bench.begin(work.topic);
+        let engines = 1 + peers.len();
+        for place in 0..engines {
+            // The first is our own; the order changes from turn to turn.
+            match (place + bench.record.rounds.len()) % engines {
+                0 => ours(bench, work, threads, &flags)?,
+                other => theirs(bench, work, threads, &mut peers[other - 1])?,
             }
         }
+    }
+    if !peers.is_empty() {
+        drop(peers);
+        bench.settle();
     }
     Ok(())
 }
@@ -277,19 +312,32 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     let mut words = args(["bench"]);
     words.extend(flags.iter().map(Into::into));
     words.extend(args(["-o", "jsonl"]));
-    let sample = |bench: &mut Bench| bench.pinned(&out, &words, threads);
-    let (run, reads) = match work.bound {
-        Peak => (sample(bench)?, None),
-        Read => between_reads(bench, threads, &out, sample)?,
+    let sample = |bench: &mut Bench| {
+        let run = bench.pinned(&out, &words, threads);
+        if work.test.copied {
+            bench.settle();
+        }
+        run
+    };
+    let (run, limits): (Run, Vec<(String, f64)>) = match work.bound {
+        Peak => {
+            let before = bench.peaks(threads)?;
+            let run = sample(bench)?;
+            let after = bench.peaks(threads)?;
+            (run, before.into_iter().zip(after).map(|((name, before), (_, after))| (name, before.max(after))).collect())
+        }
+        Read => {
+            let (run, reads) = between_reads(bench, threads, &out, sample)?;
+            (run, reads.into_iter().flat_map(|r| [("read".into(), r.best), (limits::FILE.into(), r.file)]).collect())
+        }
     };
     let rate = rates(&run)?.pop().ok_or("bench printed no test")?;
     let key = work.key(OURS);
     let record = &mut bench.record;
     record.facts.insert(format!("peak of {}", work.executable), peak_of(&info).into());
     record.facts.insert(format!("types of {}", work.executable), types_of(&info));
-    if let Some(reads) = reads {
-        record.push(work.limit("read"), reads.best);
-        record.push(work.limit("read file"), reads.file);
+    for (name, value) in limits {
+        record.push(work.limit(&name), value);
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
     record.push(format!("{key} GB/s"), rate.gb_per_s);
@@ -327,8 +375,8 @@ fn between_reads<T>(
     mut sample: impl FnMut(&mut Bench) -> Outcome<T>,
 ) -> Outcome<(T, Option<Reads>)> {
     let reads = |bench: &mut Bench| -> Outcome<Reads> {
-        let limits = bench.limits(threads, out, true)?;
-        let file = limits.iter().find(|l| l.0 == "read file").map_or(f64::NAN, |l| l.1);
+        let limits = bench.reads(threads, out)?;
+        let file = limits.iter().find(|l| l.0 == limits::FILE).map_or(f64::NAN, |l| l.1);
         Ok(Reads { best: limits.iter().map(|l| l.1).fold(0.0, f64::max), file })
     };
     let mut before = reads(bench)?;
@@ -347,25 +395,26 @@ fn between_reads<T>(
     }
 }
 
-fn peer(bench: &mut Bench, work: &Work, engine: &peers::Engine, threads: usize, flags: &[&str]) -> Outcome<()> {
-    let sample = |bench: &mut Bench| bench.pinned(&engine.program, &engine.words(flags), threads);
-    let (run, reads) = match work.bound {
-        Peak => (sample(bench)?, None),
+/// One sample of another engine.
+fn theirs(bench: &mut Bench, work: &Work, threads: usize, peer: &mut Peer) -> Outcome<()> {
+    let (answer, reads) = match work.bound {
+        Peak => (peer.turn(bench, work), None),
         Read => {
             let out = bench.executable(work.executable)?;
-            between_reads(bench, threads, &out, sample)?
+            between_reads(bench, threads, &out, |bench| Ok(peer.turn(bench, work)))?
         }
     };
-    let rate = rates(&run)?.pop().ok_or("the driver printed no test")?;
-    let key = work.key(engine.name);
+    let Some(rate) = answer else { return Ok(()) };
+    let name = peer.engine.name;
+    let key = work.key(name);
     if let Some(reads) = reads {
         bench.record.push(reads_beside(&key), reads.best);
     }
     if let Some(version) = rate.engine {
-        bench.record.facts.insert(format!("engine {}", engine.name), version);
+        bench.record.facts.insert(format!("engine {name}"), version);
     }
-    bench.record.push(format!("{key} rss"), run.rss_bytes_max as f64);
-    seen(bench, work, engine.name, &key, rate.tokens_per_s);
+    bench.record.push(format!("{key} rss"), rate.rss_bytes);
+    seen(bench, work, name, &key, rate.tokens_per_s);
     Ok(())
 }
 
@@ -449,11 +498,11 @@ pub fn limits_section(bench: &Bench) -> Section {
 
 /// The share of its bound that a work reached, in percent.
 fn share(bench: &Bench, work: &Work) -> Samples {
-    let (record, key, threads) = (&bench.record, work.key(OURS), work.threads(bench));
+    let (record, key) = (&bench.record, work.key(OURS));
     match work.bound {
         Peak => {
             let peak = record.facts.get(&format!("peak of {}", work.executable)).map_or("", String::as_str);
-            record.percent(&format!("{key} GFLOP/s"), &format!("limit {peak} {threads}"))
+            record.percent(&format!("{key} GFLOP/s"), &work.limit(peak))
         }
         Read => share_of_best(record, work),
     }
@@ -500,7 +549,7 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
     let (title, note) = topic.about()?;
     let mut section = Section::new(title, note);
     for work in WORKS.iter().filter(|w| w.topic == topic && record.has(&w.key(OURS))) {
-        let (key, threads) = (work.key(OURS), work.threads(bench));
+        let key = work.key(OURS);
         let rate = record.get(&key);
         section.add(work.name, "tokens/s", rate.clone());
         if find(work.executable).peer_model.is_some_and(|m| m.starts_with("bert")) {
@@ -519,7 +568,7 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
                     // Where the weights are bf16, its own instruction is shown too, though the other may be the faster one.
                     let is_used = peak == used;
                     if is_used || (bf16 && peak == "vdpbf16ps") {
-                        let samples = record.percent(&format!("{key} GFLOP/s"), &format!("limit {peak} {threads}"));
+                        let samples = record.percent(&format!("{key} GFLOP/s"), &work.limit(peak));
                         let note = if is_used { "" } else { " (not used)" };
                         add_share(format!("{}, share of the {shown} peak{note}", work.name), samples, goal.filter(|_| is_used));
                     }
