@@ -372,21 +372,29 @@ fn between_reads<T>(
     bench: &mut Bench,
     threads: usize,
     out: &Path,
-    mut sample: impl FnMut(&mut Bench) -> Outcome<T>,
+    sample: impl FnMut(&mut Bench) -> Outcome<T>,
 ) -> Outcome<(T, Option<Reads>)> {
     let reads = |bench: &mut Bench| -> Outcome<Reads> {
         let limits = bench.reads(threads, out)?;
         let file = limits.iter().find(|l| l.0 == limits::FILE).map_or(f64::NAN, |l| l.1);
         Ok(Reads { best: limits.iter().map(|l| l.1).fold(0.0, f64::max), file })
     };
-    let mut before = reads(bench)?;
+    steady(bench, reads, sample)
+}
+
+/// Samples until the reads before and after agree; the last sample where they never do.
+fn steady<C, T>(
+    cx: &mut C,
+    mut reads: impl FnMut(&mut C) -> Outcome<Reads>,
+    mut sample: impl FnMut(&mut C) -> Outcome<T>,
+) -> Outcome<(T, Option<Reads>)> {
+    let mut before = reads(cx)?;
     let mut attempt = 1;
     loop {
-        let seen = sample(bench)?;
-        let after = reads(bench)?;
-        let best = before.best.max(after.best);
+        let seen = sample(cx)?;
+        let after = reads(cx)?;
         if agree(before.best, after.best) {
-            return Ok((seen, Some(Reads { best, file: before.file.max(after.file) })));
+            return Ok((seen, Some(Reads { best: before.best.max(after.best), file: before.file.max(after.file) })));
         }
         if attempt == TRIES {
             return Ok((seen, None));
@@ -682,6 +690,25 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), WORKS.len());
         assert!(ATTENTION.iter().all(|a| find(a.executable).peer_model.is_none()));
+    }
+
+    #[test]
+    fn a_sample_is_taken_again_until_the_machine_stands_still() {
+        // What the machine can read, measurement by measurement; samples count up.
+        let taken = |rates: &[f64]| {
+            let (mut rates, mut samples) = (rates.iter(), 0);
+            let reads = |_: &mut ()| Ok(Reads { best: *rates.next().ok_or("no more")?, file: f64::NAN });
+            let sample = |_: &mut ()| {
+                samples += 1;
+                Ok(samples)
+            };
+            let (sample, reads) = steady(&mut (), reads, sample).unwrap();
+            (sample, reads.map(|r| r.best))
+        };
+        assert_eq!(taken(&[34.0, 35.0]), (1, Some(35.0)));
+        assert_eq!(taken(&[34.0, 60.0, 66.0]), (2, Some(66.0)), "the second pair is 9 % apart");
+        assert_eq!(taken(&[34.0, 60.0, 34.0, 60.0, 60.0]), (4, Some(60.0)));
+        assert_eq!(taken(&[34.0, 60.0, 34.0, 60.0, 34.0, 34.0]), (4, None), "four tries");
     }
 
     #[test]
