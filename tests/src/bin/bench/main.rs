@@ -196,10 +196,10 @@ impl Topic {
             Self::Avx2 => ("Built for AVX2 only (`--cpu x86-64-v3`), llama-1b", "As above, over the peak of the 256-bit FMA."),
             Self::Bert => (
                 "BERT base",
-                "Texts of 128 tokens in one call, median of 5 calls of each process; built with `--buckets 128,1024`. Peers have static \
+                "Texts of 128 tokens in one call, median of 5 calls in each turn; built with `--buckets 128,1024`. Peers have static \
                  shapes.",
             ),
-            Self::Gpt2 => ("GPT-2 of 124 million weights", "As for llama-1b; median of 5 calls of each process."),
+            Self::Gpt2 => ("GPT-2 of 124 million weights", "As for llama-1b; median of 5 calls in each turn."),
             Self::Build | Self::Start | Self::Rows | Self::Depth => return None,
         })
     }

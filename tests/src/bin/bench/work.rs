@@ -238,14 +238,19 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
             from_outside(bench, threads)?;
         }
         let after = [bench.reads(threads, file)?, bench.peaks(threads)?].concat();
-        for ((name, before), (_, after)) in before.into_iter().zip(after) {
-            bench.record.push(format!("limit {name} {threads}"), before.max(after));
+        for (name, value) in larger(before, after) {
+            bench.record.push(format!("limit {name} {threads}"), value);
         }
         let (busy_after, own_after) = machine::processor_seconds();
         let others = (busy_after - busy) - (own_after - own);
         bench.record.push(format!("others {threads}"), (others / begin.elapsed().as_secs_f64()).max(0.0));
     }
     Ok(())
+}
+
+/// Of two measurements of the same limits the larger of each.
+fn larger(before: Vec<(String, f64)>, after: Vec<(String, f64)>) -> Vec<(String, f64)> {
+    before.into_iter().zip(after).map(|((name, before), (_, after))| (name, before.max(after))).collect()
 }
 
 /// Another engine whose process waits for its next turn; none where it failed.
@@ -257,16 +262,18 @@ struct Peer {
 impl Peer {
     /// One sample; an engine that fails is a problem of the report, and has no more turns.
     fn turn(&mut self, bench: &mut Bench, work: &Work) -> Option<Rate> {
-        let answer = self.process.as_mut()?.turn("").map_err(Into::into).and_then(|answer| {
+        let answer: Outcome<Rate> = self.process.as_mut()?.turn("").map_err(Into::into).and_then(|answer| {
             // Libraries may print, too.
             rate(answer.lines().find(|line| line.starts_with('{')).ok_or("no line of JSON")?)
         });
-        answer
-            .map_err(|error| {
+        match answer {
+            Ok(rate) => Some(rate),
+            Err(error) => {
                 self.process = None;
                 bench.problem(format!("{}, {}: {error}", work.name, self.engine.name));
-            })
-            .ok()
+                None
+            }
+        }
     }
 }
 
@@ -319,12 +326,11 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
         }
         run
     };
-    let (run, limits): (Run, Vec<(String, f64)>) = match work.bound {
+    let (run, beside): (Run, Vec<(String, f64)>) = match work.bound {
         Peak => {
             let before = bench.peaks(threads)?;
             let run = sample(bench)?;
-            let after = bench.peaks(threads)?;
-            (run, before.into_iter().zip(after).map(|((name, before), (_, after))| (name, before.max(after))).collect())
+            (run, larger(before, bench.peaks(threads)?))
         }
         Read => {
             let (run, reads) = between_reads(bench, threads, &out, sample)?;
@@ -336,7 +342,7 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     let record = &mut bench.record;
     record.facts.insert(format!("peak of {}", work.executable), peak_of(&info).into());
     record.facts.insert(format!("types of {}", work.executable), types_of(&info));
-    for (name, value) in limits {
+    for (name, value) in beside {
         record.push(work.limit(&name), value);
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
@@ -489,7 +495,7 @@ const PEAKS: [(&str, &str); 4] =
 pub fn limits_section(bench: &Bench) -> Section {
     let note = "Read: the best of seventeen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
                 executable (up to 2.5 GB of the page cache, large pages asked for). Peaks: the instruction alone, on registers. Of \
-                each the larger of one measurement before and one after the engines of a round; decode is compared with reads of its own.";
+                each the larger of one measurement before and one after a topic's round; works are compared with limits measured beside each turn.";
     let mut section = Section::new("Limits of this machine, measured in the same rounds", note);
     for &threads in &bench.threads {
         let of = of_threads(threads);
