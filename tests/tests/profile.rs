@@ -64,6 +64,23 @@ fn a_profile_accounts_for_all_of_the_time() {
     check_trace(&trace, &region_names(&exe, 64));
 }
 
+#[test]
+fn sequences_side_by_side_share_the_steps_of_decode() {
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/model");
+    let exe = build(&model, "--buckets 1,8,64 --parallel 3");
+    let phases = |batch: &str| list(&exe.json(["profile", "-p", "50", "-n", "5", "-b", batch])["phases"]).clone();
+    let (one, three) = (phases("1"), phases("3"));
+    for (phase, (tokens, steps)) in three.iter().zip([(150, 3), (15, 5)]) {
+        assert_eq!((&phase["tokens"], &phase["steps"]), (&tokens.into(), &steps.into()), "{phase}");
+    }
+    // Weights are read once per step, the KV cache once per sequence.
+    let sum = |phase: &Value, key: &str| list(&phase["ops"]).iter().map(|op| number(&op[key])).sum::<f64>();
+    let of_decode = |key: &str| sum(&three[1], key) / sum(&one[1], key);
+    assert!((of_decode("weight_bytes") - 1.0).abs() < 0.01 && of_decode("kv_bytes") == 3.0, "{one:?} {three:?}");
+    let refused = exe.run(["profile", "-p", "50", "-b", "4"]);
+    assert!(refused.code == Some(2) && refused.stderr.contains("at most 3 sequences"), "{refused:?}");
+}
+
 /// Steps follow each other in each lane, laps lie inside their step and follow each other, every region occurs.
 fn check_trace(trace: &Value, names: &[String]) {
     let events: Vec<&Value> = list(&trace["traceEvents"]).iter().filter(|e| e["ph"] == "X").collect();

@@ -235,6 +235,9 @@ pub struct ProfileArgs {
     /// Tokens to generate after the prompt [default: 32, at most what fits]
     #[arg(short = 'n', long, value_name = "N", value_parser = count)]
     pub n_gen: Option<usize>,
+    /// Sequences side by side (encoders: texts), each with a prompt of its own
+    #[arg(short = 'b', long, value_name = "N", value_parser = positive, default_value_t = 1)]
+    pub batch: usize,
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Write every region that ran as a Chrome trace

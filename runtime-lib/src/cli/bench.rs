@@ -84,11 +84,7 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
     let mut decoder = Decoder::new(session);
     let mut ids = Ids::new(manifest.vocab_size);
     for &batch in &args.batch {
-        let slots = decoder.slots().count();
-        if batch > slots {
-            return Err(Failure::usage(format!("-b {batch}: expected at most {slots} sequences, the slots of this executable"))
-                .help(format!("build with --parallel {batch}")));
-        }
+        check_batch(&decoder, batch)?;
         for &depth in &args.depth {
             let room = decoder.session().program().ctx_size().saturating_sub(depth);
             for (kind, count) in tests(&lengths(&args.n_prompt, PROMPT, room), &lengths(&args.n_gen, GENERATED, room)) {
@@ -136,6 +132,16 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
         }
     }
     Ok(())
+}
+
+/// Refuses more sequences side by side than there are slots.
+pub(super) fn check_batch(decoder: &Decoder, batch: usize) -> Result<(), Failure> {
+    let slots = decoder.slots().count();
+    if batch <= slots {
+        return Ok(());
+    }
+    let what = format!("-b {batch}: expected at most {slots} sequences, the slots of this executable");
+    Err(Failure::usage(what).help(format!("build with --parallel {batch}")))
 }
 
 fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: &mut Results) -> Result<(), Failure> {

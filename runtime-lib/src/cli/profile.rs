@@ -1,6 +1,6 @@
 //! `profile`: where the time goes, operation by operation, next to what the machine can do.
 //!
-//! In: a prompt and some generated tokens (an encoder: one text), run once to warm up and once measured. Out: a table per phase, or JSON,
+//! In: prompts and some generated tokens, of one sequence or several side by side (an encoder: texts), run once to warm up and once measured. Out: a table per phase, or JSON,
 //! and with `--trace` every lap of every thread as a Chrome trace (load it in `chrome://tracing` or ui.perfetto.dev).
 //!
 //! The limits are measured in the same process before and after: the rate at which these threads read these weights, and the peaks of
@@ -14,7 +14,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::args::ProfileArgs;
-use super::bench::{Ids, PROMPT};
+use super::bench::{Ids, PROMPT, check_batch};
 use super::error::Failure;
 use super::{Cx, print, print_json};
 use crate::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe};
@@ -43,35 +43,45 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     let mut limits = Limits::default();
     if manifest.task == "embed" {
         let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
-        let text = ids.take(args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1));
-        encoder.encode(&[&text], |_, _, _| ())?;
+        let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1);
+        let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
+        encoder.encode(&texts, |_, _, _| ())?;
         limits.measure(encoder.session());
         encoder.session().start_profile(events);
         let begin = Instant::now();
-        encoder.encode(&[&text], |_, _, _| ())?;
-        taken(encoder.session(), "encode", text.len(), begin, &mut phases)?;
+        encoder.encode(&texts, |_, _, _| ())?;
+        taken(encoder.session(), "encode", length * args.batch, begin, &mut phases)?;
         limits.measure(encoder.session());
     } else {
         let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
+        check_batch(&decoder, args.batch)?;
         let (n_prompt, n_gen) = lengths(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
-        let prompt = ids.take(n_prompt);
-        let answer = ids.take(n_gen);
+        let prompts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(n_prompt)).collect();
+        let answers: Vec<Vec<(usize, u32)>> = (0..n_gen).map(|_| ids.take(args.batch).into_iter().enumerate().collect()).collect();
         // First touch of weights and caches is not profiled.
-        decoder.feed(0, &prompt)?;
-        decoder.feed(0, &answer[..n_gen.min(1)])?;
-        decoder.truncate(0, 0);
+        for (slot, prompt) in prompts.iter().enumerate() {
+            decoder.feed(slot, prompt)?;
+        }
+        if let Some(first) = answers.first() {
+            decoder.advance(first, |_, _| ())?;
+        }
+        for slot in 0..args.batch {
+            decoder.truncate(slot, 0);
+        }
         limits.measure(decoder.session());
         decoder.session().start_profile(events);
         let begin = Instant::now();
-        decoder.feed(0, &prompt)?;
-        taken(decoder.session(), "prefill", n_prompt, begin, &mut phases)?;
+        for (slot, prompt) in prompts.iter().enumerate() {
+            decoder.feed(slot, prompt)?;
+        }
+        taken(decoder.session(), "prefill", n_prompt * args.batch, begin, &mut phases)?;
         if n_gen > 0 {
             decoder.session().start_profile(events);
             let begin = Instant::now();
-            for &token in &answer {
-                decoder.feed(0, &[token])?;
+            for tokens in &answers {
+                decoder.advance(tokens, |_, _| ())?;
             }
-            taken(decoder.session(), "decode", n_gen, begin, &mut phases)?;
+            taken(decoder.session(), "decode", n_gen * args.batch, begin, &mut phases)?;
         }
         limits.measure(decoder.session());
     }
