@@ -116,6 +116,8 @@ struct Bucket {
 /// One step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
+    /// The thread that ran it alone; none: all threads.
+    pub thread: Option<usize>,
     /// Index of its bucket.
     pub bucket: usize,
     /// Rows that it had.
@@ -203,7 +205,39 @@ impl Profile {
         bucket.step_ns += took_ns;
         bucket.words.chunks_mut(stride).for_each(|part| Clock(part).wait(now));
         if let Some(spans) = &mut self.spans {
-            spans.push(Span { bucket: bucket_index, rows, begin_ns: bucket.begin_ns, took_ns });
+            spans.push(Span { thread: None, bucket: bucket_index, rows, begin_ns: bucket.begin_ns, took_ns });
+        }
+    }
+
+    /// Adds steps that `thread` ran alone, in a session of its own, while the other threads did the same.
+    ///
+    /// A step's time counts as that part of all threads' time that this thread has.
+    pub(crate) fn add_thread(&mut self, thread: usize, single: &Profile) {
+        for (index, of) in single.buckets.iter().enumerate() {
+            let stride = self.stride(index);
+            let bucket = &mut self.buckets[index];
+            bucket.step_ns += of.step_ns / self.threads as u64;
+            for (sum, load) in bucket.loads.iter_mut().zip(&of.loads) {
+                sum.1 += load.1;
+            }
+            let part = &mut bucket.words[thread * stride..(thread + 1) * stride];
+            let events = first_event(bucket.regions.len());
+            for (sum, ns) in part[HEAD..events].iter_mut().zip(&of.words[HEAD..events]) {
+                *sum += ns;
+            }
+            let kept = |part: &[u64]| part[EVENTS].min(part[CAPACITY]) as usize;
+            let room = part[CAPACITY] as usize - kept(part);
+            let (to, count) = (events + kept(part) * EVENT, kept(&of.words).min(room));
+            part[to..to + count * EVENT].copy_from_slice(&of.words[events..events + count * EVENT]);
+            part[EVENTS] += of.words[EVENTS];
+            let end = events + kept(part) * EVENT;
+            let mut laps: Vec<[u64; EVENT]> = part[events..end].as_chunks().0.to_vec();
+            laps.sort_by_key(|lap| lap[1]);
+            part[events..end].copy_from_slice(laps.as_flattened());
+        }
+        if let Some(spans) = &mut self.spans {
+            spans.extend(single.spans().iter().map(|span| Span { thread: Some(thread), ..*span }));
+            spans.sort_by_key(|span| span.begin_ns);
         }
     }
 

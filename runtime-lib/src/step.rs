@@ -142,12 +142,14 @@ impl RowTable {
 }
 
 /// One compiled bucket.
+#[derive(Clone)]
 struct Bucket {
     info: BucketInfo,
     run: StepFn,
 }
 
 /// One entry of the executable: what it is, its functions and its weights.
+#[derive(Clone)]
 pub struct Program<'a> {
     buckets: Vec<Bucket>,
     /// Number of the [`Probe`], function.
@@ -334,6 +336,16 @@ impl<'a> Session<'a> {
             program,
             pool,
         })
+    }
+
+    /// A session of the same program for one thread, which has to bring itself.
+    pub fn single(&self) -> Result<Session<'a>, StepError> {
+        Session::new(self.program.clone(), Pool::new(1, 1, None).map_err(StepError::Threads)?)
+    }
+
+    /// Runs `work(thread)` on every thread and returns when all are done.
+    pub fn on_each_thread(&mut self, work: &(dyn Fn(usize) + Sync)) {
+        self.pool.on_each(work);
     }
 
     /// What this session runs.

@@ -252,6 +252,21 @@ impl Pool {
         unsafe { enter(run, at, 0, threads) };
         self.shared.barrier.wait(0);
     }
+
+    /// Runs `work(thread)` on every thread and returns when all are done.
+    pub fn on_each(&mut self, work: &(dyn Fn(usize) + Sync)) {
+        let mut ctx = StepCtx::empty();
+        ctx.state = ptr::from_ref(&work).cast_mut().cast();
+        // SAFETY: `each` needs nothing of a context but `state`, a reference that lives until `run` returns, to what threads may share.
+        unsafe { self.run(each, &ctx) };
+    }
+}
+
+/// `work(thread)` of [`Pool::on_each`], as a step whose context carries it.
+unsafe extern "C" fn each(ctx: *const StepCtx, thread: u32, _: u32) {
+    // SAFETY: `Pool::on_each` set `state` to a live reference of this type.
+    let work = unsafe { &*(*ctx).state.cast::<&(dyn Fn(usize) + Sync)>() };
+    work(thread as usize);
 }
 
 impl Drop for Pool {
@@ -468,6 +483,18 @@ mod tests {
                 }
                 assert_eq!(state.wrong.load(Ordering::Relaxed), 0);
             }
+        }
+    }
+
+    #[test]
+    fn work_runs_once_on_every_thread() {
+        for threads in [1, 2, 5] {
+            let mut pool = Pool::new(threads, 2, None).unwrap();
+            let counts: Vec<AtomicU64> = (0..threads).map(|_| AtomicU64::new(0)).collect();
+            for _ in 0..3 {
+                pool.on_each(&|thread| _ = counts[thread].fetch_add(1, Ordering::Relaxed));
+            }
+            assert!(counts.iter().all(|c| c.load(Ordering::Relaxed) == 3), "{counts:?}");
         }
     }
 

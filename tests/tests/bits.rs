@@ -169,11 +169,7 @@ fn company_of_an_encoder() {
     let mut seed = 3;
     let texts: Vec<Vec<u32>> = [13, 1, 37, 8, 9, 2, 30, 64].map(|len| (0..len).map(|_| 4 + random(&mut seed) % 127).collect()).to_vec();
     let vectors = |session: &Session, run: usize| -> Vec<u32> { (0..8).flat_map(|v| bits(session.pooled(run, v))).collect() };
-    let encode = |texts: &[Vec<u32>], threads: usize| {
-        let mut all = Vec::new();
-        Encoder::new(steps.session(threads)).encode(texts, |_, session, run| all.push(vectors(session, run))).unwrap();
-        all
-    };
+    let encode = |texts: &[Vec<u32>], threads: usize| Encoder::new(steps.session(threads)).encode(texts, vectors).unwrap();
     let alone: Vec<Vec<u32>> = texts.iter().map(|t| encode(std::slice::from_ref(t), 1).remove(0)).collect();
     for threads in [1, 2, 3] {
         assert!(encode(&texts, threads) == alone, "{threads} threads");

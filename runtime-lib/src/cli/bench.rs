@@ -156,13 +156,13 @@ fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
         for count in lengths(&args.n_prompt, PROMPT, encoder.text_limit()).into_iter().filter(|&n| n > 0) {
             let texts: Vec<Vec<u32>> = (0..batch).map(|_| ids.take(count)).collect();
             let mut seconds = Vec::new();
-            encoder.session().start_profile(0);
-            encoder.encode(&texts, |_, _, _| ())?;
-            let profile = encoder.session().take_profile();
+            encoder.start_profile(0);
+            encoder.encode(&texts, |_, _| ())?;
+            let profile = encoder.take_profile();
             let work = profile.map(|p| TestWork::of(&p, count * batch)).unwrap_or_default();
             for _ in 0..args.repetitions {
                 let begin = Instant::now();
-                encoder.encode(&texts, |_, _, _| ())?;
+                encoder.encode(&texts, |_, _| ())?;
                 seconds.push(begin.elapsed().as_secs_f64());
             }
             let name = test_name(Kind::Prompt, count, 0);

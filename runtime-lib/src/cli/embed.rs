@@ -45,10 +45,7 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
     };
     let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
     let vector = vector_of(pooling, normalize);
-    let mut embeddings = Vec::with_capacity(texts.len());
-    encoder.encode(&texts, |_, session, run| {
-        embeddings.push(session.pooled(run, vector).to_vec());
-    })?;
+    let embeddings = encoder.encode(&texts, |session, run| session.pooled(run, vector).to_vec())?;
     if args.json {
         return print_json(&Report { embeddings });
     }

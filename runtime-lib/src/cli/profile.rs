@@ -45,12 +45,12 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
         let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1);
         let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
-        encoder.encode(&texts, |_, _, _| ())?;
+        encoder.encode(&texts, |_, _| ())?;
         limits.measure(encoder.session());
-        encoder.session().start_profile(events);
+        encoder.start_profile(events);
         let begin = Instant::now();
-        encoder.encode(&texts, |_, _, _| ())?;
-        taken(encoder.session(), "encode", length * args.batch, begin, &mut phases)?;
+        encoder.encode(&texts, |_, _| ())?;
+        taken("encode", length * args.batch, begin, || encoder.take_profile(), &mut phases)?;
         limits.measure(encoder.session());
     } else {
         let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
@@ -74,14 +74,14 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         for (slot, prompt) in prompts.iter().enumerate() {
             decoder.feed(slot, prompt)?;
         }
-        taken(decoder.session(), "prefill", n_prompt * args.batch, begin, &mut phases)?;
+        taken("prefill", n_prompt * args.batch, begin, || decoder.session().take_profile(), &mut phases)?;
         if n_gen > 0 {
             decoder.session().start_profile(events);
             let begin = Instant::now();
             for tokens in &answers {
                 decoder.advance(tokens, |_, _| ())?;
             }
-            taken(decoder.session(), "decode", n_gen * args.batch, begin, &mut phases)?;
+            taken("decode", n_gen * args.batch, begin, || decoder.session().take_profile(), &mut phases)?;
         }
         limits.measure(decoder.session());
     }
@@ -113,14 +113,14 @@ fn lengths(n_prompt: Option<usize>, n_gen: Option<usize>, ctx_size: usize) -> (u
 
 /// Ends a phase that began at `begin`.
 fn taken(
-    session: &mut Session,
     name: &'static str,
     tokens: usize,
     begin: Instant,
+    profile: impl FnOnce() -> Option<Profile>,
     phases: &mut Vec<(Phase, Profile)>,
 ) -> Result<(), Failure> {
     let ms = begin.elapsed().as_secs_f64() * 1e3;
-    let profile = session.take_profile().ok_or_else(|| Failure::new(70, "bug", "the profile was not taken"))?;
+    let profile = profile().ok_or_else(|| Failure::new(70, "bug", "the profile was not taken"))?;
     phases.push((Phase::new(name, tokens, ms, &profile), profile));
     Ok(())
 }
@@ -380,7 +380,7 @@ fn trace(phases: &[(Phase, Profile)]) -> Value {
         let names: Vec<Vec<&str>> = (0..rows.len()).map(|b| profile.regions(b).map(|r| r.info.name.as_str()).collect()).collect();
         for thread in 0..threads {
             let mut laps: Vec<_> = (0..rows.len()).map(|b| profile.events(b, thread).peekable()).collect();
-            for span in profile.spans() {
+            for span in profile.spans().iter().filter(|span| span.thread.is_none_or(|t| t == thread)) {
                 let args = json!({"bucket": rows[span.bucket], "rows": span.rows});
                 events.push(complete(&format!("{} step", phase.phase), thread, span.begin_ns, span.took_ns, args));
                 let end = span.begin_ns + span.took_ns;
@@ -413,13 +413,13 @@ mod tests {
         decoder.session().start_profile(events);
         let begin = Instant::now();
         decoder.feed(0, &[1; 20]).unwrap();
-        taken(decoder.session(), "prefill", 20, begin, &mut phases).unwrap();
+        taken("prefill", 20, begin, || decoder.session().take_profile(), &mut phases).unwrap();
         decoder.session().start_profile(events);
         let begin = Instant::now();
         for _ in 0..3 {
             decoder.feed(0, &[1]).unwrap();
         }
-        taken(decoder.session(), "decode", 3, begin, &mut phases).unwrap();
+        taken("decode", 3, begin, || decoder.session().take_profile(), &mut phases).unwrap();
         phases
     }
 

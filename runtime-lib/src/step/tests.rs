@@ -336,25 +336,30 @@ fn tiles_stay_inside_runs_and_end_at_their_last_key() {
 }
 
 #[test]
-fn texts_are_packed_side_by_side() {
+fn texts_are_put_together_and_shared_out_to_threads() {
     for (slots, threads) in [(1, 1), (3, 2), (8, 2)] {
         let mut encoder = encoder(slots, threads);
         assert_eq!(encoder.text_limit(), 16);
-        let texts: Vec<Vec<u32>> = [3, 1, 16, 5, 6, 5, 1, 1, 1, 1, 1].map(tokens).to_vec();
-        let mut order = Vec::new();
-        encoder
-            .encode(&texts, |text, session, run| {
-                let sum = texts[text].iter().sum::<u32>() as f32;
-                let length = texts[text].len() as f32;
-                assert_eq!(session.pooled(run, 0), [run as f32, sum, length]);
-                assert_eq!(session.pooled(run, 7)[1], sum * 8.0);
-                order.push(text);
-            })
-            .unwrap();
-        assert_eq!(order, (0..texts.len()).collect::<Vec<_>>());
-        let long = encoder.encode(&[tokens(2), tokens(17)], |_, _, _| panic!()).unwrap_err();
+        let texts: Vec<Vec<u32>> = [3, 1, 16, 5, 6, 5, 1, 1, 1, 1, 1, 16].map(tokens).to_vec();
+        let found =
+            encoder.encode(&texts, |session, run| (run, [0, 7].map(|v| session.pooled(run, v).to_vec()), session.threads())).unwrap();
+        assert_eq!(found.len(), texts.len());
+        for (text, (run, [mean, last], _)) in texts.iter().zip(&found) {
+            let sum = text.iter().sum::<u32>() as f32;
+            assert_eq!(*mean, [*run as f32, sum, text.len() as f32]);
+            assert_eq!(last[1], sum * 8.0);
+        }
+        // Two threads run all but the last text apart, for which one of them would have to wait.
+        let by: Vec<u32> = found.iter().map(|text| text.2).collect();
+        assert_eq!(by, [&[1; 11][..], &[threads as u32]].concat());
+        let long = encoder.encode(&[tokens(2), tokens(17)], |_, _| panic!()).unwrap_err();
         assert!(matches!(long, EncodeError::TooLong { index: 1, tokens: 17, limit: 16 }));
-        assert!(encoder.encode(&[tokens(0)], |_, _, _| ()).is_err());
+        assert!(encoder.encode(&[tokens(0)], |_, _| ()).is_err());
+        // A part that is refused ends the work; afterwards there is more.
+        let wrong = [tokens(16), vec![VOCAB; 16], tokens(16), tokens(16)];
+        let error = encoder.encode(&wrong, |_, _| ()).unwrap_err();
+        assert!(matches!(error, EncodeError::Step(StepError::Token { id: VOCAB, .. })), "{error}");
+        assert_eq!(encoder.encode(&[tokens(16), tokens(16)], |_, run| run).unwrap(), [0, 0]);
     }
 }
 
@@ -380,6 +385,31 @@ fn a_profile_counts_steps_and_time_per_thread() {
     }
     assert_eq!(profile.dropped(), 3 * 4 * 2);
     assert!(decoder.session().take_profile().is_none());
+}
+
+#[test]
+fn a_profile_has_the_steps_that_threads_run_alone() {
+    let mut encoder = encoder(3, 2);
+    let texts: Vec<Vec<u32>> = [16, 16, 10, 6, 16, 16].map(tokens).to_vec();
+    encoder.encode(&texts[..2], |_, _| ()).unwrap();
+    // Four parts apart, one together.
+    encoder.start_profile(100);
+    encoder.encode(&texts, |_, _| ()).unwrap();
+    let profile = encoder.take_profile().unwrap();
+    assert_eq!((profile.steps(), profile.load(0).rows, profile.load(0).runs), (5, 80, 6));
+    let time = |of: &dyn Fn(Option<usize>) -> bool| profile.spans().iter().filter(|s| of(s.thread)).map(|s| s.took_ns).sum::<u64>();
+    assert_eq!(profile.spans().iter().filter(|s| s.thread.is_some()).count(), 4);
+    assert!(profile.spans().is_sorted_by_key(|s| s.begin_ns));
+    let region = profile.regions(0).next().unwrap();
+    for thread in 0..2 {
+        let laps = region.work_ns[thread] + region.wait_ns[thread] + profile.start_ns(0)[thread];
+        assert_eq!(laps, time(&|of| of.is_none_or(|t| t == thread)));
+        assert!(profile.events(0, thread).is_sorted_by_key(|e| e.begin_ns));
+        assert_eq!(profile.events(0, thread).map(|e| e.took_ns).sum::<u64>(), laps);
+    }
+    // Half of what one of two threads does alone is time of both.
+    assert!(profile.step_ns(0).abs_diff(time(&|of| of.is_none()) + time(&|of| of.is_some()) / 2) <= 2);
+    assert!(encoder.take_profile().is_none());
 }
 
 #[test]
