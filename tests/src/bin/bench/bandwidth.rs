@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::null_mut;
 
-/// Bytes that one pattern reads: far beyond any L3 cache.
+/// Bytes that one pattern reads: far beyond any L3 cache, as its quarter is.
 const ANONYMOUS_BYTES: usize = 1280 << 20;
 /// Of a file at most so many bytes are read: the weights of a 1B model in bf16.
 const FILE_BYTES_MAX: usize = 2400 << 20;
@@ -67,33 +67,27 @@ impl Memory {
         Ok(Self { start: start.cast(), len })
     }
 
-    fn bytes(&self) -> &[u8] {
+    /// All of it.
+    pub fn bytes(&self) -> &[u8] {
         // SAFETY: mapped and readable until `drop`; a benchmark's file is not truncated meanwhile.
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// Bytes that all parts of `count` have together.
-    pub fn read_bytes(&self, count: usize) -> usize {
-        self.part_bytes(count) * count
+    /// One quarter, still beyond any cache.
+    pub fn quarter(&self, index: usize) -> &[u8] {
+        part(self.bytes(), index % 4, 4)
     }
+}
 
-    /// A part is a multiple of 64 KB: of 16 streams of 4 KB.
-    fn part_bytes(&self, count: usize) -> usize {
-        (self.len / count) & !0xffff
-    }
+/// Bytes of one of `count` equal parts, a multiple of 64 KB: of 16 streams of 4 KB.
+pub fn part_bytes(memory: &[u8], count: usize) -> usize {
+    (memory.len() / count) & !0xffff
+}
 
-    /// Part `index` of `count` equal parts.
-    fn part(&self, index: usize, count: usize) -> &[u8] {
-        let bytes = self.part_bytes(count);
-        &self.bytes()[index * bytes..][..bytes]
-    }
-
-    /// Reads part `index` of `count` once.
-    pub fn read(&self, pattern: Pattern, index: usize, count: usize) {
-        let part = self.part(index, count);
-        // SAFETY: a part is aligned to 64 KB, since the memory is aligned to 2 MB; limits are only measured on CPUs with AVX2.
-        unsafe { pattern.read(part) }
-    }
+/// Part `index` of `count` equal parts.
+fn part(memory: &[u8], index: usize, count: usize) -> &[u8] {
+    let bytes = part_bytes(memory, count);
+    &memory[index * bytes..][..bytes]
 }
 
 impl Drop for Memory {
@@ -148,6 +142,13 @@ pub const PATTERNS: [Pattern; 17] = [
 ];
 
 impl Pattern {
+    /// Reads part `index` of `count` of memory that is aligned to 64 KB, as all of [`Memory`] and its quarters are.
+    pub fn read_part(self, memory: &[u8], index: usize, count: usize) {
+        assert_eq!(memory.as_ptr() as usize % 0x10000, 0);
+        // SAFETY: so is every part then; limits are only measured on CPUs with AVX2.
+        unsafe { self.read(part(memory, index, count)) };
+    }
+
     pub fn name(self) -> String {
         let streams = if self.streams == 1 { "1 stream".into() } else { format!("{} streams", self.streams) };
         match self.prefetch {

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::bandwidth::{Memory, PATTERNS};
+use crate::bandwidth::{Memory, PATTERNS, part_bytes};
 use crate::machine::{self, pin_to};
 
 /// Measures the limits with each number of threads, and prints one JSON line per limit.
@@ -31,11 +31,11 @@ pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<
     if !peaks_alone {
         let anonymous = Memory::anonymous()?;
         for &count in &counts {
-            read_limit(ANONYMOUS, &anonymous, &cores[..count], 2);
+            read_limit(ANONYMOUS, &anonymous, &cores[..count], Long);
         }
         if let Some(mapped) = file.map(mapped).transpose()?.flatten() {
             for &count in &counts {
-                read_limit(FILE, &mapped, &cores[..count], 2);
+                read_limit(FILE, &mapped, &cores[..count], Long);
             }
         }
     }
@@ -49,7 +49,7 @@ pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<
     Ok(())
 }
 
-/// For every line `THREADS FILE` on stdin the limits of reading, each pattern once, and an empty line.
+/// For every line `THREADS FILE` on stdin the limits of reading, shortly, and an empty line.
 ///
 /// The memory stays in between: freed, a virtual machine gives it back to its host two seconds later, and whoever reads then is disturbed.
 pub fn turns() -> Result<(), Box<dyn Error>> {
@@ -60,9 +60,9 @@ pub fn turns() -> Result<(), Box<dyn Error>> {
         let (count, path) = line.split_once(' ').ok_or("expected THREADS FILE")?;
         let count: usize = count.parse()?;
         if has_limits() && count <= cores.len() {
-            read_limit(ANONYMOUS, &anonymous, &cores[..count], 1);
+            read_limit(ANONYMOUS, &anonymous, &cores[..count], Short);
             if let Some(mapped) = mapped(Path::new(path))? {
-                read_limit(FILE, &mapped, &cores[..count], 1);
+                read_limit(FILE, &mapped, &cores[..count], Short);
             }
         }
         println!();
@@ -83,13 +83,25 @@ fn has_limits() -> bool {
     is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma")
 }
 
-/// Every pattern so many times: one disturbance does not decide.
-fn read_limit(name: &str, memory: &Memory, cores: &[usize], times: usize) {
+/// How long to measure what can be read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Length {
+    /// Every pattern twice over all of the memory: one disturbance does not decide.
+    Long,
+    /// Every pattern once, each over the next quarter: half a second, since what a virtual machine reads may change within seconds.
+    Short,
+}
+
+use Length::{Long, Short};
+
+fn read_limit(name: &str, memory: &Memory, cores: &[usize], length: Length) {
     let mut all = serde_json::Map::new();
     let mut best = (String::new(), 0.0);
-    for pattern in (0..times).flat_map(|_| PATTERNS) {
-        let seconds = together(cores, |thread| memory.read(pattern, thread, cores.len()));
-        let rate = memory.read_bytes(cores.len()) as f64 / seconds / 1e9;
+    let times = if length == Long { 2 } else { 1 };
+    for (i, pattern) in (0..times).flat_map(|_| PATTERNS).enumerate() {
+        let bytes = if length == Long { memory.bytes() } else { memory.quarter(i) };
+        let seconds = together(cores, |thread| pattern.read_part(bytes, thread, cores.len()));
+        let rate = part_bytes(bytes, cores.len()) as f64 * cores.len() as f64 / seconds / 1e9;
         let seen = all.get(&pattern.name()).and_then(Value::as_f64).unwrap_or(0.0);
         all.insert(pattern.name(), json!(rate.max(seen)));
         if rate > best.1 {

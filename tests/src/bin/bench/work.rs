@@ -69,7 +69,7 @@ const fn prefill(prompt: usize) -> Test {
 }
 
 const fn decode(depth: usize) -> Test {
-    Test { prompt: 0, generate: 24, depth, batch: 1, copied: false }
+    Test { prompt: 0, generate: 12, depth, batch: 1, copied: false }
 }
 
 const fn batch(batch: usize) -> Test {
