@@ -714,6 +714,17 @@ pub struct MatmulTile {
     pub prefetch: u32,
     /// Prefetch distance into L1 for the same, 0 = none.
     pub prefetch_l1: u32,
+    /// From so many rows on arithmetic takes longer over a line than memory, 0 = never: instances of so many prefetch by `busy_l1` alone.
+    pub busy_rows: u32,
+    /// Their prefetch distance into L1.
+    pub busy_l1: u32,
+}
+
+impl MatmulTile {
+    /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
+    pub fn is_busy(&self, m: u32) -> bool {
+        self.busy_rows > 0 && m >= self.busy_rows
+    }
 }
 
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.

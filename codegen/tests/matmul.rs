@@ -65,6 +65,8 @@ impl Case {
                 widen: false,
                 prefetch: 4096,
                 prefetch_l1: 512,
+                busy_rows: 3,
+                busy_l1: 1024,
             },
             prologue: false,
             group_nest: false,

@@ -50,7 +50,18 @@ fn sample() -> Program {
             stages: vec![reduce(1, 64, ReduceOp::Sum, xx, 0), stores(1, 64, vec![store(1, at, y)])],
         }
     };
-    let tile = MatmulTile { mr: 12, streams: 6, k_block: 512, m_block: 0, n_block: 8, widen: false, prefetch: 4096, prefetch_l1: 512 };
+    let tile = MatmulTile {
+        mr: 12,
+        streams: 6,
+        k_block: 512,
+        m_block: 0,
+        n_block: 8,
+        widen: false,
+        prefetch: 4096,
+        prefetch_l1: 512,
+        busy_rows: 7,
+        busy_l1: 1024,
+    };
     let append = {
         let mut e = E::default();
         let (row, head, d) = (e.var(0), e.var(1), e.var(2));
@@ -192,7 +203,7 @@ fn text_form() {
           region r1 layers.qkv = matmul bf16_dot (v0 < rows, v1) {
             a = b1: bf16 stride 64
             w = w1: panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns}
-            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512}
+            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024}
             o0 = b2: f32
             o1 = w3: f32
             o0[v0 * 192 + v1] = acc0 + o1[v1]
@@ -217,7 +228,7 @@ fn text_form() {
           region r3 layers.o = matmul bf16_dot (v0 < rows, v1) {
             a = b3: bf16 stride 64
             w = w2: panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns}
-            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512}
+            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024}
             o0 = b0: f32
             e4 = v0 * 64 + v1
             o0[e4] = o0[e4] + acc0

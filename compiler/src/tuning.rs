@@ -3,7 +3,7 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 1, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
+//! { "rcompile_tuning": 2, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
@@ -23,7 +23,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// Name of the file among the inputs that `info` lists.
@@ -104,6 +104,8 @@ struct Tile {
     widen: bool,
     prefetch: u32,
     prefetch_l1: u32,
+    busy_rows: u32,
+    busy_l1: u32,
 }
 
 /// Choices for one CPU.
@@ -227,7 +229,7 @@ fn input(bytes: &[u8]) -> InputFile {
 }
 
 /// Fields of a tile with their least and largest value, and what they are a multiple of.
-fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
+fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 9] {
     let tile = &entry.tile;
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
@@ -238,6 +240,8 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 7] {
         ("n_block", tile.n_block, 1, 1 << 16, 1),
         ("prefetch", tile.prefetch, 0, 1 << 20, 64),
         ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
+        ("busy_rows", tile.busy_rows, 0, 64, 1),
+        ("busy_l1", tile.busy_l1, 0, 1 << 20, 64),
     ]
 }
 
@@ -306,7 +310,21 @@ mod tests {
 
     fn sample() -> (MatmulKey, MatmulTile) {
         let key = MatmulKey { rows: 8, weights: "bf16".into(), compute: Compute::F32, k: 64, n: 96, ways: 2 };
-        (key, MatmulTile { mr: 8, streams: 6, k_block: 0, m_block: 0, n_block: 4, widen: true, prefetch: 4096, prefetch_l1: 1024 })
+        (
+            key,
+            MatmulTile {
+                mr: 8,
+                streams: 6,
+                k_block: 0,
+                m_block: 0,
+                n_block: 4,
+                widen: true,
+                prefetch: 4096,
+                prefetch_l1: 1024,
+                busy_rows: 7,
+                busy_l1: 3072,
+            },
+        )
     }
 
     fn read(text: &str) -> Result<Tuning, Error> {

@@ -87,7 +87,11 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         tile_vectors: 2,
         // As on the x86-64 server that they were measured on; no Arm machine was.
         l2_bytes: 2 << 20,
-        streams: Streams { row: Stream { side_by_side: 4, l2: 8192, l1: 1024 }, rows: Stream { side_by_side: 4, l2: 8192, l1: 2048 } },
+        streams: Streams {
+            row: Stream { side_by_side: 4, l2: 8192, l1: 1024 },
+            rows: Stream { side_by_side: 4, l2: 8192, l1: 2048 },
+            busy: None,
+        },
         lane_fma: true,
         bf16_dot: false,
         bf16_dot_fast: false,

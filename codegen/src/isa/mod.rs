@@ -41,6 +41,17 @@ pub struct Streams {
     pub row: Stream,
     /// By several rows.
     pub rows: Stream,
+    /// By as many rows as keep the core busy for longer than memory takes for a line, where another way is better for them.
+    pub busy: Option<Busy>,
+}
+
+/// Weights that arithmetic waits less for than memory for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy {
+    /// Vector instructions per cache line that make it so.
+    pub instructions: u32,
+    /// Bytes ahead that lines are asked into L1, and into no other cache.
+    pub l1: u32,
 }
 
 impl Streams {

@@ -1,6 +1,6 @@
 //! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
 
-use super::{Arch, Int8Dot, Isa, Stream, Streams};
+use super::{Arch, Busy, Int8Dot, Isa, Stream, Streams};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -31,11 +31,18 @@ struct Row {
 const GENERIC_L2: u64 = 1024;
 
 /// Most CPUs: several streams far ahead (measured on Emerald Rapids: several rows 1 to 3 % more GB/s with 2 KB than with 1 KB into L1).
-const FAR: Streams = Streams { row: Stream { side_by_side: 6, l2: 8192, l1: 1024 }, rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 } };
+const FAR: Streams =
+    Streams { row: Stream { side_by_side: 6, l2: 8192, l1: 1024 }, rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 }, busy: None };
 /// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best. One thread, large pages,
 /// share of a plain read: one row of bf16 94 % (six streams, 8 KB into L2), 97 % (1 KB), 103 % (one stream, 1 KB); int8 90, 90, 96 %, int4 84, 86, 103 % (2 KB:
 /// 99 %); four rows of bf16 79 % (8 KB), 98 % (1 KB).
-const NEAR: Streams = Streams { row: Stream { side_by_side: 1, l2: 1024, l1: 0 }, rows: Stream { side_by_side: 6, l2: 1024, l1: 0 } };
+/// Lines that wait in L2 for a busy core come late to it (GB/s with 1 KB into L2 and with 3 KB into L1: bf16, f32 and int8 25 to 27 and 23 to 25 with six rows, 14 to 21 and 25 to 27 with
+/// seven, 12 to 18 and 22 to 25 with eight; int4 by 32 24 and 23 with two, 15 and 23 with four).
+const NEAR: Streams = Streams {
+    row: Stream { side_by_side: 1, l2: 1024, l1: 0 },
+    rows: Stream { side_by_side: 6, l2: 1024, l1: 0 },
+    busy: Some(Busy { instructions: 7, l1: 3072 }),
+};
 
 const ROWS: &[Row] = &[
     Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, l2: GENERIC_L2, streams: FAR },

@@ -54,8 +54,8 @@ impl Microkernel<'_> {
         if m > isa.rows(self.kernel.compute) / 2 {
             return true;
         }
-        // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice.
-        let vectors = self.kernel.panels.nr / isa.lanes * self.kernel.panels.ways;
+        // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one after the other.)
+        let vectors = self.kernel.panels.nr / isa.lanes;
         let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
         m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(2) && fits(1)
     }

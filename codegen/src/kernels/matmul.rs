@@ -7,7 +7,7 @@
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels, most of them shared out beforehand, the rest as threads get on { stream.m; group nests }
 //!   more:            for the thread's share of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
-//! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer
+//! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }

@@ -9,7 +9,7 @@
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L2 `tile.prefetch` bytes ahead and to L1
-//! `tile.prefetch_l1` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
+//! `tile.prefetch_l1` ahead (into L1 alone from `tile.busy_rows` rows on), across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 
@@ -66,7 +66,9 @@ impl Walk {
     /// `m` rows over weights from memory, with up to `most` panels side by side.
     pub fn stream(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
         let streams = micro.kernel.tile.streams;
-        let walk = Walk::panel(isa, micro, m, micro.kernel.panels.ways.min(streams));
+        let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways.min(streams));
+        // Pieces would read every second line only, twice: one way after the other, then.
+        let walk = if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together };
         let side_by_side = |p: u32| p * walk.ways <= streams && micro.fits(isa, m, p * walk.vectors * walk.ways);
         let mut panels = 1;
         if walk.pieces == 1 && walk.ways == micro.kernel.panels.ways {
@@ -541,21 +543,22 @@ impl<'a> Microkernel<'a> {
         (step_bytes, packs): (u64, u64),
     ) {
         let tile = &self.kernel.tile;
+        let (l2, l1) = if tile.is_busy(walk.m) { (0, tile.busy_l1) } else { (tile.prefetch, tile.prefetch_l1) };
         // Lines of a stream's step: those that begin in the vectors of its packs.
         let pack_bytes = step_bytes / packs;
         let pack_lines = (pack_bytes / u64::from(walk.pieces)).div_ceil(64);
         let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
         lines.dedup();
-        if tile.prefetch >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
+        if l2 >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
             for line in 0..step_bytes.div_ceil(64) {
                 let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
                 for stream in streams {
                     fb.prefetch(fb.offset_const(at, stream + u64::from(WINDOW_PAGES * PAGE)), L2);
                 }
             }
-        } else if tile.prefetch > 0 {
+        } else if l2 > 0 {
             // Beyond its end a stream goes on in the next walk's panel.
-            let at = fb.add_int(here, tile.prefetch.into());
+            let at = fb.add_int(here, l2.into());
             let past = fb.cmp(Cmp::Ge, at, fb.int(self.panel_bytes as i64));
             let skip = (streams.len() as u64 - 1) * self.panel_bytes;
             let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
@@ -563,8 +566,8 @@ impl<'a> Microkernel<'a> {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L2);
             }
         }
-        if tile.prefetch_l1 > 0 {
-            let at = fb.offset(panel, fb.add_int(here, tile.prefetch_l1.into()));
+        if l1 > 0 {
+            let at = fb.offset(panel, fb.add_int(here, l1.into()));
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L1);
             }

@@ -23,8 +23,10 @@ const L2_PER_K: u64 = 1024;
 const K_BLOCK_LEAST: u32 = 512;
 /// Inner dimension of a block of int8 codes.
 const K_BLOCK_CODES: u32 = 2048;
-/// Several rows that meet nibbles take long enough for lines from far ahead (Zen 4, four rows: 17.6 GB/s, 13 with 1 KB).
-const PREFETCH_NIBBLES: u32 = 8192;
+/// Bytes of a cache line.
+const LINE: u64 = 64;
+/// Vector instructions that take a line of nibbles apart.
+const TAKE_APART: u32 = 3;
 
 /// Tile of a matmul with at most `rows` rows: as `--tuning` says, else by the heuristic.
 pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
@@ -58,6 +60,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         };
     let mr = isa.rows(compute).min(rows as u32);
     let stream = isa.streams.of(rows);
+    let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
     MatmulTile {
         mr,
         streams: stream.side_by_side,
@@ -65,9 +68,25 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         m_block: ((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(PASS_ROWS),
         n_block: (isa.l2_bytes / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
         widen,
-        prefetch: if rows > 1 && nibbles { PREFETCH_NIBBLES } else { stream.l2 },
+        prefetch: stream.l2,
         prefetch_l1: stream.l1,
+        busy_rows,
+        busy_l1: isa.streams.busy.map_or(0, |busy| busy.l1),
     }
+}
+
+/// Rows that take at least so many vector instructions over a line of weights; a single row is not asked.
+fn busy_rows(isa: &Isa, instructions: u32, panels: &Panels, dtype: DType, compute: Compute) -> u32 {
+    let nibbles = matches!(panels.coding, Coding::Int4 { .. });
+    let elements = if nibbles { 2 * LINE } else { LINE / dtype.size() };
+    let per_lane = match compute {
+        Compute::F32 => 1,
+        Compute::Bf16Dot | Compute::Bf16Mmla => 2,
+        Compute::Int8Dot | Compute::Int8Mmla => 4,
+    };
+    let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);
+    let apart = if nibbles { TAKE_APART } else { 0 };
+    instructions.saturating_sub(apart).div_ceil(per_row).max(2)
 }
 
 /// Elements from row to row of a buffer of `width` columns: whole cache lines, and never a multiple of 2 KB. Rows of a matmul's tile are
@@ -82,4 +101,28 @@ pub fn row_stride(width: u32, dtype: DType) -> u32 {
 /// Rows per attention tile: (row, head) pairs that share reads of K and V, bounded so that their scores of a key block stay in L1/L2.
 pub fn attention_rows(bucket: u64, heads_per_kv: u64) -> u32 {
     (64 / heads_per_kv.max(1)).clamp(1, 64).min(bucket) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcompile_codegen::isa::HOST_TRIPLE;
+
+    #[test]
+    fn rows_are_busy_by_their_instructions_per_line() {
+        let rows = |cpu: &str, dtype, compute, coding| {
+            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let panels = Panels { nr: isa.panel_nr, k_pack: 1, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let tile = heuristic(&isa, 8, &panels, dtype, compute);
+            (tile.busy_rows, tile.busy_l1)
+        };
+        let (elements, int4) = (Coding::Elements, Coding::Int4 { group: 32, zeros: false });
+        assert_eq!(rows("znver4", DType::Bf16, Compute::Bf16Dot, elements), (7, 3072));
+        assert_eq!(rows("znver4", DType::F32, Compute::F32, elements), (7, 3072));
+        assert_eq!(rows("znver4", DType::Bf16, Compute::F32, elements), (4, 3072));
+        assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, Coding::Int8 { group: 256 }), (7, 3072));
+        assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, int4), (2, 3072));
+        // Never where lines come from further away anyway.
+        assert_eq!(rows("sapphirerapids", DType::U8, Compute::Int8Dot, int4), (0, 0));
+    }
 }
