@@ -2,7 +2,7 @@
 //!
 //! In: texts as token ids. Out: what the caller reads of each text's output, in order of the texts. Two ways to run them:
 //!
-//! - **apart**: texts are put together to parts of up to [`PART_ROWS`] rows, and each thread runs whole parts alone, in a session of its own. Nobody waits at
+//! - **apart**: texts are put together to parts of up to 128 rows, and each thread runs whole parts alone, in a session of its own. Nobody waits at
 //!   barriers, rows stay in the thread's own caches, and cores that are not equally fast balance out by claiming parts.
 //! - **together**: all threads share steps of as many rows as the largest bucket holds. For what is too little to occupy every thread apart.
 //!
