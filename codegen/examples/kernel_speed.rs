@@ -1,7 +1,7 @@
 //! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
-//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `NEAR`, `BUSY`, `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
+//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
 //! measured against four times the FMA peak; shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
 
 #[path = "../tests/kernel_harness/mod.rs"]

@@ -774,6 +774,33 @@ fn hot_loop_asm_of_dots_in_pairs() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
+/// Rows that are busy have lines brought to L1 alone; two ways whose sums do not fit registers together are walked one after the other.
+#[test]
+fn prefetches_and_ways_by_the_number_of_rows() {
+    let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
+    let k = 2048;
+    let case = Case { compute: Compute::Bf16Dot, epilogue: Epilogue::SiluGate, k, ..Case::new(&isa, DType::Bf16) };
+    let tile = MatmulTile { mr: 12, prefetch: 1024, prefetch_l1: 0, busy_rows: 7, busy_l1: 3072, ..case.tile };
+    let (program, kernel) = Case { tile, ..case }.program(&isa);
+    let asm = assembly(&isa, &program, &kernel);
+    // The second way's panel lies behind the first.
+    let second_way = format!("{}(", k * isa.panel_nr * 2);
+    for (m, caches, ways) in [
+        (4, ["prefetcht1", "prefetcht0"], 2),
+        (6, ["prefetcht1", "prefetcht0"], 2),
+        (7, ["prefetcht0", "prefetcht1"], 1),
+        (8, ["prefetcht0", "prefetcht1"], 1),
+    ] {
+        let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.stream{m}"));
+        assert!(!hot.is_empty());
+        for l in hot {
+            assert!(l.count(caches[0]) > 0 && l.count(caches[1]) == 0, "{m} rows: {}", l.text());
+            let weights = l.lines.iter().filter(|line| line.starts_with("vmov") && line.contains(&second_way)).count();
+            assert_eq!(weights > 0, ways == 2, "{m} rows: {}", l.text());
+        }
+    }
+}
+
 fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> String {
     Loaded::assembly(isa, |mb, name| matmul::define(mb, program, name, kernel).map(|_| ()))
 }

@@ -382,7 +382,9 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 1", "\"rcompile_tuning\": 2", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 2", "\"rcompile_tuning\": 1", 6, "rcompile_tuning"),
+            ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "busy_rows"),
+            ("\"busy_l1\": 3072", "\"busy_l1\": 100", 5, "busy_l1"),
             ("x86-64-v4", "znver5", 5, "cpu"),
             ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", 5, "target"),
             ("\"mr\": 8", "\"mr\": 13", 5, "matmuls[0].tile.mr"),

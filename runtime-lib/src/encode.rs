@@ -2,7 +2,7 @@
 //!
 //! In: texts as token ids. Out: what the caller reads of each text's output, in order of the texts. Two ways to run them:
 //!
-//! - **apart**: texts are put together to parts of up to 128 rows, and each thread runs whole parts alone, in a session of its own. Nobody waits at
+//! - **apart**: texts are grouped into parts of up to 128 rows (a longer text is a part of its own), and each thread runs whole parts alone, in a session of its own. Nobody waits at
 //!   barriers, rows stay in the thread's own caches, and cores that are not equally fast balance out by claiming parts.
 //! - **together**: all threads share steps of as many rows as the largest bucket holds. For what is too little to occupy every thread apart.
 //!
@@ -18,8 +18,8 @@ use crate::step::{Row, RowTable, Session, StepError};
 /// Rows of a part: as many as the matmuls need for their rate, and not so many that the rows leave a thread's second cache (BERT base in bf16, one thread of a
 /// Zen 4 with 1 MB: 90.0 % of the peak with 128 rows, 88.3 % with 1024).
 const PART_ROWS: usize = 128;
-/// Threads that work apart may end so much later than equal shares of the rows would, else they work together, which costs as much: BERT base with two threads is
-/// 3 to 4 % slower so.
+/// Texts run apart only as long as the last thread ends within so much of the time of equal shares: running together costs about as much (BERT base, two threads:
+/// 3 to 4 %).
 const SLACK: f64 = 1.03;
 
 /// Why texts cannot be encoded.
@@ -50,7 +50,7 @@ pub enum EncodeError {
 pub struct Encoder<'a> {
     /// All threads.
     together: Lane<'a>,
-    /// One thread each; made when they are first needed.
+    /// One thread each, with an arena of its own; made when they are first needed.
     apart: Vec<Mutex<Lane<'a>>>,
     /// Events that the running profile keeps, if there is one.
     profiled: Option<usize>,
@@ -87,7 +87,7 @@ impl<'a> Encoder<'a> {
         Self { together: Lane::new(session), apart: Vec::new(), profiled: None }
     }
 
-    /// The session of all threads.
+    /// The session of all threads. (A profile that it takes does not see texts apart: [`Encoder::start_profile`].)
     pub fn session(&mut self) -> &mut Session<'a> {
         &mut self.together.session
     }
@@ -98,7 +98,8 @@ impl<'a> Encoder<'a> {
         program.max_rows().min(program.ctx_size())
     }
 
-    /// Encodes all texts: `read(session, run)` of every text, in order, taken while its step's output is there (on any of the threads).
+    /// Encodes all texts: `read(session, run)` of every text, in order, taken while its step's output is there, on any of the threads
+    /// (where a panic ends the process).
     pub fn encode<T, R>(&mut self, texts: &[T], read: impl Fn(&Session, usize) -> R + Sync) -> Result<Vec<R>, EncodeError>
     where
         T: AsRef<[u32]> + Sync,
@@ -120,12 +121,12 @@ impl<'a> Encoder<'a> {
         let mut parts = fill(&lengths, PART_ROWS.min(max_rows), max_runs);
         parts.truncate(balanced(&lengths, &parts, threads));
         let mut results = Vec::with_capacity(texts.len());
-        if threads > 1 {
-            results.extend(self.encode_apart(texts, &parts, &read)?);
-        } else {
+        if threads == 1 {
             for part in parts {
                 results.extend(self.together.encode(&texts[part], &read)?);
             }
+        } else if !parts.is_empty() && self.has_lanes()? {
+            results.extend(self.encode_apart(texts, &parts, &read)?);
         }
         let first = results.len();
         for part in fill(&lengths[first..], max_rows, max_runs) {
@@ -134,27 +135,32 @@ impl<'a> Encoder<'a> {
         Ok(results)
     }
 
-    /// All parts, each on one thread.
+    /// Makes a lane for each thread. False: there is no memory for them, and texts run together.
+    fn has_lanes(&mut self) -> Result<bool, StepError> {
+        let session = &self.together.session;
+        while self.apart.len() < session.threads() as usize {
+            let mut single = match session.single() {
+                Err(StepError::Memory { .. }) => return Ok(false),
+                single => single?,
+            };
+            if let Some(events) = self.profiled {
+                single.start_profile(events);
+            }
+            self.apart.push(Mutex::new(Lane::new(single)));
+        }
+        Ok(true)
+    }
+
+    /// All parts, each on one thread, which has a lane.
     fn encode_apart<T: AsRef<[u32]> + Sync, R: Send>(
         &mut self,
         texts: &[T],
         parts: &[Range<usize>],
         read: &(impl Fn(&Session, usize) -> R + Sync),
     ) -> Result<Vec<R>, EncodeError> {
-        if parts.is_empty() {
-            return Ok(Vec::new());
-        }
-        let session = &mut self.together.session;
-        while self.apart.len() < session.threads() as usize {
-            let mut single = session.single()?;
-            if let Some(events) = self.profiled {
-                single.start_profile(events);
-            }
-            self.apart.push(Mutex::new(Lane::new(single)));
-        }
         let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(parts.len())));
         let lanes = &self.apart;
-        session.on_each_thread(&|thread| {
+        self.together.session.on_each_thread(&|thread| {
             let mut lane = lanes[thread].lock().unwrap_or_else(PoisonError::into_inner);
             loop {
                 let index = next.fetch_add(1, Ordering::Relaxed);

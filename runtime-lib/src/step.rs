@@ -338,7 +338,7 @@ impl<'a> Session<'a> {
         })
     }
 
-    /// A session of the same program for one thread, which has to bring itself.
+    /// A session of the same program for one thread: whoever calls [`Session::step`].
     pub fn single(&self) -> Result<Session<'a>, StepError> {
         Session::new(self.program.clone(), Pool::new(1, 1, None).map_err(StepError::Threads)?)
     }

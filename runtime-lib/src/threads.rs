@@ -253,11 +253,11 @@ impl Pool {
         self.shared.barrier.wait(0);
     }
 
-    /// Runs `work(thread)` on every thread and returns when all are done.
+    /// Runs `work(thread)` on every thread and returns when all are done. A panic in `work` ends the process: the others would wait for its thread.
     pub fn on_each(&mut self, work: &(dyn Fn(usize) + Sync)) {
         let mut ctx = StepCtx::empty();
         ctx.state = ptr::from_ref(&work).cast_mut().cast();
-        // SAFETY: `each` needs nothing of a context but `state`, a reference that lives until `run` returns, to what threads may share.
+        // SAFETY: `run` looks at `profile`, which is null, and `each` needs nothing of a context but `state`, a reference that lives until `run` returns, to what threads may share.
         unsafe { self.run(each, &ctx) };
     }
 }

@@ -630,6 +630,9 @@ fn an_encoder_embeds() {
     let test = exe.json(&["bench", "-p", "4", "-b", "2", "-r", "1", "-o", "jsonl"]);
     assert!(test["avg_ms"].as_f64().is_some() && test["test"] == "pp4");
     exe.ok(&["profile", "-p", "4"]);
+    // Four texts that fill a step each: two threads run two each.
+    let apart: Value = serde_json::from_str(&exe.ok(&["profile", "-p", "8", "-b", "4", "-t", "2", "--json"])).unwrap();
+    assert_eq!((&apart["phases"][0]["steps"], &apart["phases"][0]["tokens"]), (&4.into(), &32.into()), "{apart}");
     exe.fails(&["bench", "-n", "4"], 2);
     exe.fails(&["bench", "-p", "0"], 2);
 }

@@ -167,12 +167,20 @@ fn company_of_an_encoder() {
     use rcompile_runtime::encode::Encoder;
     let steps = Steps::load(&golden("bert"), "--no-tokenizer --compute f32 --buckets 8,64");
     let mut seed = 3;
-    let texts: Vec<Vec<u32>> = [13, 1, 37, 8, 9, 2, 30, 64].map(|len| (0..len).map(|_| 4 + random(&mut seed) % 127).collect()).to_vec();
+    let texts: Vec<Vec<u32>> =
+        [60, 1, 3, 64, 13, 37, 8, 6, 64, 20].map(|len| (0..len).map(|_| 4 + random(&mut seed) % 127).collect()).to_vec();
     let vectors = |session: &Session, run: usize| -> Vec<u32> { (0..8).flat_map(|v| bits(session.pooled(run, v))).collect() };
-    let encode = |texts: &[Vec<u32>], threads: usize| Encoder::new(steps.session(threads)).encode(texts, vectors).unwrap();
+    let encode_on = |texts: &[Vec<u32>], threads: usize| {
+        Encoder::new(steps.session(threads)).encode(texts, |session, run| (vectors(session, run), session.threads())).unwrap()
+    };
+    let encode =
+        |texts: &[Vec<u32>], threads: usize| -> Vec<Vec<u32>> { encode_on(texts, threads).into_iter().map(|text| text.0).collect() };
     let alone: Vec<Vec<u32>> = texts.iter().map(|t| encode(std::slice::from_ref(t), 1).remove(0)).collect();
     for threads in [1, 2, 3] {
-        assert!(encode(&texts, threads) == alone, "{threads} threads");
+        let (found, by): (Vec<_>, Vec<_>) = encode_on(&texts, threads).into_iter().unzip();
+        assert!(found == alone, "{threads} threads");
+        // The first ones on one thread each, the last on all.
+        assert_eq!((by[0], by[9]), (1, threads as u32));
         let backwards: Vec<Vec<u32>> = texts.iter().rev().cloned().collect();
         assert!(encode(&backwards, threads).iter().rev().eq(&alone), "{threads} threads, backwards");
     }

@@ -41,11 +41,11 @@ pub struct Streams {
     pub row: Stream,
     /// By several rows.
     pub rows: Stream,
-    /// By as many rows as keep the core busy for longer than memory takes for a line, where another way is better for them.
+    /// By so many rows that computing with a line takes longer than reading it, where another way is better then.
     pub busy: Option<Busy>,
 }
 
-/// Weights that arithmetic waits less for than memory for it.
+/// How weights are prefetched when computing with a line takes longer than reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy {
     /// Vector instructions per cache line that make it so.

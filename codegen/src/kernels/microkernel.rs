@@ -8,8 +8,8 @@
 //! that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]).
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
-//! requests under way as the core allows: several streams side by side, each brought to L2 `tile.prefetch` bytes ahead and to L1
-//! `tile.prefetch_l1` ahead (into L1 alone from `tile.busy_rows` rows on), across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
+//! requests under way as the core allows: several streams side by side, each brought to L1 `tile.prefetch_l1` bytes ahead
+//! (from `tile.busy_rows` rows on `tile.busy_l1`, and that alone) and to L2 `tile.prefetch` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 

@@ -10,13 +10,21 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
     let tile_rows = isa.rows(key.compute);
     let others = if key.rows <= u64::from(tile_rows) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
-        vec![
-            MatmulTile { prefetch: t.prefetch * 2, ..t },
-            MatmulTile { prefetch: 1024, prefetch_l1: 0, streams: if key.rows == 1 { 1 } else { t.streams }, ..t },
-            MatmulTile { streams: (t.streams / 2).max(1), ..t },
-            MatmulTile { prefetch_l1: t.prefetch_l1 * 2, ..t },
-            MatmulTile { prefetch: t.prefetch / 2, ..t },
-        ]
+        match t.is_busy(key.rows as u32) {
+            true => vec![
+                MatmulTile { busy_l1: t.busy_l1 * 2, ..t },
+                MatmulTile { busy_rows: 0, ..t },
+                MatmulTile { streams: (t.streams / 2).max(1), ..t },
+                MatmulTile { busy_l1: (t.busy_l1 / 2).next_multiple_of(64), ..t },
+            ],
+            false => vec![
+                MatmulTile { prefetch: t.prefetch * 2, ..t },
+                MatmulTile { prefetch: 1024, prefetch_l1: 0, streams: if key.rows == 1 { 1 } else { t.streams }, ..t },
+                MatmulTile { streams: (t.streams / 2).max(1), ..t },
+                MatmulTile { prefetch_l1: t.prefetch_l1 * 2, ..t },
+                MatmulTile { prefetch: t.prefetch / 2, ..t },
+            ],
+        }
     } else {
         // Weights of a block are read again by every block of rows: how large the block is, and how many rows share a read.
         vec![

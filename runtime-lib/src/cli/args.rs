@@ -235,7 +235,8 @@ pub struct ProfileArgs {
     /// Tokens to generate after the prompt [default: 32, at most what fits]
     #[arg(short = 'n', long, value_name = "N", value_parser = count)]
     pub n_gen: Option<usize>,
-    /// Sequences side by side (encoders: texts), each with a prompt of its own
+    /// Sequences, each with a prompt of its own: prompts one after the other, then a token of each per
+    /// step (encoders: texts)
     #[arg(short = 'b', long, value_name = "N", value_parser = positive, default_value_t = 1)]
     pub batch: usize,
     #[command(flatten)]

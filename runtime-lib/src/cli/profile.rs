@@ -190,7 +190,7 @@ fn rate(session: &mut Session, probe: Probe, rows: u32, per_row: f64) -> Option<
     Some(f64::from(rows) * per_row / best / 1e9)
 }
 
-/// Prompt, answer, or an encoder's text.
+/// Prompts, answers, or an encoder's texts.
 #[derive(Debug, Serialize)]
 struct Phase {
     phase: &'static str,
@@ -210,7 +210,7 @@ struct Phase {
 #[derive(Debug, Serialize)]
 struct Op {
     op: String,
-    /// None for what is no region: threads starting, the time between steps.
+    /// None for what is no region: threads starting, the time between steps, and that of a thread for which no text is left.
     kind: Option<RegionKind>,
     arithmetic: Option<Arithmetic>,
     calls: u64,

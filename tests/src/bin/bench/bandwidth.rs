@@ -12,7 +12,7 @@ use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::null_mut;
 
-/// Bytes that one pattern reads: far beyond any L3 cache, as its quarter is.
+/// Bytes that one pattern reads: far beyond any L3 cache.
 const ANONYMOUS_BYTES: usize = 1280 << 20;
 /// Of a file at most so many bytes are read: the weights of a 1B model in bf16.
 const FILE_BYTES_MAX: usize = 2400 << 20;
@@ -73,7 +73,7 @@ impl Memory {
         unsafe { std::slice::from_raw_parts(self.start, self.len) }
     }
 
-    /// One quarter, still beyond any cache.
+    /// One quarter. Between two readings of it the others are read, so that no cache smaller than those keeps it.
     pub fn quarter(&self, index: usize) -> &[u8] {
         part(self.bytes(), index % 4, 4)
     }

@@ -57,7 +57,7 @@ enum Part {
         /// Only the peaks of instructions
         #[arg(long)]
         peaks: bool,
-        /// Only reads, each pattern once, for every line `THREADS FILE` on stdin
+        /// Only reads, for half a second, for every line `THREADS FILE` on stdin
         #[arg(long)]
         turns: bool,
     },
@@ -175,7 +175,7 @@ impl Topic {
             ),
             Self::Decode => (
                 "Decode of llama-1b",
-                "24 steps of one token each after so many tokens. Shares: bytes of weights and KV cache per second over the limit of \
+                "12 steps of one token each after so many tokens. Shares: bytes of weights and KV cache per second over the limit of \
                  reading; the best rate of all counts what the rates of other engines mean in bytes of the same weights, too.",
             ),
             Self::Batch => (
