@@ -165,7 +165,8 @@ impl Microkernel<'_> {
                     Feed::Ahead { at, step: each, stream } => {
                         let part = fb.lshr(each, steps.trailing_zeros());
                         let number = fb.add(fb.mul_int(i, steps.into()), step);
-                        self.prefetch_ahead(fb, at, fb.mul(number, part), stream);
+                        let stored = if self.is_unpacked() { step_bytes / 2 } else { step_bytes };
+                        self.prefetch_ahead(fb, at, fb.mul(number, part), (stream, stored));
                     }
                 }
                 let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });

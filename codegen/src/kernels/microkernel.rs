@@ -377,7 +377,7 @@ impl<'a> Microkernel<'a> {
                     let packs = u64::from(self.step_k / self.k_pack);
                     self.prefetch_streams(fb, walk, &streams, panel, codes, (step_bytes, packs));
                 }
-                Feed::Ahead { at, step, stream } => self.prefetch_ahead(fb, at, fb.mul(i, step), stream),
+                Feed::Ahead { at, step, stream } => self.prefetch_ahead(fb, at, fb.mul(i, step), (stream, step_bytes)),
             }
             if self.multiply == Multiply::Blocks {
                 return mmla::step(fb, walk.m, a, w, &vectors, acc);
@@ -526,10 +526,13 @@ impl<'a> Microkernel<'a> {
         }
     }
 
-    /// Prefetches a part of what comes next: the line `done` bytes (in `2^-`[`AHEAD_SHIFT`]) from `at` on, of all ways.
-    pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, stream: u64) {
+    /// Prefetches a part of what comes next: of all ways the lines from `done` bytes (in `2^-`[`AHEAD_SHIFT`]) behind `at` on. Two blocks of rows share the work, or
+    /// more: half of the lines of a step, which is `step_bytes` long.
+    pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, (stream, step_bytes): (u64, u64)) {
         let at = fb.offset(at, fb.lshr(done, AHEAD_SHIFT));
-        (0..u64::from(self.kernel.panels.ways)).for_each(|way| fb.prefetch(fb.offset_const(at, way * stream), L2));
+        for way in 0..u64::from(self.kernel.panels.ways) {
+            (0..(step_bytes / 128).max(1)).for_each(|line| fb.prefetch(fb.offset_const(at, way * stream + line * 64), L2));
+        }
     }
 
     /// Prefetches for the `step_bytes` bytes (in `packs` equal parts) at `here` of streams that start at `panel`.
