@@ -84,6 +84,14 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
+    /// Rows up to which panels are claimed: two blocks where more would widen the weights.
+    fn streamed_rows(&self) -> u32 {
+        let takes_apart = match self.compute {
+            Compute::F32 => self.dtype != DType::F32,
+            compute => compute.takes_codes() && matches!(self.coding, Coding::Int4 { .. }),
+        };
+        if self.tile.widen && takes_apart && CAPACITY > 2 * self.tile.mr { 2 * self.tile.mr } else { self.tile.mr }
+    }
     /// k per record of the left operand.
     fn record_group(&self) -> Option<u32> {
         self.coding.group().filter(|_| self.compute.takes_codes())
@@ -258,7 +266,7 @@ impl Case {
         let (program, kernel) = self.program(isa);
         let (loaded, asm) = Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         let mr = self.tile.mr;
-        let row_counts: Vec<u32> = (1..=mr + 1).chain([2 * mr + 1, 33, CAPACITY]).filter(|&r| r <= CAPACITY).collect();
+        let row_counts: Vec<u32> = (1..=mr + 1).chain([2 * mr, 2 * mr + 1, 33, CAPACITY]).filter(|&r| r <= CAPACITY).collect();
         let mut first: Option<Vec<Vec<u32>>> = None;
         for &rows in row_counts.iter().rev() {
             let all_threads = rows == 1 || rows == 33;
@@ -359,7 +367,7 @@ impl Case {
         let claims = step.run(loaded, threads, layer as u32);
         if self.tile.streams == 1 {
             let units = if self.group_nest { p.groups } else { p.panels() };
-            let are_enough = rows <= self.tile.mr && threads > 1 && units / 8 >= 2 * threads;
+            let are_enough = rows <= self.streamed_rows() && threads > 1 && units / 8 >= 2 * threads;
             assert_eq!(claims > 0, are_enough, "{self:?} on {}: {rows} rows, {threads} threads", isa.name);
         }
 
@@ -561,14 +569,17 @@ fn groups_and_nests() {
     }
 }
 
-/// Of many panels threads claim some while they work: all are computed, whoever comes first, and panels or groups are what is claimed.
+/// Of many panels threads claim some while they work: all are computed, whoever comes first, and panels or groups are what is claimed. So do two blocks of
+/// rows where more would widen the weights.
 #[test]
 fn claimed_pieces() {
     for isa in isas() {
-        let case = Case { k: 16, ..Case::new(&isa, DType::F32) };
-        let tile = MatmulTile { streams: 1, ..case.tile };
-        for (groups, group_cols) in [(1, 51 * case.nr - 7), (52, case.nr + 8), (20, case.nr)] {
-            Case { groups, group_cols, group_nest: groups > 1, tile, ..case.clone() }.check(&isa);
+        for (dtype, widen) in [(DType::F32, false), (DType::Bf16, true)] {
+            let case = Case { k: 16, ..Case::new(&isa, dtype) };
+            let tile = MatmulTile { streams: 1, widen, ..case.tile };
+            for (groups, group_cols) in [(1, 51 * case.nr - 7), (52, case.nr + 8), (20, case.nr)] {
+                Case { groups, group_cols, group_nest: groups > 1, tile, ..case.clone() }.check(&isa);
+            }
         }
     }
 }
@@ -726,6 +737,14 @@ fn hot_loop_asm_of_codes() {
                 let most = loops.iter().map(|l| l.accumulators()).max().unwrap_or(0);
                 if m == rows && name == "block" && most != (rows * isa.tile_vectors) as usize {
                     fail(format!("{most} accumulators"), String::new());
+                }
+                // Two blocks of rows ask for all that comes next, each for half of the lines that a step reads (of nibbles that are not taken apart).
+                for l in loops.iter().filter(|_| name != "stream" && dot != "smmla") {
+                    let bytes = l.count(dot) / m as usize * (isa.lanes * 4) as usize / if four { 2 } else { 1 };
+                    let lines = l.count("prefetch") + l.count("prfm");
+                    if lines * 128 < bytes {
+                        fail(format!("{lines} lines asked for, {bytes} bytes read"), l.text());
+                    }
                 }
             }
         }

@@ -6,6 +6,7 @@
 //! ```text
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels, most of them shared out beforehand, the rest as threads get on { stream.m; group nests }
+//!   two times mr, where more rows widen weights: the same for blocks of panels, by one half of the rows and then the other
 //!   more:            for the thread's share of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
@@ -114,6 +115,10 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
 
+/// So many blocks of rows take weights as they are stored, where more would widen them: what the first one stores pays from the third on. (Zen 4, int4 by 32,
+/// sequences side by side: 9 are 15 % faster so, 16 8 %, 24 and 32 as fast.)
+const STREAMED_BLOCKS: u32 = 2;
+
 /// How several blocks of rows pass over the weights; `None` in kernels of few rows.
 #[derive(Clone, Copy, Debug)]
 struct Blocks {
@@ -149,7 +154,7 @@ impl Blocks {
             Compute::Bf16Dot | Compute::Bf16Mmla => false,
             Compute::Int8Dot | Compute::Int8Mmla => matches!(panels.coding, Coding::Int4 { .. }),
         };
-        let widen = kernel.tile.widen && takes_apart;
+        let widen = kernel.tile.widen && takes_apart && rows > STREAMED_BLOCKS * kernel.tile.mr;
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
         let micro = Microkernel::stored(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
         let (depth, unit) = (depth(kernel), micro.k_unit());
@@ -217,6 +222,16 @@ enum Weights {
     Widened,
 }
 
+/// A block of rows.
+struct RowBlock<'c> {
+    number: Value<'c>,
+    /// Blocks.
+    count: Value<'c>,
+    /// The first one.
+    row: Value<'c>,
+    rows: Value<'c>,
+}
+
 /// One kernel's generator.
 struct Generator<'a, 'c> {
     mb: &'a ModuleBuilder<'c>,
@@ -271,27 +286,38 @@ impl<'c> Generator<'_, 'c> {
                 }
             };
             let (units, unit_panels) = units(kernel);
-            let stream = || {
-                call.share_out(units, self.side_by_side().div_ceil(unit_panels), |begin, end| {
-                    self.dispatch(fb, row_count, 1, &rows.stream, |function| {
-                        let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
-                        fb.call(function, &[&args[..], &[a, w, first, last]].concat());
+            let stream = |row: Value<'c>, count: Value<'c>, begin: Value<'c>, end: Value<'c>| {
+                self.dispatch(fb, count, 1, &rows.stream, |function| {
+                    let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
+                    fb.call(function, &[&args[..], &[self.row_of(fb, a, row), w, row, first, last]].concat());
+                });
+                nests(row, fb.add(row, count), begin, end);
+            };
+            let pieces = |body: &dyn Fn(Value<'c>, Value<'c>)| call.share_out(units, self.side_by_side().div_ceil(unit_panels), body);
+            let few = || pieces(&|begin, end| stream(fb.int(0), row_count, begin, end));
+            let Some(blocked) = &rows.blocked else { return few() };
+            // The second half of the rows finds the block of panels in L2.
+            let halves = || {
+                pieces(&|begin, end| {
+                    self.blocks_of_units(fb, &blocked.blocks, (begin, end), |first, last| {
+                        self.blocks_of_rows(fb, (fb.int(0), row_count), |block| stream(block.row, block.rows, first, last));
                     });
-                    nests(fb.int(0), row_count, begin, end);
                 });
             };
-            match &rows.blocked {
-                None => stream(),
-                Some(blocked) => {
-                    let few = fb.cmp(Cmp::Le, row_count, fb.int(kernel.tile.mr.into()));
-                    let many = || {
-                        let (begin, end) = call.share(fb.int(units.into()));
-                        let share = Share { call: args, a, w, rows: row_count, begin, end };
-                        self.all_blocks(fb, &share, blocked, self.scratch(call), &nests);
-                    };
-                    fb.if_else(few, || done(stream), || done(many));
-                }
-            }
+            let many = || {
+                let (begin, end) = call.share(fb.int(units.into()));
+                let share = Share { call: args, a, w, rows: row_count, begin, end };
+                self.all_blocks(fb, &share, blocked, self.scratch(call), &nests);
+            };
+            let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
+            fb.if_else(
+                up_to(1),
+                || done(few),
+                || match blocked.blocks.widen {
+                    true => fb.if_else(up_to(STREAMED_BLOCKS), || done(halves), || done(many)),
+                    false => done(many),
+                },
+            );
         })
     }
 
@@ -349,27 +375,19 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// Several blocks of rows over the share's blocks of panels: `pass_rows` rows from `first_row` on.
+    /// Several blocks of rows over the share's blocks of panels: a pass `(first row, rows)`.
     fn pass(
         &self,
         fb: &Fb<'_, 'c>,
         share: &Share<'c>,
         blocked: &Blocked<'c>,
         scratch: Value<'c>,
-        (first_row, pass_rows): (Value<'c>, Value<'c>),
+        pass: (Value<'c>, Value<'c>),
         nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
-        // Balanced row blocks: no small one is left over.
-        let mr = i64::from(kernel.tile.mr);
-        let row_blocks = fb.div(fb.add_int(pass_rows, mr - 1), fb.int(mr));
-        let (each, more) = (fb.div(pass_rows, row_blocks), fb.rem(pass_rows, row_blocks));
-        let block = fb.int(blocks.units.into());
-        let count = fb.div(fb.add_int(fb.sub(share.end, share.begin), i64::from(blocks.units) - 1), block);
-        fb.for_(fb.int(0), count, 1, |i| {
-            let first = fb.add(share.begin, fb.mul(i, block));
-            let last = fb.min(fb.add(first, block), share.end);
+        self.blocks_of_units(fb, blocks, (share.begin, share.end), |first, last| {
             let [first_panel, last_panel] = [first, last].map(|unit| fb.mul_int(unit, unit_panels));
             let panels = fb.sub(last_panel, first_panel);
             let block_w = fb.offset(share.w, fb.mul_int(first_panel, self.panel_bytes()));
@@ -383,14 +401,11 @@ impl<'c> Generator<'_, 'c> {
                 // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
                 let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
                 let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
-                let ahead_part = fb.div(self.bytes_before(fb, k), row_blocks);
-                fb.for_(fb.int(0), row_blocks, 1, |j| {
-                    let row = fb.add(first_row, fb.add(fb.mul(j, each), fb.min(j, more)));
-                    let rows = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, j, more), Elem::I64));
-                    let a =
-                        fb.index(share.a, fb.add(fb.mul_int(row, kernel.a_stride.into()), self.a_before(fb, k0)), kernel.a.dtype.size());
+                self.blocks_of_rows(fb, pass, |RowBlock { number, count, row, rows }| {
+                    let ahead_part = fb.div(self.bytes_before(fb, k), count);
+                    let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                     let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
-                    let ahead = fb.offset(w, fb.add(ahead, fb.mul(j, ahead_part)));
+                    let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
                     let call = |function: &Function<'c>| {
                         let rest = [a, w, scratch, kb, k, tiles, row, first_panel, last_panel, ahead, ahead_part];
                         fb.call(function, &[&share.call[..], &rest].concat());
@@ -399,7 +414,7 @@ impl<'c> Generator<'_, 'c> {
                     match &blocked.first {
                         None => others(),
                         Some(first) => {
-                            let is_first = fb.cmp(Cmp::Eq, j, fb.int(0));
+                            let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
                             let first = || self.dispatch(fb, rows, blocked.least, first, call);
                             fb.if_else(is_first, || done(first), || done(others));
                         }
@@ -408,6 +423,28 @@ impl<'c> Generator<'_, 'c> {
                 });
             });
         });
+    }
+
+    /// `body(first, last)` for each of the blocks of units `begin .. end`.
+    fn blocks_of_units(&self, fb: &Fb<'_, 'c>, blocks: &Blocks, (begin, end): (Value<'c>, Value<'c>), body: impl Fn(Value<'c>, Value<'c>)) {
+        fb.for_(begin, end, blocks.units.into(), |first| body(first, fb.min(fb.add_int(first, blocks.units.into()), end)));
+    }
+
+    /// `rows` rows from `first` on in blocks of equal size, at most `mr`: no small one is left over.
+    fn blocks_of_rows(&self, fb: &Fb<'_, 'c>, (first, rows): (Value<'c>, Value<'c>), body: impl Fn(RowBlock<'c>)) {
+        let mr = i64::from(self.kernel.tile.mr);
+        let count = fb.div(fb.add_int(rows, mr - 1), fb.int(mr));
+        let (each, more) = (fb.div(rows, count), fb.rem(rows, count));
+        fb.for_(fb.int(0), count, 1, |number| {
+            let row = fb.add(first, fb.add(fb.mul(number, each), fb.min(number, more)));
+            let rows = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, number, more), Elem::I64));
+            body(RowBlock { number, count, row, rows });
+        });
+    }
+
+    /// Address of a row of A.
+    fn row_of(&self, fb: &Fb<'_, 'c>, a: Value<'c>, row: Value<'c>) -> Value<'c> {
+        fb.index(a, fb.mul_int(row, self.kernel.a_stride.into()), self.kernel.a.dtype.size())
     }
 
     /// Bytes of a panel with all its ways.
@@ -436,13 +473,13 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// `stream.m(.., a, w, first_panel, last_panel)`: the `m` rows at `a` times these panels, with epilogue.
+    /// `stream.m(.., a, w, row, first_panel, last_panel)`: the `m` rows at `a`, of which `row` is the first, times these panels, with epilogue.
     fn stream(&self, m: u32, epilogue: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64]].concat();
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
         let name = format!("{}.stream{m}", self.name);
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [a, w, first, last] = *rest else { unreachable!() };
+            let [a, w, row, first, last] = *rest else { unreachable!() };
             let panels = &self.kernel.panels;
             let micro = Microkernel::stored(fb.isa(), self.kernel, self.dtype, m);
             let k = fb.int(depth(self.kernel).into());
@@ -462,7 +499,7 @@ impl<'c> Generator<'_, 'c> {
                     });
                     let column = fb.mul_int(panel, panels.nr.into());
                     let columns = fb.int((walk.panels * panels.nr).into());
-                    fb.call(epilogue, &[call, &[tile, fb.int(0), fb.int(m.into()), column, columns]].concat());
+                    fb.call(epilogue, &[call, &[tile, row, fb.int(m.into()), column, columns]].concat());
                 });
                 if walk.panels == 1 {
                     break;
