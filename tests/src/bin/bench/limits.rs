@@ -88,8 +88,8 @@ fn has_limits() -> bool {
 enum Length {
     /// Every pattern twice over all of the memory: one disturbance does not decide.
     Long,
-    /// Every pattern over the next quarter, some milliseconds, then the best two of these [`LASTING`] times over all of it: half a second, since what a virtual machine
-    /// reads may change within seconds. Only what the two reach in all their time counts: the best of so many glances lies above any rate that lasts.
+    /// Every pattern once over the next quarter, some milliseconds, then the best two of them [`LASTING`] times over all of it: a third of a second at 36 GB/s, since what a
+    /// virtual machine reads may change within seconds. Only what these two reach in all their time counts: the best of seventeen glances lies above any rate that lasts.
     Short,
 }
 

@@ -57,7 +57,7 @@ enum Part {
         /// Only the peaks of instructions
         #[arg(long)]
         peaks: bool,
-        /// Only reads, for half a second, for every line `THREADS FILE` on stdin
+        /// Only reads, for about a second, for every line `THREADS FILE` on stdin
         #[arg(long)]
         turns: bool,
     },
