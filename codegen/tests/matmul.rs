@@ -752,7 +752,8 @@ fn hot_loop_asm_of_codes() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// Dots by pairs of products: nothing on the stack, per dot both multiplications and, of bytes, one change of sign; magnitudes are shared by the rows.
+/// Dots by pairs of products: nothing on the stack, per dot of bytes both multiplications and one change of sign; magnitudes are shared by the rows. Sums of nibbles stay words: one
+/// multiplication and one addition.
 #[test]
 fn hot_loop_asm_of_dots_in_pairs() {
     let mut failures: Vec<String> = vec![];
@@ -776,15 +777,18 @@ fn hot_loop_asm_of_dots_in_pairs() {
                     fail("no hot loop".into(), String::new());
                 }
                 for l in loops {
-                    let [dots, words, magnitudes] = ["vpmaddubsw", "vpmaddwd", "vpabsb"].map(|word| l.count(word));
+                    let [dots, words, sums, magnitudes] = ["vpmaddubsw", "vpmaddwd", "vpaddw", "vpabsb"].map(|word| l.count(word));
                     let signs: usize = signs.iter().map(|word| l.count(word)).sum();
                     let stack = l.stack_accesses();
                     if !stack.is_empty() {
                         fail(format!("{} stack accesses, the first: {}", stack.len(), stack[0]), l.text());
                     }
-                    let wanted = if bytes { (dots, dots, dots / m as usize) } else { (dots, 0, 0) };
-                    if (words, signs, magnitudes) != wanted || !dots.is_multiple_of(m as usize) {
-                        fail(format!("{dots} products of bytes, {words} of words, {signs} signs, {magnitudes} magnitudes"), l.text());
+                    let wanted = if bytes { (dots, 0, dots, dots / m as usize) } else { (0, dots, 0, 0) };
+                    if (words, sums, signs, magnitudes) != wanted || !dots.is_multiple_of(m as usize) {
+                        let text = format!(
+                            "{dots} products of bytes, {words} of words, {sums} sums of words, {signs} signs, {magnitudes} magnitudes"
+                        );
+                        fail(text, l.text());
                     }
                 }
             }

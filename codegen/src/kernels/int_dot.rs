@@ -32,6 +32,9 @@ use crate::isa::Isa;
 use crate::llvm::builder::{Codes, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType, Panels, Quantise};
 
+/// k over which products of nibbles and codes are summed in words of 16 bits: eight times two of at most 15 * 127.
+const WORDS_K: u32 = 32;
+
 /// [`Quantise::INTEGERS`] in all lanes.
 fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
     fb.f32s(Quantise::INTEGERS, fb.lanes())
@@ -57,7 +60,15 @@ impl Microkernel<'_> {
         // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one after the other.)
         let vectors = self.kernel.panels.nr / isa.lanes;
         let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
-        m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(2) && fits(1)
+        m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(self.sum_sets(isa)) && fits(1)
+    }
+    /// Sets of sums of an element: of codes and of floats; words, where there are more of them than one span.
+    fn sum_sets(&self, isa: &Isa) -> u32 {
+        if self.sums_in_words(isa) && self.coding.group() > Some(WORDS_K) { 3 } else { 2 }
+    }
+    /// Are products of nibbles summed in words first? Where a dot takes three instructions, two of them wait until [`WORDS_K`].
+    fn sums_in_words(&self, isa: &Isa) -> bool {
+        isa.dots_in_pairs() && !self.coding.has_bytes() && self.kernel.compute == Compute::Int8Dot
     }
     /// Registers of a step beside the sums.
     fn held(&self, isa: &Isa, m: u32, vectors: u32) -> u32 {
@@ -66,15 +77,14 @@ impl Microkernel<'_> {
             return m - 1 + weights;
         }
         if isa.dots_in_pairs() && m > 1 {
-            // Ones, and magnitudes that the rows share.
-            let magnitudes = if self.coding.has_bytes() { vectors } else { 0 };
-            return weights + 1 + magnitudes;
+            // Ones, and magnitudes that the rows share; or products on their way, of which LLVM begins more where there are more registers.
+            return weights + if self.coding.has_bytes() { 1 + vectors } else { isa.registers / 16 };
         }
         weights.min(self.held_rows(m))
     }
     /// Do the sums of `m` rows times `vectors` fit, with what a step holds?
     pub(super) fn sums_fit(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
-        let sets = if self.sums_spill(isa, m) { 1 } else { 2 };
+        let sets = if self.sums_spill(isa, m) { 1 } else { self.sum_sets(isa) };
         tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors))
     }
     /// Do codes of `m` rows wait in registers, sixteen each?
@@ -131,10 +141,16 @@ impl Microkernel<'_> {
         let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
         let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
 
-        // A trip count that LLVM does not see: it would unroll the loop, move loads of later steps up, and spill.
-        let count = fb.stack(8, 8);
-        fb.store(fb.int(steps.into()), count, 8);
-        let step_count = fb.load_again(Ty::I64, count, 8);
+        // Trip counts that LLVM does not see: it would unroll the loops, move loads of later steps up, and spill.
+        let in_words = self.sums_in_words(fb.isa());
+        let span_steps = if in_words { WORDS_K / step_k } else { steps };
+        let hidden = |n: u32| {
+            let count = fb.stack(8, 8);
+            fb.store(fb.int(n.into()), count, 8);
+            fb.load_again(Ty::I64, count, 8)
+        };
+        let span_count = hidden(span_steps);
+        let spans = if steps == span_steps { fb.int(1) } else { hidden(steps / span_steps) };
         let ints = Ty::vec(Elem::I32, lanes);
         let tile: Vec<Value<'c>> = self.tile_offsets(walk, lanes).map(|offset| fb.offset_const(at.tile, offset)).collect();
         let mut first: Vec<Value<'c>> = tile.iter().map(|at| self.start(fb, start, *at)).collect();
@@ -146,9 +162,10 @@ impl Microkernel<'_> {
             let packed = Rows { at: a, m: walk.m, group };
             let here = fb.mul_int(i, group_bytes as i64);
             let w = fb.offset(at.w, here);
-            let begin: Vec<_> = if in_blocks {
-                (0..rows).flat_map(|pair| (0..sums_per_row).map(move |_| pair)).map(|pair| packed.start(fb, pair)).collect()
-            } else {
+            let begin = || -> Vec<Value<'c>> {
+                if in_blocks {
+                    return (0..rows).flat_map(|pair| vec![pair; sums_per_row]).map(|pair| packed.start(fb, pair)).collect();
+                }
                 let no_bias = self.coding.has_zeros() || self.coding.offset(self.dtype) == 0;
                 let start = |r| if no_bias { fb.bitcast(integers(fb), ints) } else { words_of(a, r, group + 4) };
                 (0..rows).map(start).flat_map(|start| vec![start; sums_per_row]).collect()
@@ -157,41 +174,58 @@ impl Microkernel<'_> {
                 let [to, scales] = [keep.to, keep.scales].map(|at| fb.index(at, i, unpacked_group(panels, group)));
                 Keep { to, scales, ..keep }
             });
-            let sums = fb.loop_(fb.int(0), step_count, 1, &begin, |step, sums| {
-                let mut sums = sums.to_vec();
-                let bytes = fb.mul_int(step, step_bytes as i64);
-                match feed {
-                    Feed::Stream => self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, packs.into())),
-                    Feed::Ahead { at, step: each, stream } => {
-                        let part = fb.lshr(each, steps.trailing_zeros());
-                        let number = fb.add(fb.mul_int(i, steps.into()), step);
-                        let stored = if self.is_unpacked() { step_bytes / 2 } else { step_bytes };
-                        self.prefetch_ahead(fb, at, fb.mul(number, part), (stream, stored));
+            // `span_steps` steps from `first` on.
+            let span = |first: Value<'c>, begin: &[Value<'c>]| {
+                fb.loop_(fb.int(0), span_count, 1, begin, |step, sums| {
+                    let step = fb.add(first, step);
+                    let mut sums = sums.to_vec();
+                    let bytes = fb.mul_int(step, step_bytes as i64);
+                    match feed {
+                        Feed::Stream => {
+                            self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, packs.into()))
+                        }
+                        Feed::Ahead { at, step: each, stream } => {
+                            let part = fb.lshr(each, steps.trailing_zeros());
+                            let number = fb.add(fb.mul_int(i, steps.into()), step);
+                            let stored = if self.is_unpacked() { step_bytes / 2 } else { step_bytes };
+                            self.prefetch_ahead(fb, at, fb.mul(number, part), (stream, stored));
+                        }
                     }
-                }
-                let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
-                if in_blocks {
-                    let a = fb.offset(a, fb.mul_int(step, int_mmla::codes_bytes(walk.m, step_k) as i64));
-                    self.blocks(fb, walk, &mut sums, a, (fb.offset(w, bytes), keep), &vectors);
-                    return sums;
-                }
-                let a = fb.offset(a, fb.mul_int(step, step_k.into()));
-                // Of a row: sixteen codes in a register, or four in each lane.
-                let in_lanes: Vec<_> = match self.codes_in_lanes(fb.isa(), walk.m) {
-                    true => (0..walk.m).map(|r| fb.load(ints, row_at(a, r, 0), 4)).collect(),
-                    false => vec![],
-                };
-                for pack in 0..packs {
-                    let w = fb.offset_const(fb.offset(w, bytes), u64::from(pack * panels.nr) * 4);
-                    let first = pack * self.k_pack / 4;
-                    let keep = keep.map(|keep| Keep { to: fb.offset_const(keep.to, u64::from(pack * panels.nr) * 8), ..keep });
-                    self.dots(fb, walk, &mut sums, (w, keep), &vectors, |r, half| match in_lanes.get(r as usize) {
-                        Some(&words) => fb.shuffle(words, words, &vec![first + half; lanes as usize]),
-                        None => words_of(a, r, (first + half) * 4),
+                    let keep = keep.map(|keep| Keep { to: fb.offset(keep.to, fb.add(bytes, bytes)), ..keep });
+                    if in_blocks {
+                        let a = fb.offset(a, fb.mul_int(step, int_mmla::codes_bytes(walk.m, step_k) as i64));
+                        self.blocks(fb, walk, &mut sums, a, (fb.offset(w, bytes), keep), &vectors);
+                        return sums;
+                    }
+                    let a = fb.offset(a, fb.mul_int(step, step_k.into()));
+                    // Of a row: sixteen codes in a register, or four in each lane.
+                    let in_lanes: Vec<_> = match self.codes_in_lanes(fb.isa(), walk.m) {
+                        true => (0..walk.m).map(|r| fb.load(ints, row_at(a, r, 0), 4)).collect(),
+                        false => vec![],
+                    };
+                    for pack in 0..packs {
+                        let w = fb.offset_const(fb.offset(w, bytes), u64::from(pack * panels.nr) * 4);
+                        let first = pack * self.k_pack / 4;
+                        let keep = keep.map(|keep| Keep { to: fb.offset_const(keep.to, u64::from(pack * panels.nr) * 8), ..keep });
+                        self.dots(fb, walk, &mut sums, (w, keep), &vectors, |r, half| match in_lanes.get(r as usize) {
+                            Some(&words) => fb.shuffle(words, words, &vec![first + half; lanes as usize]),
+                            None => words_of(a, r, (first + half) * 4),
+                        });
+                    }
+                    sums
+                })
+            };
+            let sums = match in_words {
+                false => span(fb.int(0), &begin()),
+                true => {
+                    let zeros = |elem, lanes| vec![fb.zero(Ty::vec(elem, lanes)); rows as usize * sums_per_row];
+                    let sums = fb.loop_(fb.int(0), spans, 1, &zeros(Elem::I32, lanes), |number, sums| {
+                        let words = span(fb.mul_int(number, span_steps.into()), &zeros(Elem::I16, 2 * lanes));
+                        sums.iter().zip(words).map(|(sum, words)| fb.add_words(*sum, words)).collect()
                     });
+                    begin().into_iter().zip(sums).map(|(start, sum)| fb.add(start, sum)).collect()
                 }
-                sums
-            });
+            };
             let mut zeros = None;
             let mut scales: Option<Vec<_>> = self.coding.has_group_scales().then(|| {
                 if matches!(feed, Feed::Stream) {
@@ -264,6 +298,7 @@ impl Microkernel<'_> {
         let n = vectors.len();
         let halves = self.k_pack / 4;
         let codes_are = if self.coding.has_bytes() { Codes::Bytes } else { Codes::Nibbles };
+        let in_words = self.sums_in_words(fb.isa());
         let align = (fb.lanes() * 4).min(64);
         let codes = |c: usize| {
             let words = fb.load(Ty::vec(Elem::I32, fb.lanes()), fb.offset_const(w, vectors[c]), align);
@@ -286,7 +321,10 @@ impl Microkernel<'_> {
                 let x = row(r, half);
                 for (c, w) in columns.iter().enumerate() {
                     let e = r as usize * n + c;
-                    sums[e] = fb.dot_int8(sums[e], w[half as usize], x, codes_are);
+                    sums[e] = match in_words {
+                        true => fb.dot_nibbles(sums[e], w[half as usize], x),
+                        false => fb.dot_int8(sums[e], w[half as usize], x, codes_are),
+                    };
                 }
             }
         }

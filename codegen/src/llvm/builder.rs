@@ -831,12 +831,25 @@ impl<'m, 'c> Fb<'m, 'c> {
                     Codes::Nibbles => (weights, rows),
                     Codes::Bytes => (self.magnitude(weights), self.with_sign_of(rows, weights, sign)),
                 };
-                let pairs = Ty::vec(Elem::I16, 2 * lanes);
-                let products = self.intrinsic(bytes, pairs, &[unsigned, signed]);
-                let ones = self.splat(self.int_of(Elem::I16, 1), 2 * lanes);
-                self.add(acc, self.intrinsic(words, acc.ty, &[products, ones]))
+                let products = self.intrinsic(bytes, Ty::vec(Elem::I16, 2 * lanes), &[unsigned, signed]);
+                self.add_words_by(acc, products, words)
             }
         }
+    }
+    /// The first of the three instructions ([`Int8Dot::Pairs`]) alone: to sums in words, two for each i32 lane of `weights` (nibbles) and `rows` (signed bytes), which must not overflow.
+    pub fn dot_nibbles(&self, sums: Value<'c>, weights: Value<'c>, rows: Value<'c>) -> Value<'c> {
+        let Some(Int8Dot::Pairs { bytes, .. }) = self.isa().int8_dot(weights.ty.lanes) else { unreachable!("dots in pairs") };
+        let [weights, rows] = [weights, rows].map(|words| self.bitcast(words, Ty::vec(Elem::I8, 4 * words.ty.lanes)));
+        self.add(sums, self.intrinsic(bytes, sums.ty, &[weights, rows]))
+    }
+    /// The other two: both words of a lane to its sum.
+    pub fn add_words(&self, sums: Value<'c>, words: Value<'c>) -> Value<'c> {
+        let Some(Int8Dot::Pairs { words: name, .. }) = self.isa().int8_dot(sums.ty.lanes) else { unreachable!("dots in pairs") };
+        self.add_words_by(sums, words, name)
+    }
+    fn add_words_by(&self, sums: Value<'c>, words: Value<'c>, intrinsic: &str) -> Value<'c> {
+        let ones = self.splat(self.int_of(Elem::I16, 1), words.ty.lanes);
+        self.add(sums, self.intrinsic(intrinsic, sums.ty, &[words, ones]))
     }
     /// `|a|` of signed bytes, as unsigned ones.
     fn magnitude(&self, a: Value<'c>) -> Value<'c> {
