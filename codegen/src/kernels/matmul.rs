@@ -156,7 +156,7 @@ impl Blocks {
         };
         let widen = kernel.tile.widen && takes_apart && rows > STREAMED_BLOCKS * kernel.tile.mr;
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
-        let micro = Microkernel::stored(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
+        let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
         let (depth, unit) = (depth(kernel), micro.k_unit());
         let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
         let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
@@ -523,7 +523,7 @@ impl<'c> Generator<'_, 'c> {
             let (kept_vector, kept_codes) = (kept.vector_bytes(fb.lanes()), kept.codes_bytes());
             let (micro, w) = match weights {
                 Weights::Widened => (kept, widened),
-                _ => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, m), w),
+                _ => (Microkernel::cached(fb.isa(), self.kernel, self.dtype, m), w),
             };
             let walk = Walk::block(fb.isa(), &micro, m);
             let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;

@@ -108,6 +108,10 @@ impl Walk {
 /// k of a step at once, which do not fit the registers.
 pub(super) const LANE_ROWS: u32 = 3;
 
+/// k of a step over weights from a cache. Instructions beside the multiply-adds count where another hardware thread of the core takes its turns: three a cycle are left on
+/// Zen 3, where six rows of AVX2 want twenty for the six cycles of their multiply-adds, and one k a step wants five more.
+const BLOCK_STEP: u32 = 4;
+
 /// How the rows of a tile meet its weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Multiply {
@@ -220,10 +224,16 @@ impl<'a> Microkernel<'a> {
         };
         Microkernel { kernel, dtype, coding, k_pack, step_k, multiply, panel_bytes: kernel.panels.panel_bytes(dtype) }
     }
+    /// The same for blocks of rows, which read them from a cache.
+    pub fn cached(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
+        let micro = Self::stored(isa, kernel, dtype, m);
+        let long = micro.multiply == Multiply::Broadcast && micro.coding == Coding::Elements && kernel.compute == Compute::F32;
+        Microkernel { step_k: if long { micro.step_k.max(BLOCK_STEP) } else { micro.step_k }, ..micro }
+    }
     /// Weights widened to `f32[k][nr]` per panel.
     pub fn widened(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
         let multiply = if isa.lane_fma && m >= LANE_ROWS { Multiply::Lane } else { Multiply::Broadcast };
-        let step_k = if multiply == Multiply::Lane { kernel.panels.k_pack.max(isa.lanes) } else { 1 };
+        let step_k = if multiply == Multiply::Lane { kernel.panels.k_pack.max(isa.lanes) } else { BLOCK_STEP };
         Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
     /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`).
