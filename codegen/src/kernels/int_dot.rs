@@ -15,7 +15,8 @@
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
 //! code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation. Where x86 has no such
-//! instruction, three do it, from signed bytes or nibbles ([`Int8Dot::Pairs`](crate::isa::Int8Dot)): the same bits.
+//! instruction, three do it, from signed bytes or nibbles ([`Int8Dot::Pairs`](crate::isa::Int8Dot)): the same bits. Products of nibbles are small enough that 32 k of
+//! them are summed in words of 16 bits, by two instructions, before the third and the addition make 32 bits of them.
 //!
 //! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from a lane
 //! ([`Isa::lane_fma`]), from a register that holds sixteen.
@@ -60,11 +61,7 @@ impl Microkernel<'_> {
         // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one after the other.)
         let vectors = self.kernel.panels.nr / isa.lanes;
         let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
-        m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(self.sum_sets(isa)) && fits(1)
-    }
-    /// Sets of sums of an element: of codes and of floats; words, where there are more of them than one span.
-    fn sum_sets(&self, isa: &Isa) -> u32 {
-        if self.sums_in_words(isa) && self.coding.group() > Some(WORDS_K) { 3 } else { 2 }
+        m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(2) && fits(1)
     }
     /// Are products of nibbles summed in words first? Where a dot takes three instructions, two of them wait until [`WORDS_K`].
     fn sums_in_words(&self, isa: &Isa) -> bool {
@@ -84,7 +81,7 @@ impl Microkernel<'_> {
     }
     /// Do the sums of `m` rows times `vectors` fit, with what a step holds?
     pub(super) fn sums_fit(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
-        let sets = if self.sums_spill(isa, m) { 1 } else { self.sum_sets(isa) };
+        let sets = if self.sums_spill(isa, m) { 1 } else { 2 };
         tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors))
     }
     /// Do codes of `m` rows wait in registers, sixteen each?
