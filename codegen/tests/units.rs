@@ -82,7 +82,12 @@ fn probes_measure_what_they_say() {
             match probe {
                 Probe::F32 => assert!(count(fma) >= chains && count(fma) % chains == 0, "{cpu}: {asm}"),
                 Probe::Bf16Dot => assert!(count(bf16) >= chains && count(bf16) % chains == 0, "{cpu}: {asm}"),
-                Probe::Int8Dot => assert!(count(int8) >= chains && count(int8) % chains == 0, "{cpu}: {asm}"),
+                Probe::Int8Dot => {
+                    assert!(count(int8) >= chains && count(int8) % chains == 0, "{cpu}: {asm}");
+                    // Without a dot: sums of words, no 32 bits.
+                    let words = if isa.dots_in_pairs() { count(int8) } else { 0 };
+                    assert_eq!((count("vpaddw"), count("vpmaddwd")), (words, 0), "{cpu}: {asm}");
+                }
                 Probe::Read1 | Probe::Read4 if x86 => {
                     assert!(count("prefetch") >= 4 && count("vxorps") + count("vpxor") >= 4, "{cpu}: {asm}")
                 }

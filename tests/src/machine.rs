@@ -25,6 +25,12 @@ impl Machine {
         Machine { cpu: None, emulated: String::new(), plugin: None }
     }
 
+    /// Can this machine run what is built for `cpu` of its own kind?
+    pub fn runs(cpu: &str) -> bool {
+        let native = Isa::native().expect("a CPU that is built for");
+        Isa::lookup(&native.triple, cpu, &[]).is_ok_and(|isa| isa.features.is_subset(&native.features))
+    }
+
     /// Executables for `cpu` on qemu's `emulated`; `None` with a message where cross tools are missing, which on CI is a failure.
     pub fn arm(cpu: &str, emulated: &str) -> Option<Machine> {
         let target = rcompile::targets::list().into_iter().find(|t| t.triple == AARCH64).expect("the target is known");

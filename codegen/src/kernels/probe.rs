@@ -47,13 +47,20 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
                     fb.bitcast(ints, sum.ty())
                 })
             }
+            // The fewest instructions: nibbles, whose sums stay words (signed bytes take twice as many).
+            Probe::Int8Dot if fb.isa().dots_in_pairs() => {
+                let (ints, words) = (Ty::vec(Elem::I32, fb.lanes()), Ty::vec(Elem::I16, 2 * fb.lanes()));
+                // LLVM would take products of what does not change out of the loop.
+                multiply(&call, 4, |fb, a, _, sum| {
+                    let words = fb.dot_nibbles(fb.bitcast(sum, words), fb.bitcast(a, ints), fb.bitcast(sum, ints));
+                    fb.bitcast(words, sum.ty())
+                })
+            }
             Probe::Int8Dot => {
-                let words = Ty::vec(Elem::I32, fb.lanes());
+                let ints = Ty::vec(Elem::I32, fb.lanes());
                 multiply(&call, 4, |fb, a, b, sum| {
-                    let [a, b, ints] = [a, b, sum].map(|v| fb.bitcast(v, words));
-                    // LLVM would take products of what does not change out of the loop.
-                    let b = if fb.isa().dots_in_pairs() { ints } else { b };
-                    fb.bitcast(fb.dot_int8(ints, a, b, Codes::Nibbles), sum.ty())
+                    let [a, b, sums] = [a, b, sum].map(|v| fb.bitcast(v, ints));
+                    fb.bitcast(fb.dot_int8(sums, a, b, Codes::Nibbles), sum.ty())
                 })
             }
             Probe::Bf16Dot if fb.isa().bf16_mmla => {
