@@ -35,6 +35,7 @@ use crate::program::{Compute, DType, Panels, Quantise};
 
 /// k over which products of nibbles and codes are summed in words of 16 bits: eight times two of at most 15 * 127.
 const WORDS_K: u32 = 32;
+const _: () = assert!(WORDS_K / 4 * 2 * 15 * 127 <= i16::MAX as u32);
 
 /// [`Quantise::INTEGERS`] in all lanes.
 fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
