@@ -45,7 +45,7 @@ const NEAR: Streams = Streams {
 };
 
 /// Measured on Zen 3: several streams, each near. One thread, share of a plain read, medians (six streams and 8 KB; four and 1 KB): one row of bf16 90 and 113 %, int8 80 and 109 %, int4 by 32
-/// 84 and 97 %; four rows, 8 KB into L2 and 3 KB into L1 alone: bf16 67 and 83 %, int8 66 and 76 %, int4 46 and 56 %.
+/// 84 and 97 %; four rows, 8 KB into L2 with 2 KB into L1, and L1 alone 2 or 4 KB ahead (both alike): bf16 67 and 83 %, int8 66 and 76 to 77 %, int4 46 and 56 to 58 %.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024, l1: 0 }, ..NEAR };
 
 const ROWS: &[Row] = &[

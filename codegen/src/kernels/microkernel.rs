@@ -108,8 +108,8 @@ impl Walk {
 /// k of a step at once, which do not fit the registers.
 pub(super) const LANE_ROWS: u32 = 3;
 
-/// k of a step over weights from a cache. Instructions beside the multiply-adds count where another hardware thread of the core takes its turns: three a cycle are left on
-/// Zen 3, where six rows of AVX2 want twenty for the six cycles of their multiply-adds, and one k a step wants five more.
+/// k of a step over weights from a cache. Instructions beside the multiply-adds count where others use the core: on a Zen 3 virtual machine it is as if three a cycle
+/// were left, where six rows of AVX2 want twenty for the six cycles of their multiply-adds, and steps of one k five more.
 const BLOCK_STEP: u32 = 4;
 
 /// How the rows of a tile meet its weights.
