@@ -22,6 +22,8 @@ pub const SIZE_MAX: usize = 1 << 48;
 pub const LAYERS_MAX: usize = 1 << 14;
 /// Largest number of positions, unless the user gives a context size.
 pub const POSITIONS_MAX: usize = 1 << 30;
+/// Largest extent of one tensor: programs count columns in 32 bits, also those of three tensors that are merged.
+pub const EXTENT_MAX: usize = 1 << 29;
 /// Largest number of elements of one tensor.
 pub const ELEMENTS_MAX: usize = 1 << 46;
 
@@ -190,13 +192,17 @@ impl<'a> ConfigReader<'a> {
         checked.map_err(|e| if e.kind == Kind::Limit { e.help("give --ctx-size to choose the context") } else { e })
     }
 
-    /// The product of two sizes that are the extents of one tensor, within [`ELEMENTS_MAX`].
+    /// The product of two sizes that are the extents of one tensor, each within [`EXTENT_MAX`], all within [`ELEMENTS_MAX`].
     pub fn product(&self, a: (&str, usize), b: (&str, usize)) -> Result<usize, Error> {
-        a.1.checked_mul(b.1).filter(|n| *n <= ELEMENTS_MAX).ok_or_else(|| {
+        let product = a.1.checked_mul(b.1).filter(|n| *n <= ELEMENTS_MAX).ok_or_else(|| {
             let place = format!("{} × {}", self.place(a.0), self.place(b.0));
             let found = format!("{} × {}", a.1, b.1);
             Error::new(Kind::Limit, self.file, place, "is too large", format!("at most {ELEMENTS_MAX} elements"), found)
-        })
+        })?;
+        if let Some((key, size)) = [a, b].into_iter().find(|(_, size)| *size > EXTENT_MAX) {
+            return Err(Error::new(Kind::Limit, self.file, self.place(key), "is too large", format!("at most {EXTENT_MAX}"), size));
+        }
+        Ok(product)
     }
 
     /// `key` with the path of this section in front, as it appears in messages.

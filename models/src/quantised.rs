@@ -299,7 +299,7 @@ impl Coded {
         self.shape[0] as u64 * self.shape[1] as u64
     }
 
-    /// Rows (outputs) of the matrix, columns in order of their groups. Errors: reading, a scale that is not finite or no value of f16, a zero point beside the middle
+    /// Rows (outputs) of the matrix, columns in order of their groups. Errors: reading, a scale that is zero, not finite or no value of f16, a zero point beside the middle
     /// in a symmetric checkpoint.
     pub fn rows(&self, weights: &WeightIndex, rows: Range<u64>) -> Result<quant::Coded, Error> {
         let rows = rows.start as usize..rows.end as usize;
@@ -407,7 +407,8 @@ impl Coded {
         for group in 0..self.groups() {
             let first = group * self.shape[0] + rows.start;
             weights.read_into(&self.scales, first as u64 * 2, &mut bytes)?;
-            weights.check_finite(&self.scales, first as u64, &bytes)?;
+            let finite = weights.check_finite(&self.scales, first as u64, &bytes);
+            finite.map_err(|e| e.help("without this scale the codes of its group mean nothing: make the checkpoint anew"))?;
             for (b, row) in bytes.as_chunks().0.iter().zip(rows.clone()) {
                 let scale = match self.scales.dtype {
                     Dtype::BF16 => half::bf16::from_le_bytes(*b).to_f32(),
@@ -416,6 +417,10 @@ impl Coded {
                 if half::f16::from_f32(scale).to_f32() != scale {
                     let what = format!("scale of group {group}, output {row} has no exact value");
                     return Err(weights.error(&self.scales, Kind::Disagree, &what, "a value of F16", &json::show(&Value::from(scale))));
+                }
+                if scale == 0.0 {
+                    let what = format!("scale of group {group}, output {row} is zero");
+                    return Err(weights.error(&self.scales, Kind::Malformed, &what, "another number", "0"));
                 }
                 scales.push(scale);
             }

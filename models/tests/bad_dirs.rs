@@ -175,6 +175,7 @@ fn config_values() {
             t.put("config.json", text.replace("\"hidden_size\":64", "\"hidden_size\":18446744073709551616"));
         }),
         ("layers_1e9", 7, &["num_hidden_layers"], |t| t.config("num_hidden_layers", json!(1_000_000_000))),
+        ("size_beyond_32_bits", 7, &["vocab_size", "at most 536870912", "4294967296"], |t| t.config("vocab_size", json!(1u64 << 32))),
         ("size_product_overflow", 7, &["vocab_size", "hidden_size"], |t| {
             t.config("vocab_size", json!(1u64 << 40));
             t.config("hidden_size", json!(1u64 << 40));
@@ -263,6 +264,30 @@ fn gptq(t: &Toy, change: impl FnOnce(&mut Vec<ToyTensor>)) {
 fn of_gptq<'a>(list: &'a mut [ToyTensor], part: &str) -> &'a mut ToyTensor {
     let name = format!("model.layers.1.mlp.down_proj.{part}");
     list.iter_mut().find(|t| t.name == name).unwrap()
+}
+
+/// Scales are read with the codes, long after the directory was opened.
+#[test]
+fn scales_of_codes() {
+    for (bits, parts) in [(0u16, ["scale of group 2, output 63 is zero", "found 0"]), (0x7e00, ["is not finite", "found NaN"])] {
+        let temp = tempfile::tempdir().unwrap();
+        let toy = Toy::write(temp.path());
+        gptq(&toy, |list| {
+            let scales = &mut of_gptq(list, "scales").data;
+            scales.chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&0x3c00u16.to_le_bytes()));
+            let last = scales.len() - 2;
+            scales[last..].copy_from_slice(&bits.to_le_bytes());
+        });
+        toy.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": false}));
+        let model = open(temp.path(), &OpenOptions::default()).unwrap();
+        let coded = model.weights.coded("model.layers.1.mlp.down_proj.weight").unwrap();
+        assert!(coded.rows(&model.weights, 0..63).is_ok());
+        let e = coded.rows(&model.weights, 0..64).unwrap_err();
+        assert_eq!(e.exit_code(), 4, "{e}");
+        let line = e.to_string();
+        assert!(parts.iter().all(|part| line.contains(part)) && line.contains("down_proj.scales"), "{line}");
+        assert!(!line.contains("--allow-nonfinite"), "{line}");
+    }
 }
 
 #[test]
