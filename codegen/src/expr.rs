@@ -367,7 +367,6 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
 
     fn unary(&self, op: UnaryOp, v: Value<'c>) -> Value<'c> {
         let fb = self.fb;
-        let one = || fb.f32s(1.0, v.lanes());
         match op {
             UnaryOp::Neg => fb.neg(v),
             UnaryOp::Abs => fb.abs(v),
@@ -377,8 +376,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
             UnaryOp::Gelu => math::gelu(fb, v),
             UnaryOp::Sigmoid => math::sigmoid(fb, v),
             UnaryOp::Sqrt => fb.sqrt(v),
-            UnaryOp::Rsqrt => fb.div(one(), fb.sqrt(v)),
-            UnaryOp::Recip => fb.div(one(), v),
+            UnaryOp::Rsqrt => fb.div(fb.f32s(1.0, v.lanes()), fb.sqrt(v)),
             // Positions and counts fit in 32 bits; vectors of i64 convert badly before AVX-512.
             UnaryOp::IntToFloat => fb.int_to_float(fb.trunc(v, Elem::I32)),
             UnaryOp::Not => fb.not(v),

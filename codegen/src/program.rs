@@ -343,6 +343,24 @@ pub enum Kernel {
     Quantise(Quantise),
 }
 
+impl Kernel {
+    /// All memory that a kernel names, that of its nests included.
+    pub fn operands(&self) -> Vec<&Operand> {
+        match self {
+            Kernel::Loops(nest) => nest.operands.iter().collect(),
+            Kernel::Matmul(m) => {
+                let mut list = vec![&m.a];
+                list.extend(&m.operands);
+                list.extend(m.nests().flat_map(|n| &n.operands));
+                list.extend(m.quantise.iter().flat_map(|q| [&q.x, &q.out]));
+                list
+            }
+            Kernel::Attention(a) => vec![&a.q, &a.out],
+            Kernel::Quantise(q) => vec![&q.x, &q.out],
+        }
+    }
+}
+
 /// A memory operand of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Operand {
@@ -476,8 +494,6 @@ pub enum UnaryOp {
     Sqrt,
     /// 1 / sqrt(x), correctly rounded root then division.
     Rsqrt,
-    /// 1 / x
-    Recip,
     IntToFloat,
     Not,
 }
@@ -764,6 +780,13 @@ pub struct Matmul {
     pub stores: Vec<Store>,
     /// Run on a block of rows after all columns of a group were stored (head-wise norm, RoPE, cache append).
     pub group_nests: Vec<GroupNest>,
+}
+
+impl Matmul {
+    /// Prologue and group nests.
+    pub fn nests(&self) -> impl Iterator<Item = &LoopNest> {
+        self.prologue.iter().chain(self.group_nests.iter().map(|g| &g.nest))
+    }
 }
 
 /// A loop nest per (row, group) after the matmul of that group.

@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::isa::Isa;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
-use crate::program::{Coding, Compute, DType, Kernel, LoopNest, Matmul, Operand, Place, Program, Region};
+use crate::program::{Coding, Compute, DType, Kernel, Place, Program, Region};
 use rcompile_runtime::abi::Probe;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -144,7 +144,7 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
 fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -> String {
     let mut key = format!("{} O{} {isa:?} {:?}", region.name, options.opt_level, region.kernel);
     let (mut weights, mut buffers) = (BTreeSet::new(), BTreeSet::new());
-    for operand in operands(&region.kernel) {
+    for operand in region.kernel.operands() {
         match operand.place {
             Place::Weight(id) => _ = weights.insert(id),
             Place::Buffer(id) => _ = buffers.insert(id),
@@ -153,7 +153,8 @@ fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -
     }
     if let Kernel::Matmul(m) = &region.kernel {
         weights.insert(m.weight);
-        let _ = write!(key, " mr {}", m.tile.mr.min(program.capacity(m.rows)));
+        // What blocks of rows keep in scratch is laid out for the most rows.
+        let _ = write!(key, " rows {}", program.capacity(m.rows));
     }
     for id in weights {
         let w = &program.weights[id.index()];
@@ -164,27 +165,6 @@ fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -
         let _ = write!(key, " b{} {} {} {}", id.0, b.dtype, b.stride, b.offset);
     }
     key
-}
-
-/// All memory operands of a kernel, those of its nests included.
-pub fn operands(kernel: &Kernel) -> Vec<&Operand> {
-    match kernel {
-        Kernel::Loops(nest) => nest.operands.iter().collect(),
-        Kernel::Matmul(m) => {
-            let mut list = vec![&m.a];
-            list.extend(&m.operands);
-            list.extend(nests(m).flat_map(|n| &n.operands));
-            list.extend(m.quantise.iter().flat_map(|q| [&q.x, &q.out]));
-            list
-        }
-        Kernel::Attention(a) => vec![&a.q, &a.out],
-        Kernel::Quantise(q) => vec![&q.x, &q.out],
-    }
-}
-
-/// Prologue and group nests of a matmul.
-pub fn nests(m: &Matmul) -> impl Iterator<Item = &LoopNest> {
-    m.prologue.iter().chain(m.group_nests.iter().map(|g| &g.nest))
 }
 
 /// Letters, digits and `_` only.

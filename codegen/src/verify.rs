@@ -17,12 +17,13 @@
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
 //!   integer arithmetic wants records and codes in packs that its instruction takes.
-//! - An attention's query heads are a multiple of its KV heads; cache pages hold what they must, bf16 where its products are dots of bf16.
+//! - An attention's query heads are a multiple of its KV heads, its tiles those of the program, its rows inside their buffers; cache
+//!   pages hold what they must, bf16 where its products are dots of bf16.
 //!
 //! Order
 //! - Each region is executed; layer loops are not nested or empty.
 //! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads, or writes through another buffer, there is
-//!   a barrier, also around the layer loop. Exempt: loop nests with equal outer extents, whose threads have the same share.
+//!   a barrier, also around the layer loop.
 //! - What a matmul reads through `a` or its prologue, and an attention as `q`, it does not write.
 
 use crate::error::Error;
@@ -452,6 +453,15 @@ impl<'a> Verifier<'a> {
         }
         let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.head_dim > 0 && a.tile_rows > 0;
         self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.head_dim));
+        let last = |row: u32, head: u32| {
+            let [rows, heads] = [self.program.bucket, a.heads].map(|n| i64::from(n) - 1);
+            rows * i64::from(row) + heads * i64::from(head) + i64::from(a.head_dim) - 1
+        };
+        let (q, out) = (last(a.q_stride, a.q_head_stride), last(a.out_stride, a.head_dim));
+        self.inside(&a.q, (0, q), "q");
+        self.inside(&a.out, (0, out), "out");
+        let tile_rows = self.program.tile_rows;
+        self.check(a.tile_rows == tile_rows, || format!("tiles of {} rows, those of the program have {tile_rows}", a.tile_rows));
         let compute = a.compute == Compute::F32 || a.compute == Compute::Bf16Dot && a.kv_dtype == DType::Bf16;
         self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv_dtype));
         let half = 256 * u64::from(a.head_dim) * a.kv_dtype.size();
@@ -529,12 +539,6 @@ impl<'a> Verifier<'a> {
     }
 
     fn conflict(&self, a: &Region, b: &Region) -> Option<String> {
-        if let (Kernel::Loops(x), Kernel::Loops(y)) = (&a.kernel, &b.kernel) {
-            let extents = |n: &LoopNest| n.outer.iter().map(|(_, e)| *e).collect::<Vec<_>>();
-            if extents(x) == extents(y) {
-                return None;
-            }
-        }
         if matches!((&a.kernel, &b.kernel), (Kernel::Matmul(_), Kernel::Matmul(_))) {
             return Some("both share out work by the one counter of claims".into());
         }
@@ -582,7 +586,7 @@ impl<'a> Verifier<'a> {
                 self.touch(&mut all, &m.a, false);
                 let stored: HashSet<_> = m.stores.iter().map(|s| s.operand).collect();
                 self.expr_access(&mut all, &m.operands, &m.exprs, &stored);
-                for nest in crate::unit::nests(m) {
+                for nest in m.nests() {
                     self.nest_access(&mut all, nest);
                 }
                 if let Some(q) = &m.quantise {

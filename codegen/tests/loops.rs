@@ -48,8 +48,7 @@ fn norms(n: u32, stride: u32, dtype: DType) -> LoopNest {
     let below = e.sub(x, s3);
     let exp = e.un(UnaryOp::Exp, below);
     let s4 = e.scalar(4);
-    let inverse = e.un(UnaryOp::Recip, s4);
-    let soft = e.mul(exp, inverse);
+    let soft = e.bin(BinaryOp::Div, exp, s4);
     let buffer = |i, dtype| operand(Place::Buffer(BufferId(i)), dtype);
     LoopNest {
         outer: vec![(VarId(0), Extent::Rows)],

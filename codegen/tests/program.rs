@@ -347,6 +347,9 @@ fn every_rule_reports() {
             s[0].value = acc;
         }),
         ("3 heads, 2 KV heads", |p| att(p).heads = 3),
+        ("q: elements 0..=1855 of 1536", |p| att(p).q_head_stride = 480),
+        ("out: elements 0..=735 of 512", |p| att(p).out_stride = 96),
+        ("tiles of 16 rows, those of the program have 8", |p| att(p).tile_rows = 16),
         ("too small or overlaps", |p| att(p).v_offset = 64),
         ("with scales at", |p| att(p).scales = Some(65536)),
         ("with scales at", |p| att(p).kv_dtype = DType::I8),
@@ -357,6 +360,14 @@ fn every_rule_reports() {
         ("no barrier between r1 layers.qkv and r3 layers.o: both share out work", |p| {
             layers(p).remove(3);
             layers(p).swap(3, 5);
+        }),
+        ("no barrier between r0 layers.norm and r4 layers.again: b1 normed is written", |p| {
+            let mut again = p.regions[0].clone();
+            again.name = "layers.again".into();
+            let Kernel::Loops(nest) = &mut again.kernel else { panic!() };
+            nest.operands[0] = Operand { place: Place::Buffer(BufferId(1)), dtype: p.buffers[1].dtype };
+            p.regions.push(again);
+            layers(p).insert(1, Item::Region(RegionId(4)));
         }),
         ("reads b0 x for other threads' shares and writes b0 x", |p| {
             let Kernel::Matmul(m) = &mut p.regions[3].kernel else { panic!() };

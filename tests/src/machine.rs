@@ -28,7 +28,7 @@ impl Machine {
     /// Can this machine run what is built for `cpu` of its own kind?
     pub fn runs(cpu: &str) -> bool {
         let native = Isa::native().expect("a CPU that is built for");
-        Isa::lookup(&native.triple, cpu, &[]).is_ok_and(|isa| isa.features.is_subset(&native.features))
+        Isa::lookup(&native.triple, cpu, &[]).is_ok_and(|isa| isa.runs_on(&native))
     }
 
     /// Executables for `cpu` on qemu's `emulated`; `None` with a message where cross tools are missing, which on CI is a failure.

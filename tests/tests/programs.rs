@@ -3,8 +3,8 @@
 
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{Planned, WeightTable};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::{Item, Kernel, Layout, LoopNest, Operand, Place, Program, RegionId};
-use rcompile_codegen::unit::operands;
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
@@ -70,13 +70,14 @@ fn every_file_holds() {
 fn programs_of_all_golden_models_are_sound() {
     for name in models() {
         for (cpu, compute) in [("x86-64-v4", DType::F32), ("znver4", DType::BF16)] {
+            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).expect(cpu);
             let (plans, weights) = plans(&name, cpu, compute);
             check_weights(&name, &weights);
             for planned in &plans {
                 let what = format!("{name} {cpu} bucket {}", planned.program.bucket);
                 check_memory(&what, &planned.program);
                 check_weight_offsets(&what, &planned.program, &weights);
-                check_private_area(&what, &planned.program);
+                check_private_area(&what, &isa, &planned.program);
             }
             // The text form names everything, so that equal texts are equal programs.
             assert_ne!(plans[0].program.to_string(), plans[3].program.to_string(), "{name}");
@@ -161,6 +162,37 @@ fn costs_agree_with_weights_and_cache() {
             }
         }
     }
+}
+
+/// Two kinds of layers in turn are one loop over pairs.
+#[test]
+fn barriers_are_counted_per_layer() {
+    let layer = |i: usize| {
+        let last = if i % 2 == 0 { format!("add %x{i}, %m{i}") } else { format!("tanh %m{i}") };
+        let lines = [
+            format!("%g{i} = param @g{i}"),
+            format!("%w{i} = param @w{i}"),
+            format!("%n{i} = rms_norm %x{i}, %g{i} {{eps=1e-5}}"),
+            format!("%m{i} = mm %n{i}, %w{i} {{rhs_t}}"),
+            format!("%x{} = {last}", i + 1),
+        ];
+        lines.map(|line| format!("{line}   // layers.{i}\n")).concat()
+    };
+    let param = |i: usize| format!("param @g{i} : f32[24] = source \"g{i}\"\nparam @w{i} : f32[24, 24] = source \"w{i}\"\n");
+    let (params, layers) = ((0..4).map(param).collect::<String>(), (0..4).map(layer).collect::<String>());
+    let text = format!(
+        "module {{\nsymbol T<=8\nsymbol L<=8\nparam @table : f32[37, 24] = source \"table\"\n{params}\
+         func @step(%token: i32[T], %logit_row: i32[L]) {{\n%x0 = embedding @table, %token\n{layers}\
+         %s = softmax %x4\n%l = embedding %s, %logit_row\nreturn %l\n}}\n}}\n"
+    );
+    let mut module = rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{e}\n{text}"));
+    run_passes(&mut module, PASSES, DType::F32).unwrap();
+    let planned = plan_for(&module, "x86-64-v3", 1, 64, &mut WeightTable::default()).unwrap();
+    let loops = planned.program.body.iter().filter_map(|i| if let Item::Layers { count, body } = i { Some((count, body)) } else { None });
+    let [(2, body)] = loops.collect::<Vec<_>>()[..] else { panic!("{}", planned.program) };
+    let barriers = body.iter().filter(|i| **i == Item::Barrier).count() as u32;
+    assert!(barriers >= 2, "{}", planned.program);
+    assert_eq!(planned.barriers_per_layer, barriers.div_ceil(2), "{}", planned.program);
 }
 
 #[test]
@@ -251,14 +283,15 @@ fn check_weight_offsets(what: &str, program: &Program, weights: &WeightTable) {
     }
 }
 
-fn check_private_area(what: &str, program: &Program) {
-    assert_eq!(program.private_bytes % 128, 0, "{what}");
+/// A kernel's own scratch, which is taken from the end of a thread's area, lies behind what the program keeps there.
+fn check_private_area(what: &str, isa: &Isa, program: &Program) {
     for region in &program.regions {
-        for operand in operands(&region.kernel) {
-            if let Place::Private(offset) = operand.place {
-                assert!(offset < program.private_bytes, "{what}: {}", region.name);
-            }
-        }
+        let Kernel::Matmul(m) = &region.kernel else { continue };
+        let Place::Private(offset) = m.a.place else { continue };
+        let rows = u64::from(program.capacity(m.rows)) * u64::from(m.a_stride) * m.a.dtype.size();
+        let scratch = rcompile_codegen::kernels::matmul::private_bytes(isa, program, m);
+        let all = program.private_bytes;
+        assert!(offset + rows + scratch <= all, "{what}: {}: {offset} + {rows} + {scratch} of {all}", region.name);
     }
 }
 
@@ -300,7 +333,7 @@ fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
         Kernel::Quantise(q) => writes.extend(buffer(&q.out)),
     }
     // Whatever is named and not only written is read; a buffer may be both.
-    reads.extend(operands(kernel).into_iter().filter_map(buffer));
+    reads.extend(kernel.operands().into_iter().filter_map(buffer));
     (reads, writes)
 }
 

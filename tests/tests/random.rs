@@ -30,8 +30,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Difference of an output row relative to its largest element: sums in another order, exp and tanh to 3e-7.
 const TOLERANCE_F32: f64 = 2e-4;
-/// Where activations are rounded to bf16 or f16, an f32 that lies near a tie goes the other way: 2^-8 per element, averaged by sums.
+/// Where activations are rounded to bf16 or f16, an f32 that lies near a tie goes the other way: 2^-8 per element, averaged by sums. Up to
+/// three layers; twice as much for more.
 const TOLERANCE_ROUNDED: f64 = 6e-2;
+
+fn tolerance(module: &Module, rounds: bool) -> f64 {
+    let is_deep = module.params.iter().any(|p| p.name.starts_with("layers.3."));
+    match (rounds, is_deep) {
+        (false, _) => TOLERANCE_F32,
+        (true, false) => TOLERANCE_ROUNDED,
+        (true, true) => 2.0 * TOLERANCE_ROUNDED,
+    }
+}
 
 const SLOTS: u32 = 2;
 
@@ -73,14 +83,15 @@ fn each_pass(module: &Module, checkpoint: &Checkpoint, inputs: &[(String, Tensor
     let run = |module: &Module| Interp::from_checkpoint(module, |name| checkpoint.get(name)).run(&inputs).map_err(|e| e.to_string());
     let expected = run(module)?;
     let mut module = module.clone();
+    // Fused norms round once where 16-bit values were rounded after each step.
+    let tolerance = tolerance(&module, has_rounding(&module));
     for pass in PASSES {
         let before = rcompile_graph::print(&module);
         run_passes(&mut module, &[*pass], DType::F32)?;
         let found = run(&module).map_err(|e| format!("{}: {e}\nbefore:\n{before}\nafter:\n{module}", pass.name))?;
         for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
             let d = difference(a, b);
-            // Fused norms round once where bf16 values were rounded after each step.
-            if d > TOLERANCE_ROUNDED {
+            if d > tolerance {
                 return Err(format!("{}: output {i} differs by {d:e}\nbefore:\n{before}\nafter:\n{module}", pass.name));
             }
         }
@@ -131,11 +142,12 @@ fn compiled_programs_agree_with_the_interpreter() {
 /// The comparison can fail: one element of one tensor is another in the compiled program, in each tensor of a module in turn.
 #[test]
 fn one_wrong_element_is_noticed() {
-    let seed = 1003;
-    let rng = &mut Rng::new(seed);
-    let encoder = rng.one_in(4);
-    let scene = Scene::new(seed, encoder);
-    let module = Generator::new(rng, &scene, encoder).module();
+    // Layers in f32, where tolerances are small.
+    let exact = |(scene, module): &(Scene, Module)| {
+        let has_layers = module.params.iter().any(|p| p.name.starts_with("layers.1."));
+        scene.compute == DType::F32 && has_layers && !has_rounding(module)
+    };
+    let (scene, module) = (1003..).map(generated).find(exact).expect("a module in f32");
     let right = Checkpoint::random(&module, 7);
     assert_eq!(agree_with(&module, &scene, &right), Ok(None));
     // A bias of keys changes nothing (all scores of a query by one amount), and tables may have rows that no token looks up.
@@ -157,12 +169,17 @@ fn one_wrong_element_is_noticed() {
     assert!(unseen.len() * 4 <= names.len(), "not noticed: {unseen:?} of {names:?}");
 }
 
-/// `Ok(Some(reason))`: the planner has no kernel for it.
-fn one_seed(seed: u64) -> Result<Option<String>, String> {
+fn generated(seed: u64) -> (Scene, Module) {
     let rng = &mut Rng::new(seed);
     let encoder = rng.one_in(4);
     let scene = Scene::new(seed, encoder);
     let module = Generator::new(rng, &scene, encoder).module();
+    (scene, module)
+}
+
+/// `Ok(Some(reason))`: the planner has no kernel for it.
+fn one_seed(seed: u64) -> Result<Option<String>, String> {
+    let (scene, module) = generated(seed);
     rcompile_graph::verify(&module).map_err(|e| format!("the generator is wrong: {e}"))?;
     let result = agree(&module, &scene);
     if let Err(e) = result {
@@ -296,7 +313,7 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
     let isa = match scene.cpu {
         "native" => native,
         cpu => match Isa::lookup(&native.triple, cpu, &[]) {
-            Ok(isa) if isa.features.is_subset(&native.features) => isa,
+            Ok(isa) if isa.runs_on(&native) => isa,
             _ => native,
         },
     };
@@ -335,8 +352,7 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
     let raw = with_bounds(module, scene.bucket);
     let mut reference = Interp::from_checkpoint(&modules[0], |name| checkpoint.get(name));
     let mut original = Interp::from_checkpoint(&raw, |name| checkpoint.get(name));
-    let rounds = scene.compute == DType::BF16 || has_rounding(module);
-    let tolerance = if rounds { TOLERANCE_ROUNDED } else { TOLERANCE_F32 };
+    let tolerance = tolerance(module, scene.compute == DType::BF16 || has_rounding(module));
     for (number, rows) in scene.steps.iter().enumerate() {
         let place = format!("step {number} of {} rows, bucket {}, {} {:?}", rows.len(), scene.bucket, isa.name, scene.compute);
         let inputs = table(&raw, rows);
@@ -398,7 +414,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
 
 /// Are activations or the cache rounded to 16 bits?
 fn has_rounding(module: &Module) -> bool {
-    let of_ops = |n: &rcompile_graph::Node| matches!(n.op, Op::Convert) && matches!(n.ty.dtype, DType::BF16 | DType::F16);
+    let of_ops = |n: &rcompile_graph::Node| !matches!(n.op, Op::Param(_)) && matches!(n.ty.dtype, DType::BF16 | DType::F16);
     module.states.iter().any(|s| s.dtype != DType::F32) || module.functions.iter().flat_map(|f| &f.nodes).any(of_ops)
 }
 
@@ -690,7 +706,7 @@ impl<'r> Generator<'r> {
         if self.rng.one_in(4) {
             x = self.norm(x, d);
         }
-        let layers = self.rng.pick(&[0usize, 1, 2, 2, 3]);
+        let layers = self.rng.pick(&[0usize, 1, 2, 3, 5]);
         let (seed, other) = (self.rng.bits(), self.rng.bits());
         let alternate = self.rng.one_in(4);
         for layer in 0..layers {

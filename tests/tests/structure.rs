@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 /// What the archive may define for generated code and the entry stub (abi.rs, templates/stub.c).
 const RUNTIME_SYMBOLS: [&str; 3] = ["rc_barrier", "rc_main", "rc_profile"];
 
-/// Models of every kind of entry: tied llama layers, two kinds of layers in turn, learned positions, an encoder.
+/// Models of every kind of entry: tied llama layers, two kinds of layers, learned positions, an encoder.
 const MODELS: [&str; 4] = ["llama-gqa-tied", "qwen2-window", "gpt2-gelu", "bert"];
 
 struct Built {

@@ -208,13 +208,9 @@ impl Isa {
         all.join(",")
     }
 
-    /// Features to be checked before generated code runs, in the spelling of `std::is_x86_feature_detected!` and its like.
-    pub fn runtime_features(&self) -> Vec<String> {
-        let name = match self.arch {
-            Arch::X86_64 => x86_64::rust_feature,
-            Arch::Aarch64 => aarch64::rust_feature,
-        };
-        self.features.iter().map(|f| name(f).to_string()).collect()
+    /// Does `machine`, of the same architecture, run code for this one?
+    pub fn runs_on(&self, machine: &Isa) -> bool {
+        self.arch == machine.arch && self.features.is_subset(&machine.features)
     }
 
     /// String attributes of generated functions.

@@ -68,15 +68,6 @@ pub(super) fn names() -> Vec<&'static str> {
     ROWS.iter().map(|r| r.name).collect()
 }
 
-/// Rust's spelling of a feature.
-pub(super) fn rust_feature(llvm: &str) -> &str {
-    match llvm {
-        "bmi" => "bmi1",
-        "cx16" => "cmpxchg16b",
-        other => other,
-    }
-}
-
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
     let set =
         |lists: &[&[&str]]| -> BTreeSet<String> { V3.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };

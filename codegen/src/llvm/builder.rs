@@ -756,12 +756,7 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn load_broadcast(&self, dtype: DType, lanes: u32, pointer: Value<'c>) -> Value<'c> {
         self.splat(self.load_f32(dtype, 1, pointer, dtype.size() as u32), lanes)
     }
-    /// `[lanes][2]` bf16 (one vector register): the even and the odd elements as f32. Both are exact.
-    pub fn load_bf16_pair(&self, lanes: u32, pointer: Value<'c>, align: u32) -> (Value<'c>, Value<'c>) {
-        let words = self.load(Ty::vec(Elem::I32, lanes), pointer, align);
-        self.split_bf16_pair(words)
-    }
-    /// As [`Fb::load_bf16_pair`] for words that are in a register: even = low half.
+    /// `[lanes][2]` bf16 (one vector register, as words): the even and the odd elements as f32, even = low half. Both are exact.
     pub fn split_bf16_pair(&self, words: Value<'c>) -> (Value<'c>, Value<'c>) {
         let f32s = words.ty.with(Elem::F32);
         let high = self.splat(self.int_of(Elem::I32, 0xffff_0000), words.ty.lanes);

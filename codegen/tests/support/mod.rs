@@ -14,7 +14,7 @@ pub fn isas() -> Vec<Isa> {
     let mut list: Vec<Isa> = ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"]
         .iter()
         .map(|cpu| Isa::lookup(HOST_TRIPLE, cpu, &[]).expect(cpu))
-        .filter(|isa| isa.features.is_subset(&native.features))
+        .filter(|isa| isa.runs_on(&native))
         .collect();
     list.push(native);
     list

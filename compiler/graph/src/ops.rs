@@ -2,7 +2,7 @@
 //! says otherwise the result has the element type of the first operand, sums are accumulated exactly enough (the interpreter uses f64)
 //! and the result is rounded once to its declared type. NaN propagates.
 
-use crate::types::{DType, Dim, FuncId, ParamId, StateId};
+use crate::types::{FuncId, ParamId, StateId};
 
 /// One-operand elementwise functions on floats (`Not` on bool), result type = operand type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -293,10 +293,6 @@ impl Op {
     pub fn is_pure(&self) -> bool {
         !matches!(self, Op::KvAppend { .. } | Op::Call { .. } | Op::Input { .. })
     }
-    /// The declared result type is part of the op's meaning (it cannot be inferred from the operands).
-    pub fn has_declared_type(&self) -> bool {
-        matches!(self, Op::Input { .. } | Op::Const(_) | Op::Convert | Op::Reshape | Op::Expand | Op::Param(_) | Op::Call { .. })
-    }
 }
 
 /// Helpers to write attention expressions in architecture code.
@@ -321,14 +317,4 @@ impl AttnExpr {
         let above = AttnExpr::Compare(Compare::Gt, Box::new(AttnExpr::Var(AttnVar::Key)), Box::new(lower));
         AttnExpr::Binary(Binary::And, Box::new(AttnExpr::causal()), Box::new(above))
     }
-}
-
-/// Shape helper: `dims([4.into(), t])`.
-pub fn dims<const N: usize>(d: [Dim; N]) -> Vec<Dim> {
-    d.to_vec()
-}
-
-/// Element types accepted where a float is needed.
-pub fn float_types() -> [DType; 3] {
-    [DType::F32, DType::F16, DType::BF16]
 }

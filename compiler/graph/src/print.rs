@@ -56,15 +56,6 @@ pub fn print(module: &Module) -> String {
     text
 }
 
-/// Text form of one function, for messages and dumps of passes.
-pub fn print_function(module: &Module, func: FuncId) -> String {
-    let belongs = |place: Place| match place {
-        Place::Header(f) | Place::Node(f, _) | Place::Return(f) => f == func.index(),
-        _ => false,
-    };
-    lines(module).into_iter().filter(|l| belongs(l.place)).map(|l| l.text + "\n").collect()
-}
-
 impl Display for Module {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&print(self))

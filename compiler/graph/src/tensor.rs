@@ -39,22 +39,6 @@ impl Tensor {
     pub fn to_f32(&self) -> Vec<f32> {
         self.data.iter().map(|x| *x as f32).collect()
     }
-    /// Largest absolute difference to a tensor of the same shape; NaN if one has a NaN (or another infinity) where the other has not.
-    pub fn max_abs_diff(&self, other: &Tensor) -> f64 {
-        assert_eq!(self.shape, other.shape, "tensors of one shape are compared");
-        let mut worst = 0.0f64;
-        for (a, b) in self.data.iter().zip(&other.data) {
-            if a == b || (a.is_nan() && b.is_nan()) {
-                continue;
-            }
-            let d = (a - b).abs();
-            if !d.is_finite() {
-                return f64::NAN;
-            }
-            worst = worst.max(d);
-        }
-        worst
-    }
 }
 
 /// Nearest value of a binary format with `precision` significant bits (ties to even), subnormals below `2^exponent_min`, infinity

@@ -68,5 +68,5 @@ impl<'a> HostCompiler<'a> {
 fn level() -> Result<Isa, Error> {
     let native = Isa::native()?;
     let levels = LEVELS.iter().filter_map(|name| Isa::lookup(HOST_TRIPLE, name, &[]).ok());
-    Ok(levels.into_iter().find(|isa| isa.features.is_subset(&native.features)).unwrap_or(native))
+    Ok(levels.into_iter().find(|isa| isa.runs_on(&native)).unwrap_or(native))
 }

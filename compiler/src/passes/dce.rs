@@ -1,6 +1,6 @@
-//! Dead code: nodes that reach neither an output nor a write of state are dropped, then parameters and states that no node names.
+//! Dead code: nodes that reach neither an output nor a write of state are dropped, then parameters that no node names.
 //!
-//! Needs nothing; promises that every node, parameter and state is used (inputs stay: they are the entry's contract).
+//! Needs nothing; promises that every node and parameter is used (inputs stay: they are the entry's contract).
 
 use super::{PassCx, PassError};
 use rcompile_graph::{Function, Module, Op, ParamId, ValueId};

@@ -9,7 +9,7 @@
 
 use super::rewrite::rewrite_all;
 use super::{PassCx, PassError};
-use rcompile_graph::{Binary, Dim, Function, Module, Op, ValueId};
+use rcompile_graph::{Binary, DType, Dim, Function, Module, Op, ValueId};
 
 /// Runs the pass.
 pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
@@ -52,6 +52,9 @@ fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, ValueI
     let (cos, sin) = (f.node(c).inputs[0], f.node(s).inputs[0]);
     if f.ty(c).shape[1] != Dim::Const(1) || f.ty(cos).rank() != 2 || f.ty(cos) != f.ty(sin) || f.ty(c) != f.ty(s) {
         return Err("tables are not [T, 1, half]");
+    }
+    if f.ty(cos).dtype != DType::F32 {
+        return Err("tables are not f32");
     }
     Ok(Some((x, cos, sin)))
 }

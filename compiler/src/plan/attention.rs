@@ -279,7 +279,8 @@ fn attn_int(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<E
     match e {
         AttnExpr::Var(v) => attn_var(*v, vars).ok_or_else(|| "score in a mask".to_string()),
         AttnExpr::Const(c) if c.fract() == 0.0 => Ok(k.int(*c as i64)),
-        AttnExpr::Binary(op, a, b) if !matches!(op, Binary::And | Binary::Or) => {
+        // Masks are written in numbers, where 7 / 2 is 3.5.
+        AttnExpr::Binary(op, a, b) if !matches!(op, Binary::And | Binary::Or | Binary::Div) => {
             let (a, b) = (attn_int(k, a, vars)?, attn_int(k, b, vars)?);
             Ok(k.binary(binary_op(*op), a, b))
         }

@@ -75,9 +75,8 @@ fn access(program: &Program, kernel: &Kernel) -> Access {
             access.writes.push(Resource::Claims);
             access.reads.extend(resource(program, &m.a));
             access.reads.extend(m.quantise.iter().flat_map(|q| resource(program, &q.x)));
-            m.prologue.iter().for_each(|n| nest(program, n, &mut access));
             expressions(program, &m.operands, &m.exprs, &m.stores, &mut access);
-            m.group_nests.iter().for_each(|g| nest(program, &g.nest, &mut access));
+            m.nests().for_each(|n| nest(program, n, &mut access));
         }
         Kernel::Quantise(q) => {
             access.reads.extend(resource(program, &q.x));
@@ -151,8 +150,9 @@ fn head(program: &Program, body: &[Item]) -> Access {
     access
 }
 
-/// Barriers in one iteration of the first layer loop, divided by the layers that it holds.
-pub fn per_layer(program: &Program) -> u32 {
+/// Barriers in one iteration of the first layer loop, divided by the `period` layers that it holds; rounded up.
+pub fn per_layer(program: &Program, period: u32) -> u32 {
     let count = |body: &[Item]| body.iter().filter(|i| **i == Item::Barrier).count() as u32;
-    program.body.iter().find_map(|i| if let Item::Layers { body, .. } = i { Some(count(body)) } else { None }).unwrap_or(0)
+    let barriers = program.body.iter().find_map(|i| if let Item::Layers { body, .. } = i { Some(count(body)) } else { None });
+    barriers.map_or(0, |n| n.div_ceil(period))
 }

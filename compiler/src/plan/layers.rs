@@ -42,6 +42,9 @@ impl Plan<'_> {
             let outer_body = std::mem::take(&mut self.body);
             self.in_layers = true;
             self.layers += 1;
+            if self.layers == 1 {
+                self.period = period as u32;
+            }
             for j in 0..period {
                 let calls: Vec<ValueId> = (0..count).map(|layer| chain[at + layer * period + j]).collect();
                 let node = frame.func.node(calls[0]).clone();
@@ -160,8 +163,7 @@ fn overwrites_too_early<'k>(kernels: impl Iterator<Item = &'k Kernel>, x: Buffer
                 (of_nest(n), false, stores.flat_map(|s| stored(&n.operands, s)).collect())
             }
             Kernel::Matmul(m) => {
-                let nests = m.prologue.iter().chain(m.group_nests.iter().map(|g| &g.nest));
-                let elsewhere = is_x(&m.a) || m.quantise.iter().any(|q| is_x(&q.x)) || nests.into_iter().any(|n| !of_nest(n).is_empty());
+                let elsewhere = is_x(&m.a) || m.quantise.iter().any(|q| is_x(&q.x)) || m.nests().any(|n| !of_nest(n).is_empty());
                 (loads(&m.operands, &m.exprs), elsewhere, stored(&m.operands, &m.stores))
             }
             Kernel::Quantise(q) => (vec![], is_x(&q.x), vec![]),

@@ -5,8 +5,10 @@
 //! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
 
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, panels, storage};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, storage};
+use super::panels::panels;
 use super::{Plan, PlanError};
+use rcompile_codegen::expr::children;
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
     Buffer, BufferId, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
@@ -429,19 +431,13 @@ fn groups_of(nest: &LoopNest, buffer: BufferId, stride: u32, panels: &Panels) ->
 
 /// Indices of the loads from `buffer` in an expression.
 fn element_indices(nest: &LoopNest, e: ExprId, buffer: BufferId, found: &mut Vec<ExprId>) {
-    let mut visit = |e: ExprId| element_indices(nest, e, buffer, found);
-    match nest.exprs.get(e) {
-        Expr::Load(operand, index) => {
-            visit(index);
-            if nest.operands[operand.index()].place == Place::Buffer(buffer) && !found.contains(&index) {
-                found.push(index);
-            }
-        }
-        Expr::Unary(_, a) | Expr::Round(_, a) => visit(a),
-        Expr::Binary(_, a, b) | Expr::Cmp(_, a, b) => [a, b].into_iter().for_each(visit),
-        Expr::Select(a, b, c) => [a, b, c].into_iter().for_each(visit),
-        Expr::Fold { begin, end, body, .. } => [begin, end, body].into_iter().for_each(visit),
-        _ => {}
+    let expr = nest.exprs.get(e);
+    children(&expr).into_iter().for_each(|child| element_indices(nest, child, buffer, found));
+    if let Expr::Load(operand, index) = expr
+        && nest.operands[operand.index()].place == Place::Buffer(buffer)
+        && !found.contains(&index)
+    {
+        found.push(index);
     }
 }
 

@@ -3,36 +3,12 @@
 //! In: a program without offsets. Out: offsets and the arena's size. A life is a span of positions in execution order; a buffer that is used
 //! inside a layer loop and outside of it, or in two loops, lives through the loops whole.
 
-use rcompile_codegen::program::{Item, Kernel, LoopNest, Operand, Place, Program};
+use rcompile_codegen::program::{Item, Kernel, Operand, Place, Program};
 
 /// Buffers that a kernel names.
 fn buffers(kernel: &Kernel) -> Vec<usize> {
-    let mut found = Vec::new();
-    let mut operand = |o: &Operand| {
-        if let Place::Buffer(b) = o.place {
-            found.push(b.index());
-        }
-    };
-    let mut nest = |n: &LoopNest| n.operands.iter().for_each(&mut operand);
-    match kernel {
-        Kernel::Loops(n) => nest(n),
-        Kernel::Matmul(m) => {
-            m.prologue.iter().for_each(&mut nest);
-            m.group_nests.iter().for_each(|g| nest(&g.nest));
-            m.quantise.iter().for_each(|q| operand(&q.x));
-            operand(&m.a);
-            m.operands.iter().for_each(operand);
-        }
-        Kernel::Quantise(q) => {
-            operand(&q.x);
-            operand(&q.out);
-        }
-        Kernel::Attention(a) => {
-            operand(&a.q);
-            operand(&a.out);
-        }
-    }
-    found
+    let buffer = |o: &Operand| if let Place::Buffer(b) = o.place { Some(b.index()) } else { None };
+    kernel.operands().into_iter().filter_map(buffer).collect()
 }
 
 /// Assigns offsets.

@@ -6,7 +6,7 @@
 //! ```text
 //! regions   which values are stored, what is fused: matmul, attention, layers (lower: values -> scalar expressions;
 //!           kernel: expressions with ranges; tiling: tiles)
-//! weights   layouts and offsets, in execution order
+//! weights   layouts (panels) and offsets, in execution order
 //! memory    buffers -> arena offsets by liveness
 //! barriers  where threads meet
 //! cost      what each region moves and computes
@@ -20,6 +20,7 @@ mod layers;
 mod lower;
 mod matmul;
 mod memory;
+mod panels;
 mod regions;
 mod tiling;
 
@@ -144,6 +145,8 @@ struct Plan<'a> {
     before_layers: Vec<Item>,
     in_layers: bool,
     layers: u32,
+    /// Layers in one iteration of the first layer loop.
+    period: u32,
     /// Values whose place is given (entry outputs, a layer's result).
     forced: HashMap<ValueId, Home>,
     state_offsets: Vec<u64>,
@@ -165,7 +168,7 @@ impl WeightSource for Plan<'_> {
         self.panels_of.get(&param).map_or(Layout::Plain, |p| Layout::Panels(*p))
     }
     fn storage(&self, dtype: rcompile_graph::DType) -> Option<DType> {
-        lower::weight_storage(self.cx.isa, dtype)
+        panels::weight_storage(self.cx.isa, dtype)
     }
 }
 
@@ -195,6 +198,7 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
         before_layers: vec![],
         in_layers: false,
         layers: 0,
+        period: 1,
         forced: HashMap::new(),
         state_offsets,
         weight_keys: vec![],
@@ -244,7 +248,7 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
         state,
         output_stride,
         outputs: outputs.len() as u32,
-        barriers_per_layer: barriers::per_layer(&program),
+        barriers_per_layer: barriers::per_layer(&program, plan.period),
         regions: cost::regions(&program),
         program,
     })
@@ -258,7 +262,7 @@ impl Plan<'_> {
         let place = |table: &mut WeightTable, param: ParamId, layout: Layout| {
             let p = &module.params[param.index()];
             let shape: Vec<u64> = p.ty.shape.iter().filter_map(|d| d.constant()).collect();
-            table.place(&p.name, &p.recipe, lower::weight_storage(isa, p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
+            table.place(&p.name, &p.recipe, panels::weight_storage(isa, p.ty.dtype).unwrap_or(DType::F32), &shape, layout)
         };
         let mut done = 0;
         for (i, ((params, layout), group)) in self.weight_keys.iter().enumerate() {
@@ -281,7 +285,7 @@ impl Plan<'_> {
         for (((params, layout), _), offsets) in self.weight_keys.iter().zip(offsets) {
             let p = &module.params[params[0].index()];
             let name = if params.len() > 1 { p.name.replacen(".0.", ".*.", usize::MAX) } else { p.name.clone() };
-            let dtype = lower::weight_storage(isa, p.ty.dtype).unwrap_or(DType::F32);
+            let dtype = panels::weight_storage(isa, p.ty.dtype).unwrap_or(DType::F32);
             self.program.weights.push(Weight { name, dtype, layout: *layout, offsets });
         }
     }
@@ -334,7 +338,7 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         let Some(p) = param(node.inputs[1]).filter(|p| looked_up.contains(p)) else { continue };
         let ty = &module.params[p.index()].ty;
         if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
-            let (_, layout) = lower::panels(cx.isa, (f.ty(node.inputs[0]).dtype, ty.dtype), k as u32, (1, n as u32, 1));
+            let (_, layout) = panels::panels(cx.isa, (f.ty(node.inputs[0]).dtype, ty.dtype), k as u32, (1, n as u32, 1));
             panels.insert(p, layout);
         }
     }

@@ -1,0 +1,116 @@
+//! Panels of weights: the layout that a matmul wants, and where an element lies in it for lookups, which read the same bytes.
+
+use super::kernel::KernelBuilder;
+use super::lower::storage;
+use crate::passes::quantise;
+use rcompile_codegen::isa::Isa;
+use rcompile_codegen::program::{BinaryOp, CmpOp, Coding, Compute, DType, Expr, ExprId, Panels, Place, UnaryOp, WeightId};
+use rcompile_graph as g;
+use rcompile_graph::quant::group_of;
+
+/// Storage type of a weight: of codes what the CPU multiplies, of four bits a byte of two.
+pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
+    match dtype {
+        g::DType::Q8(_) | g::DType::Z8(_) => Some(isa.code_type()),
+        g::DType::Q4(_) | g::DType::Z4(_) => Some(DType::U8),
+        _ => storage(dtype),
+    }
+}
+
+/// Arithmetic of a matmul of values of type `x` and a weight of type `weight`, and the weight's panels for it: `groups` of `group_cols` columns, `ways` of
+/// them alternating, `k` deep.
+pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> (Compute, Panels) {
+    // Rows that meet a weight with one scale per row are converted in groups of their own.
+    let group = quantise::row_type(weight, k.into()).and_then(group_of).map_or(0, |g| g.len(0) as u32);
+    let zeros = weight.has_zeros();
+    let coding = match weight {
+        g::DType::Q8(g::Group::Row) => Coding::Int8 { group },
+        g::DType::Q8(_) | g::DType::Z8(_) => Coding::Int8Groups { group, zeros },
+        g::DType::Q4(_) | g::DType::Z4(_) => Coding::Int4 { group, zeros },
+        _ => Coding::Elements,
+    };
+    let stored = |dtype| storage(dtype).unwrap_or(DType::F32);
+    let (compute, k_pack) = match (x.is_quantised(), weight.is_quantised()) {
+        (false, false) => isa.matmul(stored(x), stored(weight)),
+        // Codes of rows meet codes of weights.
+        (true, _) if coding.fits_mmla() => (isa.matmul_of_codes(), 1),
+        (true, _) => (Compute::Int8Dot, 1),
+        (false, true) => (Compute::F32, 1),
+    };
+    let k_pack = coding.k_pack(compute).unwrap_or(k_pack);
+    (compute, Panels { nr: isa.panel_nr, k_pack, k, groups, group_cols, ways, coding })
+}
+
+/// Panel and column within it of a row of a weight (an output column).
+fn panel_of(k: &mut KernelBuilder, p: &Panels, row: ExprId) -> (ExprId, ExprId) {
+    let (group, within) = k.div_rem(row, i64::from(p.group_cols));
+    let (panel, lane) = k.div_rem(within, i64::from(p.nr));
+    let base = k.mul_int(group, i64::from(p.panels_per_group()));
+    (k.add(base, panel), lane)
+}
+
+/// `w[row, col]` of coded panels: `(code - offset) * scale`, or a zero point in the place of the offset.
+pub fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+    let (panel, lane) = panel_of(k, p, row);
+    let panel = k.mul_int(panel, p.panel_bytes(dtype) as i64);
+    let sum = |k: &mut KernelBuilder, terms: &[(ExprId, i64)]| {
+        terms.iter().fold(panel, |sum, (e, factor)| {
+            let term = k.mul_int(*e, *factor);
+            k.add(sum, term)
+        })
+    };
+    let nr = i64::from(p.nr);
+    let one = k.int(1);
+    // Bytes before the group, and the column inside it.
+    let (group_number, inside) = match p.coding.group() {
+        Some(group) if p.coding.has_group_scales() => k.div_rem(col, group.into()),
+        _ => (k.int(0), col),
+    };
+    let group = (group_number, p.group_bytes() as i64);
+    // Bytes of a column that lie together.
+    let pack = i64::from(if p.coding.has_bytes() { p.k_pack } else { p.k_pack / 2 });
+    let code = if !p.coding.has_bytes() {
+        let (word, nibble) = k.div_rem(inside, 2 * pack);
+        let (high, byte) = k.div_rem(nibble, pack);
+        let at = sum(k, &[group, (word, nr * pack), (lane, pack), (byte, 1)]);
+        let both = k.load(Place::Weight(weight), dtype, at);
+        let (upper, lower) = k.div_rem(both, 16);
+        let zero = k.int(0);
+        let is_high = k.exprs.add(Expr::Cmp(CmpOp::Gt, high, zero));
+        k.exprs.add(Expr::Select(is_high, upper, lower))
+    } else {
+        let (word, byte) = k.div_rem(inside, pack);
+        let at = sum(k, &[group, (word, nr * pack), (lane, pack), (byte, 1)]);
+        k.load(Place::Weight(weight), dtype, at)
+    };
+    // Scale and zero point: `factor` 0 and 1 behind the codes.
+    let behind = |k: &mut KernelBuilder, factor: i64| {
+        let (codes, stored) = match p.coding.has_group_scales() {
+            true => (p.code_bytes() as i64, DType::F16),
+            false => (i64::from(p.padded_k()) * nr, DType::F32),
+        };
+        let size = stored.size() as i64;
+        let at = sum(k, &[group, (one, codes + factor * nr * size), (lane, size)]);
+        let (at, _) = k.div_rem(at, size);
+        k.load(Place::Weight(weight), stored, at)
+    };
+    let scale = behind(k, 0);
+    let offset = if p.coding.has_zeros() { behind(k, 1) } else { k.exprs.float(p.coding.offset(dtype) as f32) };
+    let code = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, code));
+    let code = k.exprs.add(Expr::Binary(BinaryOp::Sub, code, offset));
+    k.exprs.add(Expr::Binary(BinaryOp::Mul, code, scale))
+}
+
+/// Element index of `w[row, col]` in panels (rows of the weight are output columns).
+pub fn panel_index(k: &mut KernelBuilder, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+    let (panel, lane) = panel_of(k, p, row);
+    let (pair, odd) = k.div_rem(col, i64::from(p.k_pack));
+    let terms = [
+        k.mul_int(panel, i64::from(p.padded_k() * p.nr)),
+        k.mul_int(pair, i64::from(p.nr * p.k_pack)),
+        k.mul_int(lane, i64::from(p.k_pack)),
+        odd,
+    ];
+    let zero = k.int(0);
+    terms.into_iter().fold(zero, |s, t| k.add(s, t))
+}
