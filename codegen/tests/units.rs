@@ -161,7 +161,7 @@ fn matmuls_for_more_rows_are_other_kernels() {
             panels,
             prologue: None,
             quantise: None,
-            tile: tile.clone(),
+            tile,
             row: VarId(0),
             col: VarId(1),
             operands: vec![operand(Place::Output, DType::F32)],

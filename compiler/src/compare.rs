@@ -148,7 +148,8 @@ fn refused(code: i32, topic: &str, path: &Path, what: impl Display) -> Error {
     Error::Run { code, topic: topic.into(), path: path.display().to_string(), what: what.to_string(), help: None }
 }
 
-fn missing(path: &Path, topic: &str, error: &io::Error) -> Error {
+/// A file that cannot be read.
+pub(crate) fn missing(path: &Path, topic: &str, error: &io::Error) -> Error {
     refused(3, topic, path, format_args!("cannot be read: {error}"))
 }
 

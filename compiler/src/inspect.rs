@@ -4,6 +4,7 @@
 //!
 //! A directory that would be refused gives the same error, with the same exit code, as a build.
 
+use crate::compare::missing;
 use crate::error::Error;
 use crate::link::payload;
 use crate::options::{self, Inspect};
@@ -23,7 +24,7 @@ use std::fmt::Write;
 /// The verb.
 pub fn run(options: &Inspect) -> Result<(), Error> {
     if options.path.is_file() {
-        let read = payload::read_manifest(&options.path).map_err(|e| Error::output(&options.path, "reading", &e))?;
+        let read = payload::read_manifest(&options.path).map_err(|e| missing(&options.path, "executable", &e))?;
         let Some((manifest, file_bytes)) = read else {
             let what = "is neither a model directory nor an executable of rcompile";
             return Err(not_ours(options, what));

@@ -184,7 +184,7 @@ pub struct Build {
     /// CPU features to add or to leave out
     #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
     pub cpu_features: Vec<Edit>,
-    /// Cores that the work is split for [default: this machine's]
+    /// Cores that the work is split for [default: this machine's, of a named CPU its largest machine's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cores: Option<u32>,
 
@@ -239,7 +239,7 @@ pub struct Build {
     /// Check and plan everything, write nothing
     #[arg(long)]
     pub dry_run: bool,
-    /// Treat warnings about the model directory as errors
+    /// Refuse tensors that the model does not use, instead of a warning
     #[arg(long)]
     pub strict: bool,
     /// Accept NaN and infinity in weights

@@ -16,33 +16,31 @@
 
 use crate::cache::{self, Cache};
 use crate::calibrate::{self, CalibrationText};
+use crate::emit::{self, Dump, bucket_name};
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Step, tools};
-use crate::options::{Autotune, Build, Command, ComputeType, EmitKind, Task as TaskOption, WeightType, WeightsPlace};
+use crate::manifest::{manifest, weights_type};
+use crate::options::{Autotune, Build, Command, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::pack::Tensors;
-use crate::passes::quantise::{Keep, Quantisation};
 use crate::passes::*;
-use crate::plan::{self, PackJob, PlanCx, Planned, WeightTable};
+use crate::plan::{self, PlanCx, Planned, WeightTable};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
+use crate::settings::Settings;
 use crate::tuning::Tuning;
 use crate::{autotune, compare, doctor, inspect, pack, targets};
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Coding, Layout, Panels};
 use rcompile_codegen::{Compiled, Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
-use rcompile_graph::{DType, Group, Module};
+use rcompile_graph::Module;
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
-use rcompile_models::generation::PoolingMode;
 use rcompile_models::trace::{TraceOptions, trace};
-use rcompile_models::weights::graph_type;
 use rcompile_models::{Kind, Model, OpenOptions};
-use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PROBE_ENTRY, PoolingInfo, StateInfo, TextInfo};
+use rcompile_runtime::abi::PROBE_ENTRY;
+use rcompile_runtime::text::TextError;
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -51,14 +49,8 @@ const STAGES: [&str; 5] = ["open", "trace", "passes", "plan", "codegen"];
 
 /// Rows that may want logits in one step: full f32 logits are written for each.
 const MAX_LOGIT_ROWS: u32 = 64;
-/// Slots of an encoder: texts side by side in a step.
-const ENCODER_SLOTS: u32 = 16;
 /// About the size of an executable without its weights, for the check of the disk's space.
 const LINKED_BYTES: u64 = 24 << 20;
-/// Default bound of `--ctx-size`.
-const DEFAULT_CTX_SIZE: usize = 4096;
-/// Largest `--ctx-size`: rotary tables hold a row per position.
-const MAX_CTX_SIZE: u32 = 1 << 22;
 
 /// All graph passes in order. `level` is the lowest `-O` at which a pass runs.
 #[rustfmt::skip]
@@ -89,7 +81,7 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
             }
             report::print(&report.text)?;
             if !options.quiet {
-                eprint!("{}", report.lines());
+                report::say(report.lines().trim_end());
             }
             Ok(())
         }
@@ -105,7 +97,7 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
 pub fn run(options: &Build) -> Result<Report, Error> {
     options.check()?;
     let passes = chosen_passes(options)?;
-    check_stop(options)?;
+    check_stop(options, &passes)?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);
@@ -165,10 +157,10 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Ok(finished(report, &progress));
     }
 
-    // Whatever may be wrong with output and tools is said now and not after minutes of work.
+    // Whatever may be wrong with outputs and tools is said now and not after minutes of work.
+    emit::check_outputs(o, &model)?;
     let place = match o.exe_path().filter(|_| o.writes_exe()) {
         Some(output) => {
-            check_output(output, &o.model)?;
             let archive = targets::require_runtime(&isa.triple)?;
             Some((output, WorkDir::create(output)?, tools::find(&isa.triple)?, archive))
         }
@@ -202,9 +194,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         stage.advance(1);
     }
     stage.finish(&format!("{} passes", passes.len()));
-    if let Some(emit) = o.emits(EmitKind::Graph) {
-        emit_text(o, emit.path.as_deref(), "graph", &print_all(&modules), &mut report)?;
-    }
+    emit::text(o, emit::GRAPH, || print_all(&modules), &mut report)?;
     let only_graph = o.emit.iter().all(|e| e.kind == EmitKind::Graph);
     if only_graph || o.stop_after.as_ref().is_some_and(|at| at == "passes" || passes.iter().any(|p| p.name == at)) {
         if o.stop_after.is_some() {
@@ -239,7 +229,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
             let objects = units.par_iter().map(compile_one).collect::<Result<Vec<_>, Error>>()?;
             let linked = link::link(work, tools, Inputs { steps: &steps, objects: &objects, archive })?;
             let mut blobs = Blobs::default();
-            let manifest = manifest(o, &model, &isa, &settings, plans, weights, (Vec::new(), None, Vec::new()), &mut blobs)?;
+            let manifest = manifest(&model, &isa, &settings, plans, weights, (Vec::new(), None, Vec::new()), &mut blobs)?;
             payload::append(work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded: false })
         };
         let cx = autotune::Cx { isa: &isa, ctx_size: settings.ctx_size, plan: &plan_all, link: &link_trial, work };
@@ -265,9 +255,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     warn(unused, &progress, &mut report);
     fill_plan_report(&mut report, &plans, &weights);
     let programs = || plans.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
-    if let Some(emit) = o.emits(EmitKind::Program) {
-        emit_text(o, emit.path.as_deref(), "program", &programs(), &mut report)?;
-    }
+    emit::text(o, emit::PROGRAM, programs, &mut report)?;
     if only_plan {
         if stop("plan") {
             report.text += &programs();
@@ -319,7 +307,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     };
     stage.finish(&format!("{} units{cached}, code {}", units.len(), report::size(report.code_bytes)));
     let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
-    emit_code(o, &symbols, &objects, &mut report)?;
+    emit::code(o, &symbols, &objects, &mut report)?;
     let (Some((output, work, tools, archive)), Some((hashing, compact))) = (place, background) else {
         warn(cache.warning(), &progress, &mut report);
         warn(cache.commit(), &progress, &mut report);
@@ -331,7 +319,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let objects: Vec<(String, Vec<u8>)> = symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect();
     let linked = link::link(&work, &tools, Inputs { steps: &steps, objects: &objects, archive });
     if o.save_temps {
-        save_temps(&work, output, &objects, archive)?;
+        emit::save_temps(&work, output, &objects, archive)?;
     }
     let linked = linked?;
     drop(objects);
@@ -340,7 +328,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         inputs.extend(tuning_input.clone());
         inputs.extend(text.as_ref().map(|t| t.input.clone()));
         let notes = calibration.iter().map(|c| c.note.clone()).collect();
-        manifest(o, &model, &isa, &settings, &plans, &weights, (inputs, tokenizer.clone(), notes), blobs)
+        manifest(&model, &isa, &settings, &plans, &weights, (inputs, tokenizer.clone(), notes), blobs)
     };
     let mut blobs = Blobs::default();
     // Hashes of the weight files may take longer than all that is to do: they are filled in at the end.
@@ -398,139 +386,6 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
 
     report.output = Some(output.display().to_string());
     Ok(finished(report, &progress))
-}
-
-/// What follows from options, model and CPU together.
-struct Settings {
-    compute: DType,
-    kv_dtype: DType,
-    weight_dtype: Option<DType>,
-    quantisation: Quantisation,
-    /// What the weights are: the checkpoint's codes and what is made of the others.
-    quantisation_name: String,
-    ctx_size: u32,
-    slots: u32,
-}
-
-impl Settings {
-    /// As `--compute` names it.
-    fn compute_name(&self) -> &'static str {
-        if self.compute == DType::I8 { "int8" } else { self.compute.name() }
-    }
-
-    /// As `--kv-dtype` names it.
-    fn kv_name(&self) -> &'static str {
-        if self.kv_dtype.is_quantised() { "int8" } else { self.kv_dtype.name() }
-    }
-
-    fn new(o: &Build, model: &Model, isa: &Isa) -> Result<Settings, Error> {
-        let weight_dtype = match o.dtype {
-            WeightType::Auto => None,
-            WeightType::F32 => Some(DType::F32),
-            WeightType::F16 => Some(DType::F16),
-            WeightType::Bf16 => Some(DType::BF16),
-        };
-        let stored = weight_dtype.unwrap_or_else(|| main_type(model));
-        let plan = o.quantize.plan();
-        let quantisation = Quantisation { keep: kept(&plan.keep, model)?, ..plan };
-        let has_int8 = isa.int8_dot(isa.lanes).is_some();
-        let has_codes = quantisation.is_any() || model.scheme.is_some();
-        let compute = match o.compute {
-            // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
-            ComputeType::Auto if has_codes && has_int8 => DType::I8,
-            ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
-            ComputeType::Int8 if !has_codes => {
-                return Err(Error::Usage {
-                    what: "--compute int8 without quantised weights, expected --quantize, found none".into(),
-                    help: Some("--quantize int8 or --quantize int4".into()),
-                });
-            }
-            ComputeType::Int8 if has_int8 => DType::I8,
-            ComputeType::Int8 => {
-                return Err(Error::Unsupported {
-                    place: "--compute int8".into(),
-                    what: format!("needs an integer dot product on full vectors, which {} has not", isa.name),
-                    help: Some("--compute auto".into()),
-                });
-            }
-            ComputeType::Bf16 => DType::BF16,
-            _ => DType::F32,
-        };
-        let kv_dtype = match o.kv_dtype {
-            // Integer arithmetic says nothing about the cache: as for the checkpoint's own type.
-            ComputeType::Auto if compute == DType::I8 => {
-                if stored == DType::F32 {
-                    DType::F32
-                } else {
-                    DType::BF16
-                }
-            }
-            ComputeType::Auto => compute,
-            ComputeType::Bf16 => DType::BF16,
-            // A scale for each key and each value of a head.
-            ComputeType::Int8 => DType::Q8(Group::Row),
-            ComputeType::F32 => DType::F32,
-        };
-        let ctx_size = match o.ctx_size {
-            Some(n) => n,
-            None => model.facts().max_positions.min(DEFAULT_CTX_SIZE) as u32,
-        };
-        if ctx_size > MAX_CTX_SIZE {
-            let what = format!("too many positions, expected at most {MAX_CTX_SIZE}, found {ctx_size}");
-            return Err(Error::Limit { place: "--ctx-size".into(), what });
-        }
-        let slots = if model.arch.task == Task::Embed && o.parallel == 1 { ENCODER_SLOTS } else { o.parallel };
-        let cells = u64::from(ctx_size) * u64::from(slots);
-        if cells > 1 << 31 {
-            return Err(Error::Limit {
-                place: "--ctx-size, --parallel".into(),
-                what: format!("too many positions, expected at most {}, found {cells}", 1u64 << 31),
-            });
-        }
-        let quantisation_name = match model.scheme {
-            None => quantisation.name(),
-            Some(scheme) => match (quantisation.body, quantisation.head) {
-                (None, None) => scheme.name(),
-                (None, Some(_)) => format!("{}{}", scheme.name(), quantisation.name().trim_start_matches("none")),
-                _ => format!("{}, others {}", scheme.name(), quantisation.name()),
-            },
-        };
-        Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots })
-    }
-}
-
-/// `--keep` by the graph's names of tensors: patterns are of the checkpoint's.
-fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
-    let mut kept = Vec::new();
-    for keep in patterns {
-        let named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
-        let before = kept.len();
-        if let (Some(part), Some(_)) = (named.clone().find(|t| model.weights.is_part(t)), keep.dtype) {
-            let (pattern, name) = (rcompile_models::error::escape(&keep.pattern), rcompile_models::error::escape(&part.stored_name));
-            let what = format!("--keep {pattern}: expected tensors of floats, found {name}, which are codes and stay as they are");
-            return Err(Error::Usage { what, help: None });
-        }
-        kept.extend(named.map(|t| Keep { pattern: t.name.clone(), dtype: keep.dtype }));
-        if kept.len() == before {
-            let pattern = rcompile_models::error::escape(&keep.pattern);
-            return Err(Error::Usage {
-                what: format!(
-                    "--keep {pattern}: expected the name of a tensor of the checkpoint, or a pattern of names, found none that it matches"
-                ),
-                help: Some("a pattern stands for the whole name: '*.down_proj.weight'".into()),
-            });
-        }
-    }
-    Ok(kept)
-}
-
-/// The type of most elements of the checkpoint.
-fn main_type(model: &Model) -> DType {
-    let elements = |dtype| {
-        let of_type = model.weights.iter().filter(|t| graph_type(t.dtype) == Some(dtype));
-        of_type.map(|t| t.elements()).sum::<u64>()
-    };
-    [DType::F32, DType::F16, DType::BF16].into_iter().max_by_key(|&d| elements(d)).unwrap_or(DType::F32)
 }
 
 fn isa(o: &Build) -> Result<Isa, Error> {
@@ -634,127 +489,19 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
     Ok(PASSES.iter().filter(chosen).copied().collect())
 }
 
-fn check_stop(o: &Build) -> Result<(), Error> {
-    match &o.stop_after {
-        Some(at) if !STAGES.contains(&at.as_str()) && PASSES.iter().all(|p| p.name != at) => {
-            let known = STAGES.iter().copied().chain(PASSES.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
-            Err(Error::Usage { what: format!("--stop-after {at}: no such stage or pass, expected one of {known}"), help: None })
-        }
-        _ => Ok(()),
-    }
-}
-
-/// `step.8`.
-fn bucket_name(module: &Module) -> String {
-    let rows = module.symbol("T").map_or(0, |s| module.symbols[s.index()].bound);
-    format!("{}.{rows}", module.main().name)
+/// `--stop-after` names a stage, or a pass that this build runs.
+fn check_stop(o: &Build, passes: &[Pass]) -> Result<(), Error> {
+    let Some(at) = o.stop_after.as_deref().filter(|at| !STAGES.contains(at) && passes.iter().all(|p| p.name != *at)) else {
+        return Ok(());
+    };
+    let known = STAGES.iter().copied().chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
+    let exists = PASSES.iter().any(|p| p.name == at);
+    let what = if exists { "this build does not run that pass" } else { "no such stage or pass" };
+    Err(Error::Usage { what: format!("--stop-after {at}: {what}, expected one of {known}"), help: None })
 }
 
 fn print_all(modules: &[Module]) -> String {
     modules.iter().map(rcompile_graph::print).collect::<Vec<_>>().join("\n")
-}
-
-/// `--dump-dir`.
-struct Dump<'a> {
-    dir: Option<&'a Path>,
-}
-
-impl Dump<'_> {
-    fn write(&self, module: &Module, name: &str, text: &str) -> Result<(), Error> {
-        let Some(dir) = self.dir else { return Ok(()) };
-        let dir = dir.join(bucket_name(module));
-        std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
-        write_file(&dir.join(name), text.as_bytes())
-    }
-}
-
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    std::fs::write(path, bytes).map_err(|e| Error::output(path, "writing", &e))
-}
-
-/// Path of something emitted: as given, else `OUT.<extension>`; None: stdout.
-fn emit_path(o: &Build, path: Option<&Path>, extension: &str) -> Option<PathBuf> {
-    match path {
-        Some(path) => (path != Path::new("-")).then(|| path.to_path_buf()),
-        None => o.exe_path().map(|out| suffixed(out, extension)),
-    }
-}
-
-fn suffixed(path: &Path, extension: &str) -> PathBuf {
-    let mut path = path.as_os_str().to_os_string();
-    path.push(".");
-    path.push(extension);
-    path.into()
-}
-
-fn emit_text(o: &Build, path: Option<&Path>, extension: &str, text: &str, report: &mut Report) -> Result<(), Error> {
-    match emit_path(o, path, extension) {
-        Some(path) => write_file(&path, text.as_bytes()),
-        None => {
-            report.text += text;
-            Ok(())
-        }
-    }
-}
-
-/// `--emit llvm-ir,asm,obj`: texts of all units in one file, objects in a directory.
-fn emit_code(o: &Build, symbols: &[String], objects: &[Compiled], report: &mut Report) -> Result<(), Error> {
-    for (kind, extension, comment) in [(EmitKind::LlvmIr, "ll", ';'), (EmitKind::Asm, "s", '#')] {
-        let Some(emit) = o.emits(kind) else { continue };
-        let mut text = String::new();
-        for (symbol, unit) in symbols.iter().zip(objects) {
-            let body = if kind == EmitKind::Asm { &unit.asm } else { &unit.llvm_ir };
-            let _ = writeln!(text, "{comment} unit {symbol}\n{}", body.as_deref().unwrap_or_default());
-        }
-        emit_text(o, emit.path.as_deref(), extension, &text, report)?;
-    }
-    if let Some(emit) = o.emits(EmitKind::Obj) {
-        let Some(dir) = emit_path(o, emit.path.as_deref(), "objects") else {
-            return Err(Error::usage("--emit obj needs a directory, expected obj=DIR or -o OUT"));
-        };
-        std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
-        for (symbol, unit) in symbols.iter().zip(objects) {
-            write_file(&dir.join(format!("{symbol}.o")), &unit.object)?;
-        }
-    }
-    Ok(())
-}
-
-/// `--save-temps`: what the linker got, with readable names.
-fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<u8>)], archive: &[u8]) -> Result<(), Error> {
-    let dir = suffixed(output, "temps");
-    std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
-    write_file(&dir.join("runtime.a"), archive)?;
-    for name in ["stub.c", "payload.ld", "command", "log"] {
-        if let Ok(bytes) = std::fs::read(work.path().join(name)) {
-            write_file(&dir.join(name), &bytes)?;
-        }
-    }
-    objects.iter().try_for_each(|(symbol, object)| write_file(&dir.join(format!("{symbol}.o")), object))
-}
-
-/// Refuses outputs that would destroy something: a directory, a device, an input of this build.
-fn check_output(output: &Path, model: &Path) -> Result<(), Error> {
-    use std::os::unix::fs::MetadataExt;
-    let refuse = |what: &str| {
-        let help = Some("choose another name with -o".to_string());
-        Err(Error::Output { path: output.display().to_string(), what: what.into(), help })
-    };
-    for path in [output.to_path_buf(), payload::weights_path(output)] {
-        let Ok(meta) = std::fs::metadata(&path) else { continue };
-        if meta.is_dir() {
-            return refuse("is a directory, expected a file name, found a directory");
-        }
-        if !meta.is_file() {
-            return refuse("is no regular file, expected a file name, found a device or pipe");
-        }
-        let same = |other: &std::fs::Metadata| (other.dev(), other.ino()) == (meta.dev(), meta.ino());
-        let inputs = std::fs::read_dir(model).into_iter().flatten().flatten();
-        if inputs.filter_map(|e| std::fs::metadata(e.path()).ok()).any(|m| same(&m)) {
-            return refuse("is an input of this build, expected another file");
-        }
-    }
-    Ok(())
 }
 
 /// Bytes of executable sections of an object.
@@ -784,18 +531,6 @@ fn fill_plan_report(report: &mut Report, plans: &[Planned], weights: &WeightTabl
         .collect();
 }
 
-/// Stored type of most weight bytes.
-fn weights_type(weights: &WeightTable) -> String {
-    let mut bytes = std::collections::BTreeMap::new();
-    let name = |j: &PackJob| match j.layout {
-        Layout::Panels(Panels { coding: Coding::Int8 { .. } | Coding::Int8Groups { .. }, .. }) => "int8",
-        Layout::Panels(Panels { coding: Coding::Int4 { .. }, .. }) => "int4",
-        _ => j.dtype.name(),
-    };
-    weights.jobs.iter().for_each(|j| *bytes.entry(name(j)).or_insert(0) += j.bytes);
-    bytes.into_iter().max_by_key(|(_, b)| *b).map_or("f32", |(name, _)| name).into()
-}
-
 /// A warning for the user and the report.
 fn warn(text: Option<String>, progress: &Progress, report: &mut Report) {
     if let Some(text) = text {
@@ -813,18 +548,22 @@ fn finished(mut report: Report, progress: &Progress) -> Report {
 }
 
 /// The compact tokenizer, where the model has one.
-fn compact_tokenizer(model: &Model) -> Result<Option<Vec<u8>>, Error> {
+pub(crate) fn compact_tokenizer(model: &Model) -> Result<Option<Vec<u8>>, Error> {
     let compact = model.tokenizer.as_ref().map(|t| {
-        rcompile_runtime::text::compact(&t.json).map_err(|e| {
-            let kind = match e.exit_code() {
-                5 => Kind::Disagree,
-                6 => Kind::Unsupported,
-                _ => Kind::Malformed,
-            };
-            rcompile_models::Error::new(kind, "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e)
-        })
+        rcompile_runtime::text::compact(&t.json)
+            .map_err(|e| rcompile_models::Error::new(kind(&e), "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e))
     });
     Ok(compact.transpose()?)
+}
+
+/// What is wrong with a tokenizer or its text, as one of the model directory's errors.
+pub(crate) fn kind(error: &TextError) -> Kind {
+    match error {
+        TextError::Malformed(_) => Kind::Malformed,
+        TextError::Disagree(_) => Kind::Disagree,
+        TextError::Unsupported(_) => Kind::Unsupported,
+        TextError::Failed(_) => Kind::Limit,
+    }
 }
 
 /// What a thread came to; its panic is ours.
@@ -844,93 +583,4 @@ fn code<'a>(plans: &'a [Planned], isa: &'a Isa, options: CodegenOptions) -> (Vec
         units.push(unit);
     }
     (units, steps)
-}
-
-/// What the executable will know about itself, as JSON.
-#[expect(clippy::too_many_arguments, reason = "everything that a build has decided comes together here")]
-fn manifest(
-    o: &Build,
-    model: &Model,
-    isa: &Isa,
-    settings: &Settings,
-    plans: &[Planned],
-    weights: &WeightTable,
-    (inputs, tokenizer, notes): (Vec<InputFile>, Option<Vec<u8>>, Vec<String>),
-    blobs: &mut Blobs,
-) -> Result<Vec<u8>, Error> {
-    let facts = model.facts();
-    let generation = &model.generation;
-    let embed = model.arch.task == Task::Embed;
-    let first = &plans[0];
-    let max_length = |limit: Option<usize>| limit.map(|n| n.min(settings.ctx_size as usize) as u32);
-    let text = tokenizer.zip(model.tokenizer.as_ref()).map(|(compact, t)| TextInfo {
-        tokenizer: blobs.add(&compact),
-        chat_template: model.chat_template.as_ref().map(|source| blobs.add(source.as_bytes())),
-        special_tokens: t.facts.special_tokens.clone(),
-        max_length: max_length(model.pooling.as_ref().and_then(|p| p.max_tokens).or(t.facts.model_max_length.filter(|_| embed))),
-    });
-    let bucket = |p: &Planned| BucketInfo {
-        rows: p.program.bucket,
-        logit_rows: if embed { p.program.max_runs } else { p.program.max_logit_rows },
-        tile_rows: p.program.tile_rows,
-        arena_bytes: p.program.arena_bytes,
-        private_bytes: p.program.private_bytes,
-        regions: p.regions.clone(),
-        barriers_per_layer: p.barriers_per_layer,
-    };
-    let manifest = Manifest {
-        rcompile_version: env!("CARGO_PKG_VERSION").into(),
-        name: model.name.clone(),
-        architecture: model.arch.class_names[0].into(),
-        task: if embed { "embed" } else { "generate" }.into(),
-        target: isa.triple.clone(),
-        cpu: isa.name.clone(),
-        features: isa.features.iter().cloned().collect(),
-        cores: o.cores.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32)),
-        ctx_size: settings.ctx_size,
-        slots: settings.slots,
-        dtype: weights_type(weights),
-        compute: settings.compute_name().into(),
-        kv_dtype: settings.kv_name().into(),
-        quantization: settings.quantisation_name.clone(),
-        vocab_size: facts.vocab_size as u32,
-        hidden_size: facts.hidden_size as u32,
-        parameters: model.weights.parameters(),
-        entries: vec![EntryInfo {
-            name: first.program.entry.clone(),
-            buckets: plans.iter().map(bucket).collect(),
-            output_stride: first.output_stride.into(),
-            output: if embed { "pooled" } else { "logits" }.into(),
-        }],
-        state: StateInfo {
-            bytes: first.state.bytes,
-            bytes_per_token: first.state.bytes_per_token,
-            pages_per_slot: first.state.pages_per_slot,
-            persistent: first.state.persistent,
-        },
-        weight_bytes: weights.len,
-        inputs: inputs.into_iter().map(|i| rcompile_runtime::abi::InputFile { name: i.name, bytes: i.bytes, sha256: i.sha256 }).collect(),
-        text,
-        generation: GenerationInfo {
-            bos_token_id: generation.bos,
-            eos_token_ids: generation.eos.clone(),
-            do_sample: generation.do_sample,
-            temperature: generation.temperature.map(|x| x as f32),
-            top_k: generation.top_k.map(|x| x as u32),
-            top_p: generation.top_p.map(|x| x as f32),
-            repetition_penalty: generation.repetition_penalty.map(|x| x as f32),
-        },
-        pooling: model.pooling.as_ref().map(|p| PoolingInfo {
-            mode: match p.mode {
-                PoolingMode::Mean => "mean",
-                PoolingMode::Cls => "cls",
-                PoolingMode::Max => "max",
-                PoolingMode::Last => "last",
-            }
-            .into(),
-            normalize: p.normalize,
-        }),
-        notes,
-    };
-    serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
 }

@@ -87,6 +87,11 @@ const fn machine(
     Machine { cpus, name, cores, ghz, socket_gb_per_s, core_gb_per_s, flop_per_cycle }
 }
 
+/// Cores of the largest machine with the CPU that `--cpu` names; one without a row counts as a common one.
+pub fn cores(cpu: &str) -> u32 {
+    MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map_or(64, |m| m.cores)
+}
+
 impl Machine {
     /// The row for a CPU; code without 512-bit vectors reaches half of a CPU that has them, int8 dots of three instructions twice its f32.
     fn of(cpu: &str, features: &[String], bandwidth: Option<f64>) -> Option<Machine> {

@@ -13,6 +13,7 @@
 //! a matmul without an entry has the heuristic's tile, and entries without a matmul are warned about. No choice changes a bit of any result:
 //! each output element is one chain over k in every tile.
 
+use crate::emit;
 use crate::error::Error;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Compute, DType, Kernel, MatmulTile, Panels, Program};
@@ -152,14 +153,7 @@ impl Tuning {
     pub fn write(&self, path: Option<&Path>, isa: &Isa) -> Result<InputFile, Error> {
         let text = self.text(isa)?;
         if let Some(path) = path {
-            // Whole or not at all.
-            let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-            let written = tempfile::Builder::new().prefix(".rcompile-tuning").tempfile_in(parent).and_then(|mut file| {
-                std::io::Write::write_all(&mut file, text.as_bytes())?;
-                file.as_file().set_permissions(std::os::unix::fs::PermissionsExt::from_mode(0o644))?;
-                file.persist(path).map_err(|e| e.error)
-            });
-            written.map_err(|e| Error::output(path, "writing", &e))?;
+            emit::write_whole(path, text.as_bytes())?;
         }
         Ok(input(text.as_bytes()))
     }

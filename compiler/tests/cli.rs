@@ -273,6 +273,46 @@ fn output_that_cannot_be() {
     assert_eq!(std::fs::read(case.model().join("config.json")).expect("config"), before);
 }
 
+/// Whatever a build writes, it is not one of its inputs.
+#[test]
+fn inputs_stay() {
+    let case = Case::new("llama-gqa-tied");
+    let nested = case.model().join("1_Pooling");
+    std::fs::create_dir(&nested).expect("directory");
+    let weights = case.model().join("model.safetensors");
+    let before = std::fs::read(&weights).expect("weights");
+    let emits = ["graph", "program", "llvm-ir", "asm"].map(|kind| format!("{kind}={}", weights.display()));
+    for emit in &emits {
+        refused(&case, &case.build(&[NO_TOKENIZER, &["--emit", emit]].concat()), 8, &["model.safetensors", "input"]);
+    }
+    let tuning = case.dir.path().join("tuning");
+    std::fs::write(&tuning, "{}").expect("tuning");
+    let tuning = tuning.to_string_lossy();
+    let read = case.build(&[NO_TOKENIZER, &["--tuning", &tuning, "--emit", &format!("graph={tuning}")]].concat());
+    assert_ne!(read.status.code(), Some(0), "{read:?}");
+    assert_eq!(std::fs::read_to_string(&*tuning).expect("tuning"), "{}");
+    assert_eq!(std::fs::read(&weights).expect("weights"), before);
+}
+
+/// Nobody reads stderr: the executable is there, and that is what the exit code says.
+#[test]
+fn a_report_that_nobody_reads() {
+    let case = Case::new("llama-gqa-tied");
+    let mut command = rcompile();
+    command.args(["build", "--no-tokenizer", "--buckets", "1", "--cpu", "x86-64-v3", "--model"]).arg(case.model());
+    command.arg("-o").arg(case.out().join("exe")).stderr(std::fs::File::create("/dev/full").expect("/dev/full"));
+    assert_eq!(command.status().expect("rcompile runs").code(), Some(0));
+    assert_eq!(names(&case.out()), ["exe"]);
+}
+
+#[test]
+fn a_dry_run_writes_nothing() {
+    let case = Case::new("llama-gqa-tied");
+    let output = case.build(&[NO_TOKENIZER, &["--dry-run", "--emit", "graph,program"]].concat());
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    assert_eq!(names(&case.out()), [""; 0]);
+}
+
 #[test]
 fn every_kind_of_output() {
     let case = Case::new("llama-gqa-tied");

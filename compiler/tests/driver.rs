@@ -123,6 +123,7 @@ fn wrong_use_is_one_line_and_a_code() {
     run(2, "--bogus", build(dir.path(), &["--bogus"]));
     run(2, "no such pass", build(dir.path(), &["--passes", "+nope"]));
     run(2, "no such stage", build(dir.path(), &["--stop-after", "nope"]));
+    run(2, "does not run that pass", build(dir.path(), &["-O0", "--stop-after", "cse"]));
     run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
     run(6, "nope", build(dir.path(), &["--cpu-features", "+nope"]));
     run(2, "--calibrate", build(dir.path(), &["--quantize", "int8", "--calibrate", "x"]));

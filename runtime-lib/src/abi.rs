@@ -413,6 +413,8 @@ pub struct GenerationInfo {
     pub top_k: Option<u32>,
     /// Top-p.
     pub top_p: Option<f32>,
+    /// Min-p.
+    pub min_p: Option<f32>,
     /// Repetition penalty.
     pub repetition_penalty: Option<f32>,
 }

@@ -33,6 +33,12 @@ impl<'a> Decoder<'a> {
         &mut self.session
     }
 
+    /// Refuses more positions than a sequence can have.
+    pub fn check_room(&self, needed: usize) -> Result<(), DecodeError> {
+        let ctx_size = self.session.program().ctx_size();
+        if needed > ctx_size { Err(ContextFull { needed, ctx_size }.into()) } else { Ok(()) }
+    }
+
     /// Lengths of the slots.
     pub fn slots(&self) -> &Slots {
         &self.slots

@@ -98,15 +98,9 @@ impl<'a> Encoder<'a> {
         program.max_rows().min(program.ctx_size())
     }
 
-    /// Encodes all texts: `read(session, run)` of every text, in order, taken while its step's output is there, on any of the threads
-    /// (where a panic ends the process).
-    pub fn encode<T, R>(&mut self, texts: &[T], read: impl Fn(&Session, usize) -> R + Sync) -> Result<Vec<R>, EncodeError>
-    where
-        T: AsRef<[u32]> + Sync,
-        R: Send,
-    {
+    /// Refuses texts that are empty, or longer than what one step holds.
+    pub fn check_lengths(&self, lengths: &[usize]) -> Result<(), EncodeError> {
         let limit = self.text_limit();
-        let lengths: Vec<usize> = texts.iter().map(|text| text.as_ref().len()).collect();
         for (index, &tokens) in lengths.iter().enumerate() {
             if tokens > limit {
                 return Err(EncodeError::TooLong { index, tokens, limit });
@@ -115,6 +109,18 @@ impl<'a> Encoder<'a> {
                 return Err(EncodeError::Empty { index });
             }
         }
+        Ok(())
+    }
+
+    /// Encodes all texts: `read(session, run)` of every text, in order, taken while its step's output is there, on any of the threads
+    /// (where a panic ends the process).
+    pub fn encode<T, R>(&mut self, texts: &[T], read: impl Fn(&Session, usize) -> R + Sync) -> Result<Vec<R>, EncodeError>
+    where
+        T: AsRef<[u32]> + Sync,
+        R: Send,
+    {
+        let lengths: Vec<usize> = texts.iter().map(|text| text.as_ref().len()).collect();
+        self.check_lengths(&lengths)?;
         let session = &self.together.session;
         let (program, threads) = (session.program(), session.threads() as usize);
         let (max_rows, max_runs) = (program.max_rows(), program.slots().min(program.max_outputs()).max(1));

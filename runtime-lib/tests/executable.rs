@@ -575,6 +575,9 @@ fn measurements_fit_a_short_context() {
     assert_eq!(tests(&["-d", "10,0", "-n", "3"]), ["pp30@d10", "tg3@d10", "pp40", "tg3"]);
     assert!(exe.fails(&["bench", "-p", "41"], 7).contains("41"));
     exe.fails(&["bench", "-d", "40"], 7);
+    // Refused before anything of that size is made.
+    assert!(exe.fails(&["bench", "-p", "1000000000000"], 7).contains("1000000000000"));
+    assert!(exe.fails(&["profile", "-n", "1000000000000"], 7).contains("built for 40"));
 
     exe.ok(&["profile"]);
     exe.ok(&["profile", "-p", "40"]);
@@ -693,7 +696,8 @@ fn values_out_of_range_are_named_with_their_range() {
         (&["perplexity"], &["-f", "-", "--chunks", "0"], "expected a whole number of 1 or more"),
         (&["bench"], &["-p", "0", "-n", "0"], "nothing to measure"),
         (&["bench"], &["-p", "-1,2"], "expected a whole number of 0 or more"),
-        (&["bench"], &["-b", "0"], "expected a whole number of 1 or more"),
+        (&["bench"], &["-b", "0"], "expected a whole number from 1 to 65536"),
+        (&["profile"], &["-b", "65537"], "expected a whole number from 1 to 65536"),
         (&["bench"], &["-r", "0"], "expected a whole number of 1 or more"),
         (&["profile"], &["-n", "-1"], "expected a whole number of 0 or more"),
     ] {

@@ -168,7 +168,7 @@ fn costs_agree_with_weights_and_cache() {
 #[test]
 fn barriers_are_counted_per_layer() {
     let layer = |i: usize| {
-        let last = if i % 2 == 0 { format!("add %x{i}, %m{i}") } else { format!("tanh %m{i}") };
+        let last = if i.is_multiple_of(2) { format!("add %x{i}, %m{i}") } else { format!("tanh %m{i}") };
         let lines = [
             format!("%g{i} = param @g{i}"),
             format!("%w{i} = param @w{i}"),

@@ -1,9 +1,10 @@
 //! The text of `--calibrate`: read, checked, and cut into chunks of tokens.
 
 use crate::error::Error;
+use crate::pipeline;
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind, Model};
-use rcompile_runtime::text::{Text, compact};
+use rcompile_runtime::text::{Text, TextError};
 use std::path::Path;
 
 /// Most chunks of a text; a longer text gives as many, spread evenly over it.
@@ -55,11 +56,13 @@ impl CalibrationText {
 
 /// Cuts the text of file `name`.
 fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error> {
-    let Some(json) = &model.tokenizer else {
+    let Some(bytes) = pipeline::compact_tokenizer(model)? else {
         return Err(Error::Usage { what: "--calibrate without a tokenizer, expected tokenizer.json, found none".into(), help: None });
     };
-    let failed = |e| Error::bug("calibrate tokens", e);
-    let bytes = compact(&json.json).map_err(failed)?;
+    let failed = |e: TextError| {
+        let e = ModelError::new(pipeline::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
+        e.help("--calibrate takes a text like those that the model will read and write")
+    };
     let tokenizer = Text::load(&bytes).map_err(failed)?;
     let leading = tokenizer.leading_special().map_err(failed)?;
     let ids = tokenizer.encode(text, false).map_err(failed)?;

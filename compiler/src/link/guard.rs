@@ -5,6 +5,7 @@
 //! a living build holds a lock on its work directory, a dead one does not.
 
 use crate::error::Error;
+use crate::report;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process_group};
 use std::fs::File;
@@ -53,7 +54,7 @@ pub fn handle_signals() -> Result<(), Error> {
                     }
                 }
                 let error = Error::Interrupted(signal);
-                eprintln!("{error}");
+                report::say(&error.to_string());
                 std::process::exit(error.exit_code());
             }
         })

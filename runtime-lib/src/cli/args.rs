@@ -211,7 +211,7 @@ pub struct BenchArgs {
     #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', value_parser = count, default_values_t = [0])]
     pub depth: Vec<usize>,
     /// Sequences side by side (encoders: texts)
-    #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', value_parser = positive, default_values_t = [1])]
+    #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', value_parser = batch, default_values_t = [1])]
     pub batch: Vec<usize>,
     /// Repetitions of each test
     #[arg(short = 'r', long, value_name = "N", value_parser = positive, default_value_t = 5)]
@@ -237,7 +237,7 @@ pub struct ProfileArgs {
     pub n_gen: Option<usize>,
     /// Sequences, each with a prompt of its own: prompts one after the other, then a token of each per
     /// step (encoders: texts)
-    #[arg(short = 'b', long, value_name = "N", value_parser = positive, default_value_t = 1)]
+    #[arg(short = 'b', long, value_name = "N", value_parser = batch, default_value_t = 1)]
     pub batch: usize,
     #[command(flatten)]
     pub machine: MachineArgs,
@@ -298,6 +298,13 @@ fn count(text: &str) -> Result<usize, String> {
 
 fn positive(text: &str) -> Result<usize, String> {
     number(text, 1..=usize::MAX, "a whole number of 1 or more")
+}
+
+/// Most sequences or texts of a measurement.
+const BATCH_MAX: usize = 1 << 16;
+
+fn batch(text: &str) -> Result<usize, String> {
+    number(text, 1..=BATCH_MAX, "a whole number from 1 to 65536")
 }
 
 fn window(text: &str) -> Result<usize, String> {

@@ -88,6 +88,7 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
         for &depth in &args.depth {
             let room = decoder.session().program().ctx_size().saturating_sub(depth);
             for (kind, count) in tests(&lengths(&args.n_prompt, PROMPT, room), &lengths(&args.n_gen, GENERATED, room)) {
+                decoder.check_room(depth.saturating_add(count))?;
                 let name = test_name(kind, count, depth);
                 for slot in 0..batch {
                     decoder.truncate(slot, 0);
@@ -154,6 +155,7 @@ fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
     let mut ids = Ids::new(manifest.vocab_size);
     for &batch in &args.batch {
         for count in lengths(&args.n_prompt, PROMPT, encoder.text_limit()).into_iter().filter(|&n| n > 0) {
+            encoder.check_lengths(&[count])?;
             let texts: Vec<Vec<u32>> = (0..batch).map(|_| ids.take(count)).collect();
             let mut seconds = Vec::new();
             encoder.start_profile(0);

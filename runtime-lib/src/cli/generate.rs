@@ -156,7 +156,7 @@ fn sampling(args: &SamplingArgs, model: &GenerationInfo) -> Sampling {
         temperature: args.temp.unwrap_or(if random { model.temperature.unwrap_or(1.0) } else { 0.0 }),
         top_k: args.top_k.or(model.top_k.map(|k| k as usize)).unwrap_or(0),
         top_p: args.top_p.or(model.top_p).unwrap_or(1.0),
-        min_p: args.min_p.unwrap_or(0.0),
+        min_p: args.min_p.or(model.min_p).unwrap_or(0.0),
         repeat_penalty: args.repeat_penalty.or(model.repetition_penalty).unwrap_or(1.0),
         seed: args.seed,
     }
@@ -373,8 +373,10 @@ mod tests {
 
     #[test]
     fn flags_win_over_the_models_defaults() {
-        let model = GenerationInfo { do_sample: true, temperature: Some(0.6), top_k: Some(20), ..GenerationInfo::default() };
+        let model =
+            GenerationInfo { do_sample: true, temperature: Some(0.6), top_k: Some(20), min_p: Some(0.05), ..GenerationInfo::default() };
         let by_model = sampling(&SamplingArgs::default(), &model);
+        assert_eq!(by_model.min_p, 0.05);
         assert_eq!((by_model.temperature, by_model.top_k, by_model.top_p), (0.6, 20, 1.0));
         let greedy = SamplingArgs { temp: Some(0.0), ..SamplingArgs::default() };
         assert_eq!(sampling(&greedy, &model).temperature, 0.0);

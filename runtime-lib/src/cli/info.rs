@@ -70,7 +70,7 @@ fn table(cx: &Cx) -> String {
     line("model", format!("{} ({})", m.name, m.architecture));
     line("task", m.task.clone());
     line("built by", format!("rcompile {}", m.rcompile_version));
-    line("target", format!("{}, {}, split for {} cores", m.target, m.cpu, m.cores));
+    line("target", format!("{}, {}, for {} cores", m.target, m.cpu, m.cores));
     line("features", m.features.join(","));
     line("parameters", m.parameters.to_string());
     line("types", format!("weights {}, compute {}, KV cache {}, quantisation {}", m.dtype, m.compute, m.kv_dtype, m.quantization));

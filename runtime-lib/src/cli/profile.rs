@@ -8,6 +8,7 @@
 //! operation's bound is the larger of its bytes of weights and KV cache over the read rate and its operations over the peak.
 
 use std::collections::HashMap;
+use std::io::Write;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -44,6 +45,7 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     if manifest.task == "embed" {
         let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
         let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1);
+        encoder.check_lengths(&[length])?;
         let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
         encoder.encode(&texts, |_, _| ())?;
         limits.measure(encoder.session());
@@ -56,6 +58,7 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
         check_batch(&decoder, args.batch)?;
         let (n_prompt, n_gen) = lengths(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
+        decoder.check_room(n_prompt.saturating_add(n_gen))?;
         let prompts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(n_prompt)).collect();
         let answers: Vec<Vec<(usize, u32)>> = (0..n_gen).map(|_| ids.take(args.batch).into_iter().enumerate().collect()).collect();
         // First touch of weights and caches is not profiled.
@@ -90,7 +93,11 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         std::fs::write(path, trace(&phases).to_string()).map_err(failed)?;
         let dropped: u64 = phases.iter().map(|p| p.1.dropped()).sum();
         if dropped > 0 {
-            eprintln!("warning[W-trace]: {path}: {dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket");
+            // Nobody listening is fine.
+            let _ = writeln!(
+                std::io::stderr(),
+                "warning[W-trace]: {path:?}: {dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket"
+            );
         }
     }
     let mut report = Report { threads: phases.first().map_or(1, |p| p.1.threads()), limits, phases: Vec::new() };

@@ -1,0 +1,160 @@
+//! What options, model and CPU decide together: types of weights, arithmetic and cache, sizes of the cache.
+//!
+//! In: `rcompile build`'s options, the opened model, the CPU. Out: [`Settings`], or the error for options that do not fit the other two.
+
+use crate::error::Error;
+use crate::options::{Build, ComputeType, WeightType};
+use crate::passes::quantise::{self, Keep, Quantisation};
+use crate::scaling;
+use rcompile_codegen::isa::Isa;
+use rcompile_graph::{DType, Group};
+use rcompile_models::Model;
+use rcompile_models::arch::Task;
+use rcompile_models::weights::graph_type;
+
+/// Slots of an encoder: texts side by side in a step.
+const ENCODER_SLOTS: u32 = 16;
+/// Default bound of `--ctx-size`.
+const DEFAULT_CTX_SIZE: usize = 4096;
+/// Largest `--ctx-size`: rotary tables hold a row per position.
+const MAX_CTX_SIZE: u32 = 1 << 22;
+
+/// What follows from options, model and CPU together.
+pub(crate) struct Settings {
+    pub(crate) compute: DType,
+    pub(crate) kv_dtype: DType,
+    pub(crate) weight_dtype: Option<DType>,
+    pub(crate) quantisation: Quantisation,
+    /// What the weights are: the checkpoint's codes and what is made of the others.
+    pub(crate) quantisation_name: String,
+    pub(crate) ctx_size: u32,
+    pub(crate) slots: u32,
+    /// Cores that the work is split for, as the executable describes itself.
+    pub(crate) cores: u32,
+}
+
+impl Settings {
+    /// As `--compute` names it.
+    pub(crate) fn compute_name(&self) -> &'static str {
+        if self.compute == DType::I8 { "int8" } else { self.compute.name() }
+    }
+
+    /// As `--kv-dtype` names it.
+    pub(crate) fn kv_name(&self) -> &'static str {
+        if self.kv_dtype.is_quantised() { "int8" } else { self.kv_dtype.name() }
+    }
+
+    pub(crate) fn new(o: &Build, model: &Model, isa: &Isa) -> Result<Settings, Error> {
+        let weight_dtype = match o.dtype {
+            WeightType::Auto => None,
+            WeightType::F32 => Some(DType::F32),
+            WeightType::F16 => Some(DType::F16),
+            WeightType::Bf16 => Some(DType::BF16),
+        };
+        let stored = weight_dtype.unwrap_or_else(|| main_type(model));
+        let plan = o.quantize.plan();
+        let quantisation = Quantisation { keep: kept(&plan.keep, model)?, ..plan };
+        let has_int8 = isa.int8_dot(isa.lanes).is_some();
+        let has_codes = quantisation.is_any() || model.scheme.is_some();
+        let compute = match o.compute {
+            // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
+            ComputeType::Auto if has_codes && has_int8 => DType::I8,
+            ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
+            ComputeType::Int8 if !has_codes => {
+                return Err(Error::Usage {
+                    what: "--compute int8 without quantised weights, expected --quantize, found none".into(),
+                    help: Some("--quantize int8 or --quantize int4".into()),
+                });
+            }
+            ComputeType::Int8 if has_int8 => DType::I8,
+            ComputeType::Int8 => {
+                return Err(Error::Unsupported {
+                    place: "--compute int8".into(),
+                    what: format!("needs an integer dot product on full vectors, which {} has not", isa.name),
+                    help: Some("--compute auto".into()),
+                });
+            }
+            ComputeType::Bf16 => DType::BF16,
+            _ => DType::F32,
+        };
+        let kv_dtype = match o.kv_dtype {
+            // Integer arithmetic says nothing about the cache: as for the checkpoint's own type.
+            ComputeType::Auto if compute == DType::I8 => {
+                if stored == DType::F32 {
+                    DType::F32
+                } else {
+                    DType::BF16
+                }
+            }
+            ComputeType::Auto => compute,
+            ComputeType::Bf16 => DType::BF16,
+            // A scale for each key and each value of a head.
+            ComputeType::Int8 => DType::Q8(Group::Row),
+            ComputeType::F32 => DType::F32,
+        };
+        let ctx_size = match o.ctx_size {
+            Some(n) => n,
+            None => model.facts().max_positions.min(DEFAULT_CTX_SIZE) as u32,
+        };
+        if ctx_size > MAX_CTX_SIZE {
+            let what = format!("too many positions, expected at most {MAX_CTX_SIZE}, found {ctx_size}");
+            return Err(Error::Limit { place: "--ctx-size".into(), what });
+        }
+        let slots = if model.arch.task == Task::Embed && o.parallel == 1 { ENCODER_SLOTS } else { o.parallel };
+        let cells = u64::from(ctx_size) * u64::from(slots);
+        if cells > 1 << 31 {
+            return Err(Error::Limit {
+                place: "--ctx-size, --parallel".into(),
+                what: format!("too many positions, expected at most {}, found {cells}", 1u64 << 31),
+            });
+        }
+        let quantisation_name = match model.scheme {
+            None => quantisation.name(),
+            Some(scheme) => match (quantisation.body, quantisation.head) {
+                (None, None) => scheme.name(),
+                (None, Some(_)) => format!("{}{}", scheme.name(), quantisation.name().trim_start_matches("none")),
+                _ => format!("{}, others {}", scheme.name(), quantisation.name()),
+            },
+        };
+        // A CPU that is named stands for its largest machine, so that hosts do not differ in what they build for it.
+        let cores = o.cores.unwrap_or_else(|| match o.cpu.as_str() {
+            "native" => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
+            _ => scaling::cores(&isa.name),
+        });
+        Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots, cores })
+    }
+}
+
+/// `--keep` by the graph's names of tensors: patterns are of the checkpoint's.
+fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
+    let mut kept = Vec::new();
+    for keep in patterns {
+        let named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
+        let before = kept.len();
+        if let (Some(part), Some(_)) = (named.clone().find(|t| model.weights.is_part(t)), keep.dtype) {
+            let (pattern, name) = (rcompile_models::error::escape(&keep.pattern), rcompile_models::error::escape(&part.stored_name));
+            let what = format!("--keep {pattern}: expected tensors of floats, found {name}, which are codes and stay as they are");
+            return Err(Error::Usage { what, help: None });
+        }
+        kept.extend(named.map(|t| Keep { pattern: t.name.clone(), dtype: keep.dtype }));
+        if kept.len() == before {
+            let pattern = rcompile_models::error::escape(&keep.pattern);
+            return Err(Error::Usage {
+                what: format!(
+                    "--keep {pattern}: expected the name of a tensor of the checkpoint, or a pattern of names, found none that it matches"
+                ),
+                help: Some("a pattern stands for the whole name: '*.down_proj.weight'".into()),
+            });
+        }
+    }
+    Ok(kept)
+}
+
+/// The type of most elements of the checkpoint.
+fn main_type(model: &Model) -> DType {
+    let elements = |dtype| {
+        let of_type = model.weights.iter().filter(|t| graph_type(t.dtype) == Some(dtype));
+        of_type.map(|t| t.elements()).sum::<u64>()
+    };
+    [DType::F32, DType::F16, DType::BF16].into_iter().max_by_key(|&d| elements(d)).unwrap_or(DType::F32)
+}
