@@ -3,6 +3,7 @@
 mod support;
 
 use rcompile_codegen::isa::{Arch, HOST_TRIPLE, Isa};
+use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
 use rcompile_codegen::{Emit, Options, compile, compile_units, probe_units};
 use rcompile_runtime::abi::{Probe, field};
@@ -134,7 +135,7 @@ fn buckets_share_equal_kernels() {
 #[test]
 fn matmuls_for_more_rows_are_other_kernels() {
     let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
-    let panels = Panels { nr: 16, k_pack: 1, k: 2048, groups: 1, group_cols: 64, ways: 1, coding: Coding::Elements };
+    let panels = Panels { nr: 16, k_pack: 2, k: 2048, groups: 1, group_cols: 64, ways: 1, coding: Coding::Elements };
     let tile = MatmulTile {
         mr: 6,
         streams: 4,
@@ -152,7 +153,7 @@ fn matmuls_for_more_rows_are_other_kernels() {
         let (row, col) = (e.var(0), e.var(1));
         let at = e.at(row, 64, col);
         let value = e.0.add(Expr::Acc(0));
-        let matmul = Matmul {
+        let head = Matmul {
             rows: Extent::LogitRows,
             compute: Compute::F32,
             a: operand(Place::Buffer(BufferId(0)), DType::F32),
@@ -172,7 +173,8 @@ fn matmuls_for_more_rows_are_other_kernels() {
         let weight = Weight { name: "head".into(), dtype: DType::Bf16, layout: Layout::Panels(panels), offsets: vec![0] };
         let mut p = program(buffers(&[("a", DType::F32, 64, 2048)]), vec![weight], vec![]);
         (p.bucket, p.max_logit_rows) = (64, max_logit_rows);
-        p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(matmul) }];
+        p.private_bytes = matmul::private_bytes(&isa, &p, &head);
+        p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(head) }];
         p
     };
     let [few, more] = [16, 32].map(with);

@@ -2,14 +2,15 @@
 //!
 //! `--scaling` plans a directory, or takes an executable's manifest, and predicts speed over cores (`scaling.rs`).
 //!
-//! A directory that would be refused gives the same error, with the same exit code, as a build.
+//! A directory is planned as a build with default options would (`--cpu` of `--target`): that is where its memory comes from. One that would be
+//! refused gives the same error, with the same exit code, as a build.
 
 use crate::compare::missing;
 use crate::error::Error;
 use crate::link::payload;
 use crate::options::{self, Inspect};
 use crate::pipeline;
-use crate::report;
+use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
 use rcompile_codegen::isa::Isa;
 use rcompile_models::arch::Task;
@@ -35,7 +36,7 @@ pub fn run(options: &Inspect) -> Result<(), Error> {
 }
 
 /// Plans the model as `rcompile build` would with default options, and writes nothing.
-fn directory_scaling(options: &Inspect) -> Result<(), Error> {
+fn plan(options: &Inspect) -> Result<Report, Error> {
     let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--dry-run", "--model"].map(Into::into).to_vec();
     args.push(options.path.clone().into());
     for (flag, value) in [("--target", &options.target), ("--cpu", &options.cpu)] {
@@ -44,7 +45,11 @@ fn directory_scaling(options: &Inspect) -> Result<(), Error> {
     let Ok(options::Command::Build(build)) = options::parse(args)? else {
         return Err(Error::bug("inspect", "not a build"));
     };
-    let planned = pipeline::run(&build)?;
+    pipeline::run(&build)
+}
+
+fn directory_scaling(options: &Inspect) -> Result<(), Error> {
+    let planned = plan(options)?;
     let isa = Isa::lookup(&planned.target, &planned.cpu, &[]);
     let subject = Subject {
         name: planned.model,
@@ -58,10 +63,6 @@ fn directory_scaling(options: &Inspect) -> Result<(), Error> {
 }
 
 fn executable_scaling(options: &Inspect, m: &Manifest) -> Result<(), Error> {
-    if options.cpu.is_some() || options.target.is_some() {
-        let what = "inspect --scaling: --cpu and --target are for model directories, an executable has its own".into();
-        return Err(Error::Usage { what, help: None });
-    }
     let entry = m.entries.first();
     let subject = Subject {
         name: m.name.clone(),
@@ -84,6 +85,10 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
     let Ok((mut value, m)) = parsed else {
         return Err(not_ours(options, "is an executable of another version of rcompile"));
     };
+    if options.cpu.is_some() || options.target.is_some() {
+        let what = "inspect: --cpu and --target are for model directories, an executable has its own".into();
+        return Err(Error::Usage { what, help: None });
+    }
     if options.scaling {
         return executable_scaling(options, &m);
     }
@@ -134,6 +139,8 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
 
 fn directory(options: &Inspect) -> Result<(), Error> {
     let model = rcompile_models::open(&options.path, &OpenOptions { tokenizer_optional: true, ..OpenOptions::default() })?;
+    let planned = plan(options)?;
+    let private_bytes = planned.buckets.iter().map(|b| b.private_bytes).max().unwrap_or(0);
     let types = types(&model);
     let f = model.facts();
     let kv_elements = 2 * f.layers * f.kv_heads * f.head_dim;
@@ -162,6 +169,14 @@ fn directory(options: &Inspect) -> Result<(), Error> {
             "kv_elements_per_token": kv_elements,
             "tied_head": f.tied_head,
             "quantization": model.scheme.map(|s| s.name()),
+            "memory": {
+                "cpu": planned.cpu,
+                "ctx_size": planned.ctx_size,
+                "weight_bytes": planned.weight_bytes,
+                "kv_bytes_per_token": planned.kv_bytes_per_token,
+                "arena_bytes": planned.arena_bytes,
+                "private_bytes_per_thread": private_bytes,
+            },
             "tokenizer": model.tokenizer.as_ref().map(|t| json!({ "model": t.facts.model, "size": t.facts.size })),
             "chat_template": model.chat_template.is_some(),
             "warnings": warnings,
@@ -188,6 +203,16 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     for (dtype, bytes) in &types {
         let _ = writeln!(out, "  weights    {dtype} {}", report::size(*bytes));
     }
+    let _ = writeln!(
+        out,
+        "  memory     weights {}, KV cache {} for {} positions, arena {}, {} per thread; built for {}",
+        report::size(planned.weight_bytes),
+        report::size(planned.kv_bytes_per_token * u64::from(planned.ctx_size)),
+        planned.ctx_size,
+        report::size(planned.arena_bytes),
+        report::size(private_bytes),
+        planned.cpu
+    );
     let _ = writeln!(out, "  files      {} with {} tensors", model.weights.files().len(), model.weights.iter().count());
     match &model.tokenizer {
         Some(t) => _ = writeln!(out, "  tokenizer  {}, {} tokens", t.facts.model, t.facts.size),

@@ -67,11 +67,11 @@ pub struct Inspect {
     /// --scaling: read bandwidth of the socket [default: the table's for the CPU]
     #[arg(long, value_name = "GB/s", value_parser = parse_bandwidth, requires = "scaling")]
     pub bandwidth: Option<f64>,
-    /// --scaling of a directory: CPU [default: native]
-    #[arg(long, value_name = "NAME", requires = "scaling")]
+    /// Of a directory: CPU to plan for [default: native]
+    #[arg(long, value_name = "NAME")]
     pub cpu: Option<String>,
-    /// --scaling of a directory: triple [default: the host's]
-    #[arg(long, value_name = "TRIPLE", requires = "scaling")]
+    /// Of a directory: triple to plan for [default: the host's]
+    #[arg(long, value_name = "TRIPLE")]
     pub target: Option<String>,
 }
 

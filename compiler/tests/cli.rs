@@ -382,7 +382,11 @@ fn other_verbs() {
     let model = model.to_string_lossy();
     assert!(run(&["inspect", &model]).contains("LlamaForCausalLM"));
     let inspected: Value = serde_json::from_str(&run(&["inspect", "--json", &model])).expect("JSON");
-    assert!(inspected.is_object());
+    let memory = |key: &str| inspected["memory"][key].as_u64().unwrap_or_else(|| panic!("{key} in {inspected}"));
+    // A position's keys and values, of elements as the cache stores them.
+    assert_eq!(memory("kv_bytes_per_token") % inspected["kv_elements_per_token"].as_u64().expect("elements"), 0, "{inspected}");
+    assert!(memory("weight_bytes") > 0 && memory("arena_bytes") > 0 && memory("private_bytes_per_thread") > 0);
+    assert!(run(&["inspect", "--cpu", "x86-64-v3", &model]).contains("built for x86-64-v3"));
     assert!(run(&["targets"]).contains("x86-64-v4"));
     assert!(run(&["doctor"]).contains("LLVM"));
     assert!(run(&["--help"]).contains("build") && run(&["build", "--help"]).contains("--buckets"));
