@@ -742,8 +742,11 @@ impl<'a> Text<'a> {
 
     /// The ids that the tokenizer puts in front of a text (BOS), empty where it puts none.
     pub fn leading_special(&self) -> Result<Vec<u32>, TextError> {
-        let with = self.encode("a", true)?;
-        let without = self.encode("a", false)?;
+        // Any text will do. A vocabulary without an unknown token may lack this one, but not its own first.
+        let known = self.encode("a", false).is_ok();
+        let text = if known { "a".to_string() } else { self.decode(&[0], false)? };
+        let with = self.encode(&text, true)?;
+        let without = self.encode(&text, false)?;
         let at = (0..=with.len().saturating_sub(without.len())).find(|&at| with[at..].starts_with(&without)).unwrap_or(0);
         Ok(with[..at].to_vec())
     }

@@ -122,6 +122,22 @@ fn merges_follow_rank_and_position() {
     assert_eq!(text.decode(&[4, 5, 99], false).unwrap(), "abc<s>");
 }
 
+/// A vocabulary of words without one for those that it lacks.
+#[test]
+fn a_tokenizer_may_not_know_every_text() {
+    let json = toy(r#"{"type": "WordLevel", "vocab": {"one": 0, "two": 1, "<s>": 2}, "unk_token": "<unk>"}"#, &added(2, "<s>")).replace(
+        r#""post_processor":null"#,
+        r#""post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}}"#,
+    );
+    let bytes = compact(json.as_bytes()).unwrap();
+    let text = Text::load(&bytes).unwrap();
+    assert_eq!(text.leading_special().unwrap(), [2]);
+    assert_eq!(text.encode("two", true).unwrap(), [2, 1]);
+    assert_eq!(text.encode("three", true).unwrap_err().exit_code(), 7);
+}
+
 #[test]
 fn text_is_cut_where_the_tokenizer_says() {
     let bytes = compact(toy(ABC, "").as_bytes()).unwrap();
