@@ -78,6 +78,9 @@ impl Scheme {
 
     /// The type of a matrix of `width` columns; `None` if its groups are no whole groups of the graph.
     fn dtype(&self, width: usize) -> Option<DType> {
+        if self.group_size.is_some_and(|size| size % 32 != 0) {
+            return None;
+        }
         let whole = |group: &Group| self.group_size.is_none_or(|size| size == width || size % group.len(width) == 0);
         let group = [Group::G128, Group::G64, Group::G32].into_iter().find(whole)?;
         Some(match (self.bits, self.symmetric) {
@@ -89,10 +92,13 @@ impl Scheme {
     }
 }
 
+/// What helps where codes are not supported.
+const ORIGINAL: &str = "give the model's original checkpoint and choose --quantize int8 or int4";
+
 /// Reads `quantization_config`; `None` where the checkpoint has none. What is not supported is refused by name.
 pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
     let supported = "gptq or awq codes, or weights in F32, F16 or BF16";
-    let help = "give the model's original checkpoint and choose --quantize int8 or int4";
+    let help = ORIGINAL;
     if let Some(section) = config.section("compression_config")? {
         let method = section.str_or("quant_method", "no quant_method")?;
         return Err(section.unsupported("quant_method", method, supported).help(help));
@@ -112,9 +118,6 @@ pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
         Some(value) if value.as_i64() == Some(-1) => None,
         _ => Some(c.usize_or("group_size", 1..=SIZE_MAX, 128)?),
     };
-    if group_size.is_some_and(|size| size % 32 != 0) {
-        return refused("group_size", &group_size.unwrap_or(0).to_string(), "-1 or a multiple of 32");
-    }
     match c.str_opt("pack_dtype")? {
         None | Some("int32") => {}
         Some(other) => return refused("pack_dtype", other, "int32"),
@@ -236,10 +239,19 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
         return Err(weights.error(qweight, Kind::Limit, "is too large", &format!("at most {SIZE_MAX} rows and columns"), "more"));
     };
     let size = scheme.group_size.unwrap_or(inputs);
-    let dtype = scheme.dtype(inputs).filter(|_| size > 0 && inputs % size == 0);
-    let Some(dtype) = dtype else {
+    if size == 0 || inputs % size != 0 {
         let (expected, found) = (format!("a multiple of group_size, {size}"), format!("{inputs} inputs"));
         return Err(weights.error(qweight, Kind::Disagree, "does not divide into groups", &expected, &found));
+    }
+    let Some(dtype) = scheme.dtype(inputs) else {
+        let e = weights.error(
+            qweight,
+            Kind::Unsupported,
+            "has groups that are not supported",
+            "group_size -1 or a multiple of 32",
+            &size.to_string(),
+        );
+        return Err(e.help(ORIGINAL));
     };
     let groups = inputs / size;
     if outputs % pack != 0 {

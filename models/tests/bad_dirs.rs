@@ -198,9 +198,6 @@ fn config_values() {
         ("gptq_marlin", 6, &["checkpoint_format", "marlin"], |t| {
             t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}));
         }),
-        ("gptq_group_48", 6, &["group_size", "48"], |t| {
-            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 48}));
-        }),
         ("gptq_dynamic", 6, &["dynamic", "+:"], |t| {
             t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}));
         }),
@@ -346,6 +343,14 @@ fn codes() {
         ("gptq_group_does_not_divide", 5, &["down_proj.qweight", "group_size, 128", "96 inputs"], |t| {
             gptq(t, |_| {});
             t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true}));
+        }),
+        ("gptq_group_100", 5, &["down_proj.qweight", "group_size, 100", "96 inputs"], |t| {
+            gptq(t, |_| {});
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 100, "sym": true}));
+        }),
+        ("gptq_group_48", 6, &["down_proj.qweight", "group_size", "multiple of 32", "found 48"], |t| {
+            gptq(t, |_| {});
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 48, "sym": true}));
         }),
         ("gptq_and_floats", 5, &["down_proj.weight", "is there twice"], |t| {
             gptq(t, |list| list.push(ToyTensor::zeros("model.layers.1.mlp.down_proj.weight", "F16", 2, &[64, 96])));
