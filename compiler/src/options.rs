@@ -184,7 +184,7 @@ pub struct Build {
     /// CPU features to add or to leave out
     #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
     pub cpu_features: Vec<Edit>,
-    /// Cores that the work is split for [default: this machine's, of a named CPU its largest machine's]
+    /// Cores that the executable is described for; the work is split among the threads that there are [default: this machine's, of a named CPU its largest machine's]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cores: Option<u32>,
 
@@ -501,8 +501,11 @@ fn not_yet(place: &str, help: &str) -> Error {
 
 /// Parses the arguments of the process. `Ok(Err(text))` is text for stdout (`--help`, `--version`).
 pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Result<Command, String>, Error> {
+    use clap::CommandFactory;
     use clap::error::ErrorKind;
-    match Cli::try_parse_from(args) {
+    let args: Vec<_> = args.into_iter().collect();
+    let verb = args.get(1).and_then(|verb| verb.to_str()).filter(|verb| Cli::command().find_subcommand(verb).is_some());
+    match Cli::try_parse_from(&args) {
         Ok(cli) => Ok(Ok(cli.command)),
         Err(e) => match e.kind() {
             ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Err(e.to_string())),
@@ -515,8 +518,13 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Resul
                 let text = e.to_string();
                 let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
                 let what = message.split_whitespace().collect::<Vec<_>>().join(" ");
-                let help = text.lines().find_map(|l| l.trim().strip_prefix("tip: ")).map(str::to_string);
-                Err(Error::Usage { what, help: Some(help.unwrap_or_else(|| "rcompile --help".into())) })
+                // Of clap's tips, the one that names a similar flag; else the help of the verb.
+                let tip = text.lines().find_map(|l| l.trim().strip_prefix("tip: ").filter(|tip| tip.contains("similar")));
+                let help = || match verb {
+                    Some(verb) => format!("rcompile {verb} --help"),
+                    None => "rcompile --help".into(),
+                };
+                Err(Error::Usage { what, help: Some(tip.map_or_else(help, str::to_string)) })
             }
         },
     }

@@ -102,7 +102,7 @@ pub fn run(options: &Build) -> Result<Report, Error> {
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);
     }
-    let pool = pool.build().map_err(|e| Error::bug("threads", e))?;
+    let pool = pool.build().map_err(|e| Error::Limit { place: "threads".into(), what: format!("{e}: use a smaller --jobs") })?;
     pool.install(|| build(options, &passes))
 }
 
@@ -344,8 +344,14 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let with_codes = calibration.as_ref().map(|c| c.codes.over(&model.weights));
     let tensors: &dyn Tensors = with_codes.as_ref().map_or(&model.weights, |t| t);
     let pack_all = |exe: &Unsealed, advance: &(dyn Fn(u64) + Sync)| pack::pack(&weights, tensors, exe.sink(), o.allow_nonfinite, advance);
-    let given = format!("{:?} {}", model.scheme, calibration.as_ref().map_or("", |c| &c.identity));
-    let weights_key = cache.has_weights().then(|| cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite, &given));
+    let weights_key = match cache.has_weights() {
+        true => {
+            let codes = calibration.as_ref().map(|c| c.codes.hash()).transpose()?;
+            let given = format!("{:?} {codes:?}", model.scheme);
+            Some(cache.weights_key(&weights, model.weights.files(), o.allow_nonfinite, &given))
+        }
+        false => None,
+    };
     let mut loaded = weights_key.and_then(|key| cache.load_weights(&key, weights.len, exe.sink(), &advance));
     let mut packed = match &loaded {
         Some(loaded) => loaded.packed.clone(),
@@ -359,7 +365,9 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     report.file_bytes = exe.file_len();
     let inputs = joined(hashing)?;
     exe.set_manifest(&manifest(inputs.clone(), &mut Blobs::default())?)?;
-    let source_holds = loaded.as_ref().is_none_or(|loaded| cache.weights_hold(loaded, &inputs));
+    let of_weights = |input: &&InputFile| model.weights.files().iter().any(|file| file.name() == input.name);
+    let weight_files: Vec<InputFile> = inputs.iter().filter(of_weights).cloned().collect();
+    let source_holds = loaded.as_ref().is_none_or(|loaded| cache.weights_hold(loaded, &weight_files));
     let mut sealed = source_holds && exe.seal(packed.hash)?;
     if let (false, Some(_), Some(key)) = (sealed, &loaded, &weights_key) {
         cache.discard_weights(key, source_holds);
@@ -372,7 +380,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         return Err(exe.differs("weights"));
     }
     if let (None, Some(key)) = (&loaded, weights_key) {
-        cache.keep_weights(key, weights.len, &packed, exe.sink(), &inputs, &model.name);
+        cache.keep_weights(key, weights.len, &packed, exe.sink(), &weight_files, &model.name);
     }
     exe.publish(&work, output)?;
     stage.finish("written, re-read and checked");
@@ -481,6 +489,13 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
     if let Some(edit) = o.passes.iter().find(|e| PASSES.iter().all(|p| p.name != e.name)) {
         let what = format!("--passes {edit}: no such pass, expected one of {}", names());
         return Err(Error::Usage { what, help: None });
+    }
+    // These two decide what is computed, which the executable says of itself.
+    for (pass, help) in [("quantise", "use --quantize none"), ("compute-dtype", "use --compute f32")] {
+        if o.passes.iter().any(|e| e.name == pass && !e.add) {
+            let what = format!("--passes -{pass}: it decides what is computed, not how fast");
+            return Err(Error::Usage { what, help: Some(help.into()) });
+        }
     }
     let chosen = |p: &&Pass| match o.passes.iter().rev().find(|e| e.name == p.name) {
         Some(edit) => edit.add,

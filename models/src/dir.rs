@@ -76,6 +76,10 @@ impl ModelDir {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
             Errno::NOTDIR => missing("not a directory", "a file".to_string()),
+            Errno::NOENT => {
+                let e = missing("cannot be opened", errno(Errno::NOENT));
+                e.help("nothing is downloaded: give a local directory, such as `hf download ORG/NAME --local-dir DIR` makes")
+            }
             e => missing("cannot be opened", errno(e)),
         })?;
         Ok(ModelDir { root: Arc::new(Root { path: path.to_path_buf(), fd, inputs: Mutex::default() }) })

@@ -99,9 +99,8 @@ impl Sampler {
         if self.sampling.temperature <= 0.0 {
             return highest(all);
         }
-        let scale = 1.0 / self.sampling.temperature;
         self.kept.clear();
-        self.kept.extend(all.map(|(l, id)| (l * scale, id)).filter(|(l, _)| !l.is_nan()));
+        self.kept.extend(all.filter(|(l, _)| !l.is_nan()));
         if self.kept.is_empty() {
             return 0;
         }
@@ -116,7 +115,7 @@ impl Sampler {
         }
         let mut sum = 0.0f64;
         for (l, _) in &mut self.kept {
-            *l = (*l - max).exp();
+            *l = ((*l - max) / self.sampling.temperature).exp();
             sum += f64::from(*l);
         }
         if self.sampling.top_p < 1.0 {
@@ -338,6 +337,11 @@ mod tests {
         assert_eq!(sampler.choose(&[f32::NAN, f32::NAN]), 0);
         assert_eq!(sampler.choose(&[0.0, f32::INFINITY]), 1);
         assert_eq!(sampler.choose(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), 0);
+        // Logits over such a temperature are beyond f32.
+        for temperature in [1e-30, 1e-38, f32::from_bits(1)] {
+            assert_eq!(Sampler::new(sampling(temperature), 3).choose(&[4.0, 9.0, 5.0]), 1, "{temperature}");
+            assert_eq!(Sampler::new(sampling(temperature), 3).choose(&[-4.0, -9.0, -3.0]), 2, "{temperature}");
+        }
     }
 
     #[test]

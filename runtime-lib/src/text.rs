@@ -39,6 +39,8 @@ const MAX_TOKEN_ID: u64 = 1 << 24;
 const HOLE: u32 = 1 << 31;
 /// A character never has more than four bytes; more pending tokens than this are not the start of one.
 const MAX_PENDING_TOKENS: usize = 8;
+/// Ids of a vocabulary among which [`Text::leading_special`] looks for one that is a word.
+const LEADING_TRIES: u32 = 1024;
 
 /// What can be wrong with a tokenizer or a text.
 #[derive(Debug, thiserror::Error)]
@@ -742,9 +744,10 @@ impl<'a> Text<'a> {
 
     /// The ids that the tokenizer puts in front of a text (BOS), empty where it puts none.
     pub fn leading_special(&self) -> Result<Vec<u32>, TextError> {
-        // Any text will do. A vocabulary without an unknown token may lack this one, but not its own first.
-        let known = self.encode("a", false).is_ok();
-        let text = if known { "a".to_string() } else { self.decode(&[0], false)? };
+        // Any text that has tokens will do. A vocabulary may lack this one, but not all of its own words.
+        let words = (0..LEADING_TRIES).map(|id| self.decode(&[id], true).unwrap_or_default());
+        let tokens = |text: &String| self.encode(text, false).is_ok_and(|ids| !ids.is_empty());
+        let text = std::iter::once("a".to_string()).chain(words).find(tokens).unwrap_or_default();
         let with = self.encode(&text, true)?;
         let without = self.encode(&text, false)?;
         let at = (0..=with.len().saturating_sub(without.len())).find(|&at| with[at..].starts_with(&without)).unwrap_or(0);
@@ -800,7 +803,11 @@ impl Stream {
     /// The text of ids that still wait; bytes that never became a character are U+FFFD.
     pub fn finish(&mut self, text: &Text) -> Result<String, TextError> {
         let whole = text.decode(&self.ids, !self.keep_special)?;
-        let new = rest_after(&whole, &self.printed).to_owned();
+        let new = match whole.starts_with(&self.printed) {
+            true => rest_after(&whole, &self.printed).to_owned(),
+            // A run of bytes with a cut end is no text as a whole, not even what was printed of it.
+            false => text.decode(&self.ids[self.context..], !self.keep_special)?,
+        };
         *self = Self::new(self.keep_special);
         Ok(new)
     }

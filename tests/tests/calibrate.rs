@@ -177,6 +177,37 @@ fn the_same_bytes_again() {
     assert!(changed != first && made("f", &other, "--no-cache") == changed);
 }
 
+/// Packed weights of a cache are those of these codes: what else of a model changes them is no secret of the key.
+#[test]
+fn packed_weights_are_those_of_the_codes() {
+    let Some(model) = stories() else { return };
+    let dir = temp();
+    let (text, _) = tinystories(3_000);
+    let changed = dir.path().join("stories");
+    std::fs::create_dir(&changed).expect("directory");
+    for file in std::fs::read_dir(&model).expect("model").flatten().filter(|f| f.path().is_file()) {
+        std::fs::copy(file.path(), changed.join(file.file_name())).expect("copy");
+    }
+    let config = changed.join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&config).expect("config")).expect("JSON");
+    let build = |name: &str, cache: &str| {
+        let out = dir.path().join(name);
+        let mut args: Vec<OsString> = ["--buckets", "8", "--quantize", "int4", "--calibrate"].map(Into::into).to_vec();
+        args.extend([text.clone().into(), "--model".into(), changed.clone().into(), "-o".into(), out.clone().into()]);
+        args.extend(cache.split_whitespace().map(Into::into));
+        rcompile(args).unwrap_or_else(|e| panic!("{name}: {e}"));
+        std::fs::read(out).expect("executable")
+    };
+    let kept = format!("--cache-weights --cache-dir {}", dir.path().join("cache").display());
+    let first = build("a", &kept);
+    std::fs::remove_file(&config).expect("config");
+    json["rms_norm_eps"] = 0.5.into();
+    std::fs::write(&config, json.to_string()).expect("config");
+    let found = build("b", &kept);
+    assert!(found == build("c", "--no-cache"), "not the bytes of a build without a cache");
+    assert!(found != first);
+}
+
 #[test]
 fn refusals() {
     let Some(model) = stories() else { return };

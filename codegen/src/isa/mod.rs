@@ -113,7 +113,7 @@ pub struct Isa {
 pub enum Int8Dot {
     /// By one instruction.
     Instruction(&'static str),
-    /// By three: products of unsigned and signed bytes, added in pairs to 16 bits (saturated), those in pairs to 32, and the addition. Two products
+    /// By three, and one for signs: products of unsigned and signed bytes, added in pairs to 16 bits (saturated), those in pairs to 32, and the addition. Two products
     /// fit 16 bits if the unsigned factors are at most 128: nibbles, or magnitudes of signed bytes, whose signs the others then take. Sums of
     /// nibbles' products may stay in words for a while, see `int_dot`.
     Pairs {

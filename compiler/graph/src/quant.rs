@@ -152,6 +152,10 @@ impl Coded {
     pub fn groups(&self) -> usize {
         self.width.div_ceil(self.group())
     }
+    /// Scales that the type cannot hold: of finite elements too large for it.
+    pub fn overflows(&self) -> u64 {
+        self.scales.iter().filter(|s| s.is_infinite()).count() as u64
+    }
     /// What the elements stand for, exactly.
     pub fn values(&self) -> Vec<f64> {
         let (group, groups) = (self.group(), self.groups());

@@ -134,8 +134,8 @@ impl Cache {
     }
 
     /// Were the loaded weights packed from files of this content?
-    pub fn weights_hold(&self, loaded: &Loaded, inputs: &[InputFile]) -> bool {
-        loaded.source == source(inputs)
+    pub fn weights_hold(&self, loaded: &Loaded, files: &[InputFile]) -> bool {
+        loaded.source == source(files)
     }
 
     /// Removes loaded weights that turned out to be damaged, or another checkpoint's.
@@ -152,10 +152,10 @@ impl Cache {
     }
 
     /// Remembers weights that were packed into `sink` from these files for [`Cache::commit`].
-    pub fn keep_weights(&mut self, key: Key, len: u64, packed: &Packed, sink: Sink<'_>, inputs: &[InputFile], model: &str) {
+    pub fn keep_weights(&mut self, key: Key, len: u64, packed: &Packed, sink: Sink<'_>, files: &[InputFile], model: &str) {
         // A descriptor of its own: the file gets another name before its bytes are copied.
         let Ok(file) = File::open(sink.path) else { return };
-        let description = Description { nonfinite: packed.nonfinite.clone(), source: source(inputs), ..describe(model) };
+        let description = Description { nonfinite: packed.nonfinite.clone(), source: source(files), ..describe(model) };
         self.new_weights = Some(NewWeights { header: Header { key, len, hash: packed.hash, description }, file, base: sink.base });
     }
 
@@ -255,10 +255,9 @@ fn parse_size(text: &str) -> Option<u64> {
     digits.trim().parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// What [`Description::source`] says of these files.
-fn source(inputs: &[InputFile]) -> String {
-    let weights = inputs.iter().filter(|i| i.name.ends_with(".safetensors"));
-    let text: String = weights.map(|i| format!("{} {}\n", i.name, i.sha256)).collect();
+/// What [`Description::source`] says of files of weights.
+fn source(files: &[InputFile]) -> String {
+    let text: String = files.iter().map(|i| format!("{} {}\n", i.name, i.sha256)).collect();
     blake3::hash(text.as_bytes()).to_hex().to_string()
 }
 

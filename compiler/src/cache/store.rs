@@ -119,10 +119,15 @@ impl Store {
 
     /// Copies an entry's payload of `len` bytes to its place. What arrives there is still to be compared with the header's hash.
     pub fn copy_to(&self, kind: Kind, key: &Key, len: u64, to: Sink<'_>, progress: &(dyn Fn(u64) + Sync)) -> Found<Header> {
-        self.find(kind, key, |header, file| {
-            let copied = header.len == len && copy(file, PAYLOAD_AT, to.file, to.base, len, progress).is_ok();
-            copied.then(|| header.clone())
-        })
+        let found = self.find(kind, key, |header, file| {
+            (header.len == len).then(|| (header.clone(), copy(file, PAYLOAD_AT, to.file, to.base, len, progress).is_ok()))
+        });
+        match found {
+            Found::Hit((header, true)) => Found::Hit(header),
+            // A full disk, say: nothing is wrong with the entry.
+            Found::Hit((_, false)) | Found::Miss => Found::Miss,
+            Found::Damaged => Found::Damaged,
+        }
     }
 
     /// Removes an entry.
@@ -132,11 +137,7 @@ impl Store {
 
     fn find<T>(&self, kind: Kind, key: &Key, read: impl FnOnce(&Header, &File) -> Option<T>) -> Found<T> {
         let path = self.path(kind, key);
-        let file = match File::open(&path) {
-            Ok(file) => file,
-            Err(e) if e.kind() == ErrorKind::NotFound => return Found::Miss,
-            Err(_) => return self.damaged(&path),
-        };
+        let Ok(file) = File::open(&path) else { return Found::Miss };
         let found = (|| {
             let header = read_header(&file)?;
             let whole = header.key == *key && file.metadata().ok()?.len() == PAYLOAD_AT + header.len;

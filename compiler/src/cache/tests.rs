@@ -49,6 +49,18 @@ fn least_recently_used_go_first() {
 }
 
 #[test]
+fn an_entry_stays_when_its_copy_cannot_be_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("cache")).unwrap();
+    let key = put(&store, 1, 1000, 0);
+    let path = dir.path().join("out");
+    std::fs::write(&path, b"").unwrap();
+    let copied = |file: &File| store.copy_to(Kind::Object, &key, 1000, Sink { file, path: &path, base: 0 }, &|_| {});
+    assert!(matches!(copied(&File::open(&path).unwrap()), Found::Miss));
+    assert!(matches!(copied(&File::create(&path).unwrap()), Found::Hit(_)));
+}
+
+#[test]
 fn what_killed_builds_left_is_removed() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();

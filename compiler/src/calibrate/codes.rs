@@ -7,6 +7,7 @@ use rcompile_graph::quant::Coded;
 use rcompile_models::Kind;
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::io::Seek;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -67,6 +68,15 @@ impl Codes {
     /// The checkpoint with these tensors.
     pub fn over<'t>(&'t self, checkpoint: &'t dyn Tensors) -> Calibrated<'t> {
         Calibrated { codes: self, checkpoint }
+    }
+
+    /// BLAKE3 of all codes and scales, in hexadecimal digits.
+    pub fn hash(&self) -> Result<String, Error> {
+        let mut hasher = blake3::Hasher::new();
+        let mut file = &self.file;
+        let read = file.rewind().and_then(|()| hasher.update_reader(file).map(|_| ()));
+        read.map_err(|e| Error::output(&self.path, "reading codes", &e))?;
+        Ok(hasher.finalize().to_hex().to_string())
     }
 
     fn get(&self, name: &str) -> Result<Tensor, Error> {

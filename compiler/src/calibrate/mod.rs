@@ -74,8 +74,6 @@ pub struct Calibration {
     pub codes: Codes,
     /// For `info`.
     pub note: String,
-    /// What they depend on beside the model and the command line.
-    pub identity: String,
 }
 
 /// Refuses models that cannot be calibrated.
@@ -161,12 +159,11 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
     let level = host.isa.name.clone();
     bar.finish(&format!("{} tensors, {} chunks of {length} tokens, code for {level}", wanted.len(), chunks.len()));
     let order = if cx.act_order { " in act-order" } else { "" };
-    let identity = format!("{} {level} {}{order}", text.input.sha256, rcompile_codegen::fingerprint::text());
     let note = format!(
         "calibrated with {} chunks of {length} tokens{order} and code for {level}; another level may give other codes",
         chunks.len()
     );
-    Ok(Calibration { codes, note, identity })
+    Ok(Calibration { codes, note })
 }
 
 fn not_finite(text: &CalibrationText, tensors: &[(&String, &Wanted)]) -> Error {
@@ -363,7 +360,11 @@ fn round(gptq: &Gptq<'_, '_>, codes: &Codes, name: &str, wanted: &Wanted, tensor
     bands.into_par_iter().try_for_each(|first| {
         let rows = first..wanted.rows.min(first + BAND as u64);
         let weights = pack::floats(&wanted.floats, rows, tensors)?;
-        codes.write(name, first, &gptq.round(wanted.dtype, &weights, wanted.width)?)
+        let coded = gptq.round(wanted.dtype, &weights, wanted.width)?;
+        match coded.overflows() {
+            0 => codes.write(name, first, &coded),
+            count => Err(pack::overflow(tensors, name, wanted.dtype, count)),
+        }
     })
 }
 

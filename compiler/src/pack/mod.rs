@@ -102,6 +102,13 @@ struct Item {
     bytes: u64,
 }
 
+/// Elements of a tensor that a type cannot hold.
+pub fn overflow(tensors: &dyn Tensors, tensor: &str, dtype: DType, count: u64) -> Error {
+    let found = format!("{count} elements that do not");
+    let e = tensors.error(tensor, None, Kind::Disagree, "overflows", &format!("values that fit {dtype}"), &found);
+    e.help("--dtype auto keeps the type of the checkpoint, --keep that of a tensor").into()
+}
+
 /// Packs all jobs. `progress` is called with bytes written since the last call.
 ///
 /// Errors: not finite (4, unless allowed), does not fit the target type (5), reading (the source's), writing (8).
@@ -130,9 +137,7 @@ pub fn pack(
     }
     order.absorb(&done)?;
     if let Some((tensor, (count, dtype))) = std::mem::take(&mut order.overflows).into_iter().next() {
-        let expected = format!("values that fit {dtype}");
-        let e = tensors.error(&tensor, None, Kind::Disagree, "overflows", &expected, &format!("{count} elements that do not"));
-        return Err(e.help("--dtype auto keeps the type of the checkpoint").into());
+        return Err(overflow(tensors, &tensor, dtype, count));
     }
     order.write(&vec![0; (table.len - order.position) as usize])?;
     order.output.finish()?;

@@ -176,6 +176,16 @@ fn not_finite_and_overflow() {
     let e = run(&half, &with(7, 1e10), 2, false).unwrap_err();
     assert_eq!(e.exit_code(), 5);
     assert!(e.to_string().contains("xNone: overflows, expected values that fit f16, found 1 elements"), "{e}");
+    // Scales of int4 are f16: an eighth of the largest element.
+    let mut codes = WeightTable::default();
+    let coding = Coding::Int4 { group: 32, zeros: false };
+    let p = Panels { nr: 32, k_pack: 8, k: 60, groups: 1, group_cols: 100, ways: 1, coding };
+    let q4 = Recipe::Convert { of: Box::new(source("x")), dtype: DType::Q4(rcompile_graph::Group::G32) };
+    codes.place("x", &q4, P::U8, &[100, 60], Layout::Panels(p));
+    assert!(run(&codes, &with(7, 5e5), 2, false).is_ok());
+    let e = run(&codes, &with(7, 1e6), 2, false).unwrap_err();
+    assert_eq!(e.exit_code(), 5);
+    assert!(e.to_string().contains("xNone: overflows, expected values that fit "), "{e}");
 }
 
 #[test]

@@ -15,7 +15,7 @@ use std::ops::Range;
 pub(super) struct Seen {
     /// First NaN or infinity: tensor, element index, value.
     pub nonfinite: Option<(String, u64, f32)>,
-    /// Finite elements that a conversion made infinite: tensor, count, type.
+    /// Finite elements (of codes: scales) that a conversion made infinite: tensor, count, type.
     pub overflows: Vec<(String, u64, DType)>,
 }
 
@@ -100,6 +100,15 @@ impl View {
     pub fn dtype(&self) -> DType {
         self.dtype
     }
+    /// A tensor of the checkpoint that it reads, the first of several.
+    fn tensor(&self) -> &str {
+        match &self.node {
+            Node::Source { tensor, .. } => tensor,
+            Node::Rope { .. } => "rope",
+            Node::Transpose(of) | Node::Slice { of, .. } => of.tensor(),
+            Node::Concat(parts) => parts.first().map_or("", View::tensor),
+        }
+    }
     pub fn shape(&self) -> &[u64] {
         &self.shape
     }
@@ -119,7 +128,13 @@ impl View {
         if self.dtype.is_float() {
             let mut block = vec![0; ((rows.end - rows.start) * self.row_bytes()) as usize];
             self.block(rows, 0..self.cols(), &mut block, tensors, seen)?;
-            return Ok(Coded::quantise(dtype, &convert::to_f32(self.dtype, &block), width));
+            let floats = convert::to_f32(self.dtype, &block);
+            let coded = Coded::quantise(dtype, &floats, width);
+            let count = coded.overflows();
+            if count > 0 && floats.iter().all(|x| x.is_finite()) {
+                seen.overflows.push((self.tensor().to_string(), count, dtype));
+            }
+            return Ok(coded);
         }
         match &self.node {
             Node::Source { tensor, .. } => {

@@ -56,7 +56,7 @@ pub struct SamplingArgs {
     /// Choose among the most probable tokens that together reach F [default: the model's]
     #[arg(long, value_name = "F", value_parser = probability)]
     pub top_p: Option<f32>,
-    /// Drop tokens less probable than F times the most probable one [default: 0]
+    /// Drop tokens less probable than F times the most probable one [default: the model's]
     #[arg(long, value_name = "F", value_parser = probability)]
     pub min_p: Option<f32>,
     /// Make tokens that occurred less probable; 1 changes nothing [default: the model's]

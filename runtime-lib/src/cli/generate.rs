@@ -333,12 +333,13 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
                 continue;
             }
             messages = anew;
-            sampler.forget();
         }
         let reuse = common_prefix(&cached, &rendered).min(rendered.len() - 1);
         decoder.truncate(0, reuse);
         decoder.feed(0, &rendered[reuse..])?;
-        sampler.saw(&rendered[reuse..]);
+        // What the template left out of earlier turns does not count, what stays in slot 0 does.
+        sampler.forget();
+        sampler.saw(&rendered);
 
         let mut answer = Answer::new(args.stop.clone());
         let limits = Limits { n_predict: args.n_predict, eos: &cx.manifest().generation.eos_token_ids };

@@ -125,17 +125,29 @@ fn merges_follow_rank_and_position() {
 /// A vocabulary of words without one for those that it lacks.
 #[test]
 fn a_tokenizer_may_not_know_every_text() {
-    let json = toy(r#"{"type": "WordLevel", "vocab": {"one": 0, "two": 1, "<s>": 2}, "unk_token": "<unk>"}"#, &added(2, "<s>")).replace(
-        r#""post_processor":null"#,
-        r#""post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<s>": {"id": "<s>", "ids": [2], "tokens": ["<s>"]}}}"#,
-    );
-    let bytes = compact(json.as_bytes()).unwrap();
+    let bytes = beginning(r#"{"type": "WordLevel", "vocab": {"one": 0, "two": 1, "<s>": 2}, "unk_token": "<unk>"}"#, 2);
     let text = Text::load(&bytes).unwrap();
     assert_eq!(text.leading_special().unwrap(), [2]);
     assert_eq!(text.encode("two", true).unwrap(), [2, 1]);
     assert_eq!(text.encode("three", true).unwrap_err().exit_code(), 7);
+    // Its first word is the leading token itself.
+    let bytes = beginning(r#"{"type": "WordLevel", "vocab": {"<s>": 0, "one": 1, "two": 2}, "unk_token": "<unk>"}"#, 0);
+    let text = Text::load(&bytes).unwrap();
+    assert_eq!(text.leading_special().unwrap(), [0]);
+    // What is not known has no tokens, and is no error.
+    let bytes = beginning(r#"{"type":"BPE","vocab":{"<s>":0,"A":1,"B":2},"merges":[]}"#, 0);
+    let text = Text::load(&bytes).unwrap();
+    assert!(text.encode("a", false).unwrap().is_empty());
+    assert_eq!(text.leading_special().unwrap(), [0]);
+}
+
+/// The toy with this model, whose texts begin with the token `<s>`.
+fn beginning(model: &str, id: u32) -> Vec<u8> {
+    let template = r#""post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"<s>": {"id": "<s>", "ids": [ID], "tokens": ["<s>"]}}}"#;
+    let json = toy(model, &added(id, "<s>")).replace(r#""post_processor":null"#, &template.replace("ID", &id.to_string()));
+    compact(json.as_bytes()).unwrap()
 }
 
 #[test]
@@ -201,4 +213,7 @@ fn a_stream_never_gives_half_a_character() {
     }
     assert_eq!(got, ["a", "", "", "", "🙂", "a", ""]);
     assert_eq!(stream.finish(&text).unwrap(), "\u{fffd}");
+    // The end of a run of bytes is cut, and the character before it is printed.
+    let got: Vec<String> = [1, 2, 3, 4, 1].iter().map(|id| stream.push(&text, *id).unwrap()).collect();
+    assert_eq!((got.concat().as_str(), stream.finish(&text).unwrap().as_str()), ("🙂", "\u{fffd}"));
 }

@@ -87,7 +87,7 @@ pub struct Options {
     /// Add rounds to the record of an earlier run, so that a long benchmark can be made in pieces
     #[arg(long)]
     add: bool,
-    /// Only these topics [default: all but those that take long: long, avx2]
+    /// Only these topics [default: all but those that take long: quantised, long, avx2]
     #[arg(long, value_enum, value_delimiter = ',')]
     only: Vec<Topic>,
     /// Of the topics with rates only work whose name contains this text; can be repeated
