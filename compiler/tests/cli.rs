@@ -253,6 +253,16 @@ fn wrong_command_lines() {
     }
     let output = rcompile().args(["build", "--model"]).arg(case.model()).output().expect("rcompile runs");
     refused(&case, &output, 2, &["-o OUT"]);
+    // What decides the arithmetic is no pass to leave out, and the way on is named.
+    for (flags, help) in [
+        (&["--passes", "-quantise"][..], "help: use --quantize none"),
+        (&["--passes", "-compute-dtype"], "help: use --compute f32"),
+        (&["--no-such-flag"], "help: rcompile build --help"),
+    ] {
+        let output = case.build(&[NO_TOKENIZER, flags].concat());
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.code() == Some(2) && messages.lines().any(|line| line == help), "{flags:?}: {messages}");
+    }
     let output = rcompile().args(["build", "-o", "x"]).output().expect("rcompile runs");
     refused(&case, &output, 2, &["--model"]);
 }
