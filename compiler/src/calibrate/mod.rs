@@ -363,7 +363,10 @@ fn round(gptq: &Gptq<'_, '_>, codes: &Codes, name: &str, wanted: &Wanted, tensor
         let coded = gptq.round(wanted.dtype, &weights, wanted.width)?;
         match coded.overflows() {
             0 => codes.write(name, first, &coded),
-            count => Err(pack::overflow(tensors, name, wanted.dtype, count)),
+            count => {
+                let tensor = name.strip_suffix(&format!(".{}", wanted.dtype)).unwrap_or(name);
+                Err(pack::overflow(tensors, tensor, wanted.dtype, count))
+            }
         }
     })
 }
