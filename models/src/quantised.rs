@@ -98,13 +98,12 @@ const ORIGINAL: &str = "give the model's original checkpoint and choose --quanti
 /// Reads `quantization_config`; `None` where the checkpoint has none. What is not supported is refused by name.
 pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
     let supported = "gptq or awq codes, or weights in F32, F16 or BF16";
-    let help = ORIGINAL;
     if let Some(section) = config.section("compression_config")? {
         let method = section.str_or("quant_method", "no quant_method")?;
-        return Err(section.unsupported("quant_method", method, supported).help(help));
+        return Err(section.unsupported("quant_method", method, supported).help(ORIGINAL));
     }
     let Some(c) = config.section("quantization_config")? else { return Ok(None) };
-    let refused = |key: &str, found: &str, wanted: &str| Err(c.unsupported(key, found, wanted).help(help));
+    let refused = |key: &str, found: &str, wanted: &str| Err(c.unsupported(key, found, wanted).help(ORIGINAL));
     let method = c.str_or("quant_method", "no quant_method")?;
     if !["gptq", "awq"].contains(&method) {
         return refused("quant_method", method, supported);
@@ -134,7 +133,7 @@ pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
         }
         return Ok(Some(Scheme { method: Method::Awq, bits: 4, group_size, symmetric: false }));
     }
-    c.refuse_if_true("is_marlin_format").map_err(|e| e.help(help))?;
+    c.refuse_if_true("is_marlin_format").map_err(|e| e.help(ORIGINAL))?;
     let zeros_minus_one = match format.as_deref() {
         None | Some("gptq") => true,
         Some("gptq_v2") => false,

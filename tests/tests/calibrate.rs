@@ -152,6 +152,16 @@ fn executables_hold_the_codes() {
     assert!(notes.iter().filter_map(Value::as_str).any(|n| n.starts_with("calibrated with ")), "{info}");
 }
 
+/// The bytes of a small executable of these codes.
+fn bytes(model: &Path, text: &Path, out: &Path, options: &str) -> Vec<u8> {
+    let mut args: Vec<OsString> = vec!["--model".into(), model.into(), "-o".into(), out.into()];
+    args.extend(["--buckets", "8", "--quantize", "int4", "--calibrate"].map(Into::into));
+    args.push(text.into());
+    args.extend(options.split_whitespace().map(Into::into));
+    rcompile(args).unwrap_or_else(|e| panic!("{options}: {e}"));
+    std::fs::read(out).expect("executable")
+}
+
 /// Neither threads nor the cache change a byte; another text does.
 #[test]
 fn the_same_bytes_again() {
@@ -159,15 +169,7 @@ fn the_same_bytes_again() {
     let dir = temp();
     let (text, other) = tinystories(3_000);
     let cache = dir.path().join("cache");
-    let made = |name: &str, text: &Path, options: &str| {
-        let out = dir.path().join(name);
-        let mut args: Vec<OsString> = vec!["--model".into(), model.clone().into(), "-o".into(), out.clone().into()];
-        args.extend(["--buckets", "8", "--quantize", "int4", "--calibrate"].map(Into::into));
-        args.push(text.into());
-        args.extend(options.split_whitespace().map(Into::into));
-        rcompile(args).unwrap_or_else(|e| panic!("{options}: {e}"));
-        std::fs::read(out).expect("executable")
-    };
+    let made = |name: &str, text: &Path, options: &str| bytes(&model, text, &dir.path().join(name), options);
     let kept = format!("--cache-weights --cache-dir {}", cache.display());
     let first = made("a", &text, "--jobs 1 --no-cache");
     assert!(made("b", &text, "--jobs 3 --no-cache") == first);
@@ -177,7 +179,7 @@ fn the_same_bytes_again() {
     assert!(changed != first && made("f", &other, "--no-cache") == changed);
 }
 
-/// Packed weights of a cache are those of these codes: what else of a model changes them is no secret of the key.
+/// Codes depend on more of a model than its weights: the cache does not take packed weights of other codes.
 #[test]
 fn packed_weights_are_those_of_the_codes() {
     let Some(model) = stories() else { return };
@@ -190,21 +192,14 @@ fn packed_weights_are_those_of_the_codes() {
     }
     let config = changed.join("config.json");
     let mut json: Value = serde_json::from_slice(&std::fs::read(&config).expect("config")).expect("JSON");
-    let build = |name: &str, cache: &str| {
-        let out = dir.path().join(name);
-        let mut args: Vec<OsString> = ["--buckets", "8", "--quantize", "int4", "--calibrate"].map(Into::into).to_vec();
-        args.extend([text.clone().into(), "--model".into(), changed.clone().into(), "-o".into(), out.clone().into()]);
-        args.extend(cache.split_whitespace().map(Into::into));
-        rcompile(args).unwrap_or_else(|e| panic!("{name}: {e}"));
-        std::fs::read(out).expect("executable")
-    };
+    let made = |name: &str, options: &str| bytes(&changed, &text, &dir.path().join(name), options);
     let kept = format!("--cache-weights --cache-dir {}", dir.path().join("cache").display());
-    let first = build("a", &kept);
+    let first = made("a", &kept);
     std::fs::remove_file(&config).expect("config");
     json["rms_norm_eps"] = 0.5.into();
     std::fs::write(&config, json.to_string()).expect("config");
-    let found = build("b", &kept);
-    assert!(found == build("c", "--no-cache"), "not the bytes of a build without a cache");
+    let found = made("b", &kept);
+    assert!(found == made("c", "--no-cache"), "not the bytes of a build without a cache");
     assert!(found != first);
 }
 
