@@ -233,7 +233,7 @@ impl Executable {
             _ => failed(format!("cannot be started: {e}")),
         })?;
         let stderr = running.take_stderr();
-        let messages = std::thread::spawn(move || {
+        let messages = std::thread::Builder::new().spawn(move || {
             let mut text = Vec::new();
             if let Some(mut stderr) = stderr {
                 // What does not fit, or cannot be read, is no reason to fail: it is only messages.
@@ -242,6 +242,7 @@ impl Executable {
             }
             String::from_utf8_lossy(&text).into_owned()
         });
+        let messages = messages.map_err(Error::threads)?;
         Ok((Child { exe: self, running, messages }, reader))
     }
 }

@@ -106,7 +106,7 @@ pub(crate) fn code(o: &Build, symbols: &[String], objects: &[Compiled], report: 
     }
     if let Some(emit) = o.emits(EmitKind::Obj) {
         let Some(dir) = emit_path(o, emit.path.as_deref(), "objects") else {
-            return Err(Error::usage("--emit obj needs a directory, expected obj=DIR or -o OUT"));
+            return Err(Error::usage("--emit obj needs a directory, found -"));
         };
         std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
         for (symbol, unit) in symbols.iter().zip(objects) {
@@ -137,7 +137,8 @@ pub(crate) fn check_outputs(o: &Build, model: &Model) -> Result<(), Error> {
         Err(Error::Output { path: path.display().to_string(), what: what.into(), help })
     };
     let mut outputs = Vec::new();
-    if let Some(exe) = o.exe_path().filter(|_| o.writes_exe()) {
+    // A dry run says what a build would.
+    if let Some(exe) = o.exe_path().filter(|_| o.emits(EmitKind::Exe).is_some() && o.stop_after.is_none()) {
         outputs.extend([exe.clone(), payload::weights_path(exe)]);
         for path in &outputs {
             match std::fs::metadata(path) {

@@ -84,10 +84,8 @@ impl Error {
     /// An output error from an operation on `path`.
     pub fn output(path: &Path, doing: &str, error: &std::io::Error) -> Error {
         let help = match error.kind() {
-            std::io::ErrorKind::StorageFull => Some("free space on that file system, or choose another place with -o".to_string()),
-            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => {
-                Some("choose a writable place with -o".to_string())
-            }
+            std::io::ErrorKind::StorageFull => Some("free space on that file system, or choose another place".to_string()),
+            std::io::ErrorKind::PermissionDenied | std::io::ErrorKind::ReadOnlyFilesystem => Some("choose a writable place".to_string()),
             _ => None,
         };
         Error::Output { path: path.display().to_string(), what: format!("{doing} failed: {error}"), help }
@@ -96,6 +94,11 @@ impl Error {
     /// Something that must not happen, whatever the input.
     pub fn bug(place: impl fmt::Display, what: impl fmt::Display) -> Error {
         Error::Bug { place: place.to_string(), what: what.to_string() }
+    }
+
+    /// The system gives us no thread.
+    pub fn threads(error: impl fmt::Display) -> Error {
+        Error::Limit { place: "threads".into(), what: format!("cannot be made, try a smaller --jobs: {error}") }
     }
 
     /// A usage error.

@@ -15,7 +15,7 @@ use crate::scaling::{self, Subject};
 use rcompile_codegen::isa::Isa;
 use rcompile_models::arch::Task;
 use rcompile_models::error::escape;
-use rcompile_models::{Model, OpenOptions};
+use rcompile_models::{Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::Manifest;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -138,7 +138,7 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
 }
 
 fn directory(options: &Inspect) -> Result<(), Error> {
-    let model = rcompile_models::open(&options.path, &OpenOptions { tokenizer_optional: true, ..OpenOptions::default() })?;
+    let model = rcompile_models::open(&options.path, &OpenOptions { tokenizer: TokenizerUse::Optional, ..OpenOptions::default() })?;
     let planned = plan(options)?;
     let private_bytes = planned.buckets.iter().map(|b| b.private_bytes).max().unwrap_or(0);
     let types = types(&model);

@@ -155,9 +155,9 @@ pub struct Build {
     /// Positions per sequence [default: the model's maximum, at most 4096]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub ctx_size: Option<u32>,
-    /// Sequence slots
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub parallel: u32,
+    /// Sequence slots; of an encoder texts side by side in a step [default: 1, of an encoder 16]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub parallel: Option<u32>,
     /// What the executable does
     #[arg(long, value_enum, default_value_t = Task::Auto)]
     pub task: Task,
@@ -444,8 +444,9 @@ pub enum EmitKind {
 impl Build {
     /// Refuses what is known but not supported yet, and contradictions.
     pub fn check(&self) -> Result<(), Error> {
+        let task = self.task.to_possible_value().map_or_else(String::new, |value| format!("--task {}", value.get_name()));
         let refused = [
-            ("--task", !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
+            (&*task, !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
             ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
         ];
         if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
@@ -468,6 +469,12 @@ impl Build {
         let exe = self.emit.iter().find(|e| e.kind == EmitKind::Exe);
         if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
             return Err(Error::usage("-o and --emit exe=PATH name the executable twice"));
+        }
+        if self.dry_run && self.dump_dir.is_some() {
+            return Err(Error::usage("--dump-dir writes files, which --dry-run rules out"));
+        }
+        if self.emits(EmitKind::Obj).is_some_and(|e| e.path.is_none()) && self.exe_path().is_none() {
+            return Err(Error::usage("--emit obj needs a directory, expected obj=DIR or -o OUT"));
         }
         if self.writes_exe() && self.exe_path().is_none() {
             return Err(Error::Usage {

@@ -37,7 +37,7 @@ use rcompile_graph::Module;
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
-use rcompile_models::{Kind, Model, OpenOptions};
+use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::PROBE_ENTRY;
 use rcompile_runtime::text::TextError;
 use std::collections::BTreeSet;
@@ -102,7 +102,7 @@ pub fn run(options: &Build) -> Result<Report, Error> {
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);
     }
-    let pool = pool.build().map_err(|e| Error::Limit { place: "threads".into(), what: format!("{e}: use a smaller --jobs") })?;
+    let pool = pool.build().map_err(Error::threads)?;
     pool.install(|| build(options, &passes))
 }
 
@@ -197,7 +197,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     emit::text(o, emit::GRAPH, || print_all(&modules), &mut report)?;
     let only_graph = o.emit.iter().all(|e| e.kind == EmitKind::Graph);
     if only_graph || o.stop_after.as_ref().is_some_and(|at| at == "passes" || passes.iter().any(|p| p.name == at)) {
-        if o.stop_after.is_some() {
+        if o.stop_after.is_some() && o.emits(EmitKind::Graph).is_none() {
             report.text += &print_all(&modules);
         }
         return Ok(finished(report, &progress));
@@ -257,7 +257,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let programs = || plans.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
     emit::text(o, emit::PROGRAM, programs, &mut report)?;
     if only_plan {
-        if stop("plan") {
+        if stop("plan") && o.emits(EmitKind::Program).is_none() {
             report.text += &programs();
         }
         return Ok(finished(report, &progress));
@@ -287,11 +287,13 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let (units, steps) = code(&plans, &isa, codegen_options);
     let stage = progress.stage("codegen", units.len() as u64, false);
     // Meanwhile, on threads of their own, the input files are hashed and the tokenizer is made compact.
-    let background = o.writes_exe().then(|| {
-        let (hashed, read, no_tokenizer) = (model.clone(), model.clone(), o.no_tokenizer);
-        let hashing = std::thread::spawn(move || hashed.hash_inputs());
-        (hashing, std::thread::spawn(move || if no_tokenizer { Ok(None) } else { compact_tokenizer(&read) }))
-    });
+    let background = match o.writes_exe() {
+        true => {
+            let (hashed, read) = (model.clone(), model.clone());
+            Some((spawn(move || hashed.hash_inputs())?, spawn(move || compact_tokenizer(&read))?))
+        }
+        false => None,
+    };
     let compile_one = |unit: &_| {
         let compiled = cache.compile(unit);
         stage.advance(1);
@@ -402,7 +404,8 @@ fn isa(o: &Build) -> Result<Isa, Error> {
 }
 
 fn open(o: &Build) -> Result<Model, Error> {
-    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer_optional: o.no_tokenizer };
+    let tokenizer = if o.no_tokenizer { TokenizerUse::Unread } else { TokenizerUse::Required };
+    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer };
     let model = rcompile_models::open(&o.model, &options)?;
     let wanted = match o.task {
         TaskOption::Generate => Task::Generate,
@@ -504,11 +507,23 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
     Ok(PASSES.iter().filter(chosen).copied().collect())
 }
 
-/// `--stop-after` names a stage, or a pass that this build runs.
+/// `--stop-after` names a stage, or a pass that this build runs, and comes after what `--emit` asks for.
 fn check_stop(o: &Build, passes: &[Pass]) -> Result<(), Error> {
-    let Some(at) = o.stop_after.as_deref().filter(|at| !STAGES.contains(at) && passes.iter().all(|p| p.name != *at)) else {
-        return Ok(());
-    };
+    let Some(at) = o.stop_after.as_deref() else { return Ok(()) };
+    let is_pass = passes.iter().any(|p| p.name == at);
+    if let Some(place) = STAGES.iter().position(|stage| if is_pass { *stage == "passes" } else { *stage == at }) {
+        let made_by = |kind| match kind {
+            EmitKind::Graph => Some("passes"),
+            EmitKind::Program => Some("plan"),
+            EmitKind::LlvmIr | EmitKind::Asm | EmitKind::Obj => Some("codegen"),
+            EmitKind::Exe => None,
+        };
+        let stages = o.emit.iter().filter_map(|emit| made_by(emit.kind));
+        return match stages.max_by_key(|stage| STAGES.iter().position(|s| s == stage)).filter(|stage| !STAGES[..=place].contains(stage)) {
+            Some(stage) => Err(Error::usage(format_args!("--stop-after {at}: the stage {stage} makes what --emit asks for"))),
+            None => Ok(()),
+        };
+    }
     let known = STAGES.iter().copied().chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
     let exists = PASSES.iter().any(|p| p.name == at);
     let what = if exists { "this build does not run that pass" } else { "no such stage or pass" };
@@ -579,6 +594,11 @@ pub(crate) fn kind(error: &TextError) -> Kind {
         TextError::Unsupported(_) => Kind::Unsupported,
         TextError::Failed(_) => Kind::Limit,
     }
+}
+
+/// Starts a thread.
+fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<std::thread::JoinHandle<T>, Error> {
+    std::thread::Builder::new().spawn(work).map_err(Error::threads)
 }
 
 /// What a thread came to; its panic is ours.

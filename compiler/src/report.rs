@@ -16,7 +16,7 @@ const PLAIN_EVERY: Duration = Duration::from_secs(5);
 /// One stage's or pass's time.
 #[derive(Clone, Debug, Serialize)]
 pub struct Timing {
-    /// `open`, `pack`, ... or `bucket 8: fuse-rope`.
+    /// `open`, `pack`, ... or `step.8 fuse-rope`.
     pub name: String,
     /// Milliseconds.
     pub ms: f64,
@@ -49,7 +49,7 @@ pub struct BucketReport {
 pub struct CacheReport {
     /// Its directory; none with `--no-cache` or where there is no place for it.
     pub dir: Option<String>,
-    /// Entries used.
+    /// Entries used, objects and packed weights.
     pub hits: u64,
     /// Entries looked for and not found.
     pub misses: u64,
@@ -141,7 +141,7 @@ pub struct Report {
     /// Text for stdout: what `--stop-after` and `--emit` ask for; with `--json` a field of the report.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub text: String,
-    /// A bucket's name for each pass in `passes` is part of it; nothing else is printed with `--quiet`.
+    /// Passes and cache are among the lines for people: `--timings`.
     #[serde(skip)]
     pub show_passes: bool,
 }
@@ -167,7 +167,7 @@ impl Report {
             let width = self.passes.iter().map(|t| t.name.len()).max().unwrap_or(0);
             self.passes.iter().for_each(|t| _ = writeln!(out, "  {:<width$} {:>7.2} ms", t.name, t.ms));
         }
-        if self.file_bytes > 0 {
+        if !self.buckets.is_empty() {
             let rows = self.buckets.iter().map(|b| b.rows.to_string()).collect::<Vec<_>>().join(",");
             let _ = writeln!(out, "{} for {} ({}), buckets {rows}", self.architecture, self.cpu, self.target);
             let types = format!("stored {}, matmul inputs {}, KV cache {}", self.dtype, self.compute, self.kv_dtype);
@@ -175,7 +175,8 @@ impl Report {
             if self.quantisation != "none" {
                 let _ = writeln!(out, "  quantisation {}", self.quantisation);
             }
-            let _ = writeln!(out, "  code {} in {} units, weights {}", size(self.code_bytes), self.units, size(self.weight_bytes));
+            let code = if self.units > 0 { format!("code {} in {} units, ", size(self.code_bytes), self.units) } else { String::new() };
+            let _ = writeln!(out, "  {code}weights {}", size(self.weight_bytes));
             let _ = writeln!(out, "  arena {}, KV cache {} per token", size(self.arena_bytes), size(self.kv_bytes_per_token));
         }
         if let Some(output) = &self.output {

@@ -12,7 +12,7 @@ use rcompile_models::Model;
 use rcompile_models::arch::Task;
 use rcompile_models::weights::graph_type;
 
-/// Slots of an encoder: texts side by side in a step.
+/// Default slots of an encoder: texts side by side in a step.
 const ENCODER_SLOTS: u32 = 16;
 /// Default bound of `--ctx-size`.
 const DEFAULT_CTX_SIZE: usize = 4096;
@@ -100,7 +100,7 @@ impl Settings {
             let what = format!("too many positions, expected at most {MAX_CTX_SIZE}, found {ctx_size}");
             return Err(Error::Limit { place: "--ctx-size".into(), what });
         }
-        let slots = if model.arch.task == Task::Embed && o.parallel == 1 { ENCODER_SLOTS } else { o.parallel };
+        let slots = o.parallel.unwrap_or(if model.arch.task == Task::Embed { ENCODER_SLOTS } else { 1 });
         let cells = u64::from(ctx_size) * u64::from(slots);
         if cells > 1 << 31 {
             return Err(Error::Limit {

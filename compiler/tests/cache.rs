@@ -140,7 +140,7 @@ fn packed_weights_are_those_of_the_checkpoint() {
     assert!(bytes == expected);
     let (split, bytes) = case.build("split", &["--cache-weights", "--weights", "split"]);
     assert_eq!(split["cache"]["weights"], "hit");
-    assert!(bytes != expected && fs::metadata(case.path("split.weights")).unwrap().len() == first["weight_bytes"].as_u64().unwrap());
+    assert!(bytes != expected && fs::metadata(case.path("split.weights")).unwrap().len() == first["weight_bytes"].as_u64().unwrap() + 32);
     let (off, _) = case.build("out", &[]);
     assert_eq!(off["cache"]["weights"], "off");
 
@@ -181,6 +181,20 @@ fn a_directory_that_cannot_be_used_is_a_warning() {
     assert_eq!(counts(&report).0, 0);
     assert!(bytes == case.build("clean", &["--no-cache"]).1);
     assert_eq!(fs::read(case.path("cache")).unwrap(), b"a file");
+}
+
+#[test]
+fn weights_that_cannot_be_kept_are_a_warning() {
+    let case = Case::new();
+    let build = |flag: &str| {
+        let mut command = Command::new(cargo_bin("rcompile"));
+        command.args(["build", "--buckets", "1", "--no-tokenizer", "--json", flag, "--model"]).arg(case.path("model"));
+        command.arg("-o").arg(case.path("out")).env_remove("HOME").env_remove("XDG_CACHE_HOME");
+        report(&command.output().unwrap())
+    };
+    let with = build("--cache-weights");
+    assert!(warnings(&with).iter().any(|w| w.contains("--cache-weights")), "{with}");
+    assert_eq!(warnings(&build("--quiet")), [""; 0]);
 }
 
 #[test]

@@ -270,16 +270,18 @@ fn wrong_command_lines() {
 #[test]
 fn output_that_cannot_be() {
     let case = Case::new("llama-gqa-tied");
-    let build = |out: &Path| {
+    let build = |out: &Path, more: &[&str]| {
         let mut command = rcompile();
         command.args(["build", "--buckets", "1", "--cpu", "x86-64-v3", "--model"]).arg(case.model()).arg("-o").arg(out).args(NO_TOKENIZER);
-        command.output().expect("rcompile runs")
+        command.args(more).output().expect("rcompile runs")
     };
-    refused(&case, &build(&case.out()), 8, &["directory"]);
-    refused(&case, &build(&case.out().join("none/exe")), 8, &["none"]);
-    refused(&case, &build(Path::new("/dev/null")), 8, &["/dev/null"]);
+    refused(&case, &build(&case.out().join("none/exe"), &[]), 8, &["none"]);
     let before = std::fs::read(case.model().join("config.json")).expect("config");
-    refused(&case, &build(&case.model().join("config.json")), 8, &["input"]);
+    for more in [&[][..], &["--dry-run"]] {
+        refused(&case, &build(&case.out(), more), 8, &["directory"]);
+        refused(&case, &build(Path::new("/dev/null"), more), 8, &["/dev/null"]);
+        refused(&case, &build(&case.model().join("config.json"), more), 8, &["input"]);
+    }
     assert_eq!(std::fs::read(case.model().join("config.json")).expect("config"), before);
 }
 

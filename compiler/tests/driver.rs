@@ -105,6 +105,10 @@ fn stopping_early_prints_and_writes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let out = build(dir.path(), &["--dry-run"]).output().unwrap();
     assert_eq!((code(&out), names(dir.path()).len()), (0, 0), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stderr).contains("  arena "), "{out:?}");
+    // What is emitted and what stopping prints is the same text, once.
+    let graph = |more: &[&str]| build(dir.path(), &[&["--quiet", "--stop-after", "passes"], more].concat()).output().unwrap().stdout;
+    assert_eq!(graph(&["--emit", "graph=-"]), graph(&[]));
     let out = build(dir.path(), &["--quiet", "--stop-after", "plan", "--passes", "-merge-matmuls,-fuse-rope"]).output().unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
 }
@@ -124,6 +128,14 @@ fn wrong_use_is_one_line_and_a_code() {
     run(2, "no such pass", build(dir.path(), &["--passes", "+nope"]));
     run(2, "no such stage", build(dir.path(), &["--stop-after", "nope"]));
     run(2, "does not run that pass", build(dir.path(), &["-O0", "--stop-after", "cse"]));
+    for (at, kind, stage) in
+        [("open", "graph", "passes"), ("trace", "graph,asm", "codegen"), ("cse", "program", "plan"), ("plan", "obj", "codegen")]
+    {
+        run(2, &format!("the stage {stage} makes"), build(dir.path(), &["--stop-after", at, "--emit", kind]));
+    }
+    run(2, "--dump-dir", build(dir.path(), &["--dry-run", "--dump-dir", "dump"]));
+    run(2, "obj=DIR", rcompile(&["build", "--model", "/nowhere", "--emit", "obj"]));
+    run(6, "--task rerank", build(dir.path(), &["--task", "rerank"]));
     run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
     run(6, "nope", build(dir.path(), &["--cpu-features", "+nope"]));
     run(2, "--calibrate", build(dir.path(), &["--quantize", "int8", "--calibrate", "x"]));

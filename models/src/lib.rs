@@ -49,8 +49,20 @@ pub struct OpenOptions {
     pub ctx_size: Option<usize>,
     /// `--strict`: tensors that the architecture does not know are an error.
     pub strict: bool,
-    /// Whether a model without `tokenizer.json` is accepted; it then takes token ids only.
-    pub tokenizer_optional: bool,
+    /// What is made of `tokenizer.json`.
+    pub tokenizer: TokenizerUse,
+}
+
+/// What is made of the tokenizer and the chat template of a model directory. A model without takes token ids only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum TokenizerUse {
+    /// A model without `tokenizer.json` is refused.
+    #[default]
+    Required,
+    /// Read where it is there.
+    Optional,
+    /// Left alone, whatever it is.
+    Unread,
 }
 
 /// A model directory in which everything fits together.
@@ -138,14 +150,15 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     }
     weights.check(&*net, options.strict, &mut warnings)?;
 
-    let tokenizer = tokenizer::read(&dir, facts.vocab_size)?;
-    if tokenizer.is_none() && !options.tokenizer_optional {
+    let reads_text = options.tokenizer != TokenizerUse::Unread;
+    let tokenizer = if reads_text { tokenizer::read(&dir, facts.vocab_size)? } else { None };
+    if tokenizer.is_none() && options.tokenizer == TokenizerUse::Required {
         let place = format!("a file in {}", path.display());
         return Err(Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file"));
     }
     let chat_template = match entry.task {
-        Task::Generate => tokenizer::read_chat_template(&dir)?,
-        Task::Embed => None,
+        Task::Generate if reads_text => tokenizer::read_chat_template(&dir)?,
+        _ => None,
     };
     if let Some((file, source)) = &chat_template {
         probe_template(file, source, tokenizer.as_ref())?;

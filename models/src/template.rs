@@ -6,8 +6,8 @@
 //! Like the reference: `trim_blocks` and `lstrip_blocks`, loop controls, Python's methods on strings and maps,
 //! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
 //! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work,
-//! and the length of the text is bounded. Not bounded is the memory of intermediate strings that a hostile template
-//! doubles by concatenation; that needs a limit on the process.
+//! and the length of the text is bounded, as is every size that a filter or a format takes as a number. Not bounded is
+//! the memory of intermediate strings that a hostile template doubles by concatenation; that needs a limit on the process.
 //!
 //! Sources: transformers `chat_template_utils.py`; Jinja2's template documentation; Python's `json` and `strftime`.
 
@@ -16,8 +16,8 @@ use std::fmt::{self, Write as _};
 use std::io;
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Value, ValueKind};
-use minijinja::{AutoEscape, Environment, ErrorKind};
+use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
+use minijinja::{AutoEscape, Environment, ErrorKind, State, filters};
 use serde_json::Value as Json;
 
 /// Instructions that one rendering may execute.
@@ -28,6 +28,8 @@ pub const OUTPUT_BYTES_MAX: usize = 16 << 20;
 pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Longest `range`.
 const RANGE_MAX: i64 = 100_000;
+/// Largest number that a filter or a format may take for a size: a width, a precision, a count.
+const SIZE_MAX: u64 = 10_000;
 
 /// Why a template cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,7 +146,25 @@ pub fn environment() -> Environment<'static> {
     env.set_fuel(Some(FUEL));
     env.set_recursion_limit(100);
     env.set_auto_escape_callback(|_| AutoEscape::None);
-    env.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    env.set_unknown_method_callback(|state, value, method, args| {
+        if method == "format" {
+            check_format(std::slice::from_ref(value))?;
+        }
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+    });
+    let with_sizes = [
+        ("batch", Value::from_function(filters::batch), check_sizes as Check),
+        ("format", Value::from_function(filters::format), check_format),
+        ("indent", Value::from_function(filters::indent), check_sizes),
+        ("slice", Value::from_function(filters::slice), check_sizes),
+    ];
+    for (name, filter, check) in with_sizes {
+        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
+            check(&args)?;
+            filter.call(state, &args)
+        });
+    }
     env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
     });
@@ -207,6 +227,37 @@ fn template_error(e: &minijinja::Error) -> TemplateError {
         source = inner.source();
     }
     TemplateError { kind, line, message }
+}
+
+/// Looks at a filter's value and arguments before it runs.
+type Check = fn(&[Value]) -> Result<(), minijinja::Error>;
+
+fn too_large(what: &str) -> minijinja::Error {
+    let message = format!("{what} is larger than {SIZE_MAX}");
+    minijinja::Error::new(ErrorKind::InvalidOperation, message).with_source(LimitReached)
+}
+
+/// Refuses arguments above [`SIZE_MAX`], be they given by position or by name.
+fn check_sizes(args: &[Value]) -> Result<(), minijinja::Error> {
+    for arg in args.iter().skip(1) {
+        if arg.is_kwargs() {
+            let named: Vec<Value> = arg.try_iter()?.map(|name| arg.get_item(&name)).collect::<Result<_, _>>()?;
+            check_sizes(&[&[Value::UNDEFINED], &named[..]].concat())?;
+        } else if arg.is_number() && f64::try_from(arg.clone()).is_ok_and(|n| n > SIZE_MAX as f64) {
+            return Err(too_large("a size"));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a format with a number above [`SIZE_MAX`] in it: widths and precisions are spelled out.
+fn check_format(args: &[Value]) -> Result<(), minijinja::Error> {
+    let format = args.first().and_then(Value::as_str).unwrap_or_default();
+    let mut numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
+    match numbers.any(|n| n.parse().map_or(true, |n: u64| n > SIZE_MAX)) {
+        true => Err(too_large("a width of a format")),
+        false => Ok(()),
+    }
 }
 
 /// Collects output up to [`OUTPUT_BYTES_MAX`].
@@ -635,6 +686,9 @@ mod tests {
             ("a\n  {% generation %}\nb{%- endgeneration -%}  c", "a\nbc"),
             ("{{ ' x '.strip() + 'a,b'.split(',')[-1] }}{{ range(3) | list }}", "xb[0, 1, 2]"),
             ("{# __class__ #}{{ 'no %} end' }}{{ tools is none }}", "no %} endTrue"),
+            ("{{ 'a\nb' | indent(2) }}|{{ 'a' | indent(width=1, first=true) }}", "a\n  b| a"),
+            ("{{ '%03d|%s' | format(7, 'x') }} {{ '{:>4}'.format('y') }}", "007|x    y"),
+            ("{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 0]][[1, 2], [3]]"),
         ] {
             assert_eq!(render(source, json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
         }
@@ -655,6 +709,13 @@ mod tests {
             ("{% for i in range(1000000000000) %}{% endfor %}", Limit, 1),
             ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", Limit, 1),
             ("{{ 'a' * 1000000000 }}", Limit, 1),
+            ("{{ 'ab' | indent(18446744073709551615) }}", Limit, 1),
+            ("{{ 'a' | indent(width=1000000000000) }}", Limit, 1),
+            ("{{ [1] | batch(1000000000000, 0) }}", Limit, 1),
+            ("{{ [1] | slice(1000000000000) }}", Limit, 1),
+            ("{{ '%0999999999999d' | format(1) }}", Limit, 1),
+            ("{{ '%.999999999999999999999999f' | format(1.0) }}", Limit, 1),
+            ("{{ '{:>999999999999}'.format('y') }}", Limit, 1),
             ("{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}", Limit, 0),
         ] {
             let e = render(source, json!([])).unwrap_err();

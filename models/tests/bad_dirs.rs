@@ -10,7 +10,7 @@ mod toy;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use rcompile_models::{OpenOptions, Warning, open};
+use rcompile_models::{OpenOptions, TokenizerUse, Warning, open};
 use serde_json::{Value, json};
 use toy::{INDEX, Toy, ToyTensor, VOCAB};
 
@@ -659,8 +659,11 @@ fn must_be_accepted() {
         ("template_that_raises", "", |t| t.put("chat_template.jinja", "{{ raise_exception('never') }}")),
         ("pad_token_id -1", "", |t| t.config("pad_token_id", json!(-1))),
     ]);
-    let options = OpenOptions { tokenizer_optional: true, ..OpenOptions::default() };
+    let options = OpenOptions { tokenizer: TokenizerUse::Optional, ..OpenOptions::default() };
     assert_eq!(outcome(|t| t.remove("tokenizer.json"), &options), Ok(vec![]), "token ids only");
+    let options = OpenOptions { tokenizer: TokenizerUse::Unread, ..OpenOptions::default() };
+    let broken = |t: &Toy| ["tokenizer.json", "chat_template.jinja"].iter().for_each(|file| t.put(file, "{% if"));
+    assert_eq!(outcome(broken, &options), Ok(vec![]), "nobody reads them");
 }
 
 #[test]

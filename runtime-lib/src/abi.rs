@@ -215,6 +215,8 @@ pub const PAYLOAD_SYMBOL: &str = "rc_payload";
 pub const PAYLOAD_MAGIC: [u8; 8] = *b"RCPAYLD\x01";
 /// Alignment of weights in file and memory.
 pub const WEIGHTS_ALIGN: u64 = 2 << 20;
+/// Bytes behind the weights in a file of their own: their hash.
+pub const WEIGHTS_HASH_BYTES: u64 = 32;
 
 /// First bytes of the payload segment. Offsets count from the start of the payload; hashes are BLAKE3.
 #[repr(C)]

@@ -29,7 +29,8 @@ pub(crate) unsafe fn copied(weights: &'static [u8], threads: usize) -> Result<&'
         }
     };
     std::thread::scope(|scope| {
-        (1..threads).for_each(|_| _ = scope.spawn(work));
+        // Where no thread can be made, those that are there copy it all.
+        (1..threads).for_each(|_| _ = std::thread::Builder::new().spawn_scoped(scope, work));
         work();
     });
     Ok(copy)

@@ -29,7 +29,7 @@ pub enum EncodeError {
     #[error(transparent)]
     Step(#[from] StepError),
     /// Longer than what one step holds; a bidirectional model cannot be split.
-    #[error("text {index} has {tokens} tokens, the executable holds {limit} in one step")]
+    #[error("text {}: {tokens} tokens, the executable holds {limit} in one step", index + 1)]
     TooLong {
         /// Which text, counted from 0.
         index: usize,
@@ -39,7 +39,7 @@ pub enum EncodeError {
         limit: usize,
     },
     /// Nothing to encode.
-    #[error("text {index} has no tokens")]
+    #[error("text {}: no tokens", index + 1)]
     Empty {
         /// Which text, counted from 0.
         index: usize,

@@ -2,14 +2,15 @@
 //!
 //! The start check reads nothing that the file may lack: first the length of the file against the program headers (a page
 //! beyond the end of the file would be SIGBUS), then the header and its hash, then manifest, blobs and code against their
-//! hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used.
+//! hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used. A weights
+//! file of its own ends with the hash it had at its build, so that one of another build is refused at once.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN};
+use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 
 /// What is wrong with the executable. All of it is exit 9, except `Missing` (3).
 #[derive(Debug, thiserror::Error)]
@@ -153,10 +154,16 @@ impl Payload {
         slice(blobs, span.offset, span.len, part, &self.name)
     }
 
-    /// The packed weights: part of this file, or `<executable>.weights`, mapped and not yet read.
+    /// The packed weights: part of this file, or `<executable>.weights` of the same build, mapped and not yet read.
     pub fn weights(&self) -> Result<&'static [u8], PayloadError> {
         if self.header.weights_embedded == 0 {
-            return map_file(&split_path(), self.header.weights_len);
+            let path = split_path();
+            let file = map_file(&path, self.header.weights_len + WEIGHTS_HASH_BYTES)?;
+            let (weights, hash) = file.split_at(self.header.weights_len as usize);
+            if hash != self.header.weights_hash {
+                return Err(PayloadError::Damaged { name: path.display().to_string(), part: "hash", what: "of another build".into() });
+            }
+            return Ok(weights);
         }
         let weights = slice(self.bytes, self.header.weights_offset, self.header.weights_len, "weights", &self.name)?;
         advise_huge(weights);

@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, Read, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -330,7 +331,7 @@ fn build(name: &str, variant: Variant) -> Exe {
     file.extend_from_slice(&manifest);
     file.extend_from_slice(&blobs);
     if variant.split {
-        fs::write(folder.join("counter.weights"), &weights).unwrap();
+        fs::write(folder.join("counter.weights"), [&weights[..], &hash(&weights)].concat()).unwrap();
     } else {
         file.resize(offset + weights_at, 0);
         file.extend_from_slice(&weights);
@@ -395,6 +396,15 @@ fn talk(exe: &Exe, args: &[&str], said: &[u8]) -> (Option<i32>, String, String) 
     let output = chat.wait_with_output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn a_text_that_the_context_cuts_says_so() {
+    let exe = build("cut", Variant::default());
+    let cut = exe.run(&["generate", "-p", &"a".repeat(38), "-n", "9"]);
+    let remark = String::from_utf8(cut.stderr).unwrap();
+    assert!(cut.status.success() && remark.starts_with("warning[W-context]: the text ends after 3 of 9 tokens: all 40 "), "{remark}");
+    assert!(exe.run(&["generate", "-p", "a", "-n", "3"]).stderr.is_empty());
 }
 
 #[test]
@@ -476,6 +486,8 @@ fn flags_come_from_the_environment_too() {
     assert_eq!(run(&["generate", "-p", "d", "-n", "1"], &vars), (Some(0), "e\n".into()));
     assert_eq!(run(&["generate", "--tokens", "4", "-n", "1"], &vars), (Some(0), "f\n".into()));
     assert_eq!(run(&["generate", "-p", "a"], &[("RCOMPILE_ARG_THREADS", "0")]).0, Some(2));
+    let wrong = exe.command(&["generate", "-p", "a"]).env("RCOMPILE_ARG_TOP_K", "x").output().unwrap();
+    assert!(String::from_utf8(wrong.stderr).unwrap().contains("\nhelp: set in the environment: RCOMPILE_ARG_TOP_K\n"));
     // The short names too; the long one wins.
     let short = [("RCOMPILE_ARG_P", "ab"), ("RCOMPILE_ARG_N", "2")];
     assert_eq!(run(&["generate"], &short), (Some(0), "cd\n".into()));
@@ -621,13 +633,14 @@ fn an_encoder_embeds() {
     assert_eq!(one["embeddings"], serde_json::json!([[4.0, 3.0, 4.0]]));
     let raw = exe.json(&["embed", "--tokens", "4", "--json", "--pooling", "max", "--normalize", "false"]);
     assert_eq!(raw["embeddings"], serde_json::json!([[2.0, 1.0, 4.0]]));
-    let lines = exe.path.with_file_name("lines");
+    // A path is bytes, not text.
+    let lines = exe.path.with_file_name(std::ffi::OsStr::from_bytes(b"lines\xff"));
     fs::write(&lines, "bcd\na\ncccccccc\n").unwrap();
-    let output = exe.run(&["embed", "-f", lines.to_str().unwrap(), "--json"]);
+    let output = exe.command(&["embed", "--json", "-f"]).arg(&lines).output().unwrap();
     let many: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(many["embeddings"], serde_json::json!([[4.0, 3.0, 1.0], [4.0, 1.0, 0.0], [4.0, 6.0, 2.0]]));
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("warning[W-length]: 1 of 3 texts were cut to 6"));
-    assert!(exe.fails(&["embed", "--tokens", "1,1,1,1,1,1,1,1,1"], 7).contains("9 tokens"));
+    assert!(exe.fails(&["embed", "--tokens", "1,1,1,1,1,1,1,1,1"], 7).contains("text 1: 9 tokens"));
     exe.fails(&["embed", "--tokens", "99"], 2);
     exe.fails(&["generate", "-p", "a"], 2);
     let test = exe.json(&["bench", "-p", "4", "-b", "2", "-r", "1", "-o", "jsonl"]);
@@ -773,6 +786,11 @@ fn weights_may_lie_beside() {
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[1..]).unwrap();
     assert!(exe.fails(&["generate", "-p", "ab"], 9).contains("truncated"));
+    // As long, but of another build, which its hash says at once.
+    let mut other = bytes.clone();
+    *other.last_mut().unwrap() ^= 1;
+    fs::write(&weights, &other).unwrap();
+    assert!(exe.fails(&["generate", "-p", "ab"], 9).contains("of another build"));
     fs::remove_file(&weights).unwrap();
     exe.fails(&["generate", "-p", "ab"], 3);
     exe.ok(&["info"]);

@@ -14,7 +14,7 @@ use rcompile::report::Progress;
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::weights::graph_type;
-use rcompile_models::{Model, OpenOptions};
+use rcompile_models::{Model, OpenOptions, TokenizerUse};
 use std::path::Path;
 
 /// Rows of one run at most.
@@ -37,7 +37,7 @@ impl Reference {
 
     /// With quantised weights; `compute` is `I8` for integer dots.
     pub fn quantised(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation) -> Reference {
-        let options = OpenOptions { tokenizer_optional: true, ..OpenOptions::default() };
+        let options = OpenOptions { tokenizer: TokenizerUse::Optional, ..OpenOptions::default() };
         let model = rcompile_models::open(dir, &options).unwrap_or_else(|e| panic!("{e}"));
         let options = TraceOptions {
             bucket: ROWS_MAX,

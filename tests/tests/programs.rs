@@ -8,7 +8,7 @@ use rcompile_codegen::program::{Item, Kernel, Layout, LoopNest, Operand, Place, 
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
-use rcompile_models::{Model, OpenOptions};
+use rcompile_models::{Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::cost::{Arithmetic, Load, RegionInfo, RegionKind, Work};
 use rcompile_tests::golden;
 use rcompile_tests::text::{check, plan_for, run_passes};
@@ -27,7 +27,7 @@ fn models() -> Vec<String> {
 }
 
 fn open(name: &str) -> Model {
-    let options = OpenOptions { tokenizer_optional: true, ..OpenOptions::default() };
+    let options = OpenOptions { tokenizer: TokenizerUse::Optional, ..OpenOptions::default() };
     rcompile_models::open(&golden(name), &options).unwrap_or_else(|e| panic!("{name}: {e}"))
 }
 

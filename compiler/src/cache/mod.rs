@@ -87,7 +87,10 @@ impl Cache {
     /// The cache of these options, and a warning where its directory cannot be used. Errors: `RCOMPILE_CACHE_SIZE` (2).
     pub fn open(options: &CacheOptions) -> Result<(Cache, Option<String>), Error> {
         let mut cache = Cache { limit: limit()?, with_weights: options.cache_weights, ..Cache::none() };
-        let Some(dir) = directory(options) else { return Ok((cache, None)) };
+        let Some(dir) = directory(options) else {
+            let what = "warning[W-cache]: --cache-weights: nothing is kept without a cache directory, none of --cache-dir, XDG_CACHE_HOME and HOME is given";
+            return Ok((cache, options.cache_weights.then(|| what.into())));
+        };
         match Store::open(&dir) {
             Ok(store) => cache.store = Some(store),
             Err(e) => return Ok((cache, Some(warning(&dir, &format!("cannot be used, the build goes on without a cache: {e}"))))),

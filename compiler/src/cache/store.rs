@@ -216,7 +216,7 @@ impl Store {
         let (unfinished, entries): (Vec<&Listed>, Vec<&Listed>) = list.iter().partition(|l| temporary(l));
         let mut freed = 0;
         for file in unfinished.into_iter().filter(|l| now.duration_since(l.used).is_ok_and(|age| age > STALE_AFTER)) {
-            freed += remove(file);
+            freed += remove(file).unwrap_or(0);
         }
         let mut total: u64 = entries.iter().map(|l| l.bytes).sum();
         if total > limit {
@@ -224,8 +224,9 @@ impl Store {
                 if total <= limit / 10 * KEEP_TENTHS {
                     break;
                 }
-                freed += remove(oldest);
-                total -= oldest.bytes;
+                let gone = remove(oldest).unwrap_or(0);
+                freed += gone;
+                total -= gone;
             }
         }
         Ok(freed)
@@ -233,8 +234,7 @@ impl Store {
 
     /// Removes everything. Returns how many files and bytes that were.
     pub fn clean(&self) -> io::Result<(usize, u64)> {
-        let list = self.list(true)?;
-        let freed = list.iter().map(remove).sum();
+        let removed: Vec<u64> = self.list(true)?.iter().filter_map(remove).collect();
         for kind in Kind::ALL {
             let folder = self.dir.join(kind.folder());
             // Only what is empty goes: nothing that is not ours.
@@ -243,7 +243,7 @@ impl Store {
             }
             let _ = fs::remove_dir(folder);
         }
-        Ok((list.len(), freed))
+        Ok((removed.len(), removed.iter().sum()))
     }
 }
 
@@ -254,8 +254,9 @@ pub fn read_header(file: &File) -> Option<Header> {
     Header::decode(&start)
 }
 
-fn remove(listed: &Listed) -> u64 {
-    if fs::remove_file(&listed.path).is_ok() { listed.bytes } else { 0 }
+/// Removes an entry: the bytes that it had, where it is gone.
+fn remove(listed: &Listed) -> Option<u64> {
+    fs::remove_file(&listed.path).is_ok().then_some(listed.bytes)
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {

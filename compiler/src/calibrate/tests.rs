@@ -223,7 +223,7 @@ fn codes_are_those_of_the_paper() {
 fn stages_are_the_model() {
     for name in ["gpt2-gelu", "qwen2-window"] {
         let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/golden").join(name);
-        let options = rcompile_models::OpenOptions { tokenizer_optional: true, ..Default::default() };
+        let options = rcompile_models::OpenOptions { tokenizer: rcompile_models::TokenizerUse::Unread, ..Default::default() };
         let model = rcompile_models::open(&dir, &options).unwrap();
         let temp = tempfile::tempdir().unwrap();
         let work = WorkDir::create(&temp.path().join("out")).unwrap();

@@ -4,14 +4,14 @@
 //! 0       header (one page)
 //! 4096    manifest (JSON)
 //! ...     blobs (tokenizer, templates), 64-byte aligned
-//! n * 2M  weights, up to the end of the file (with `--weights split`: in OUT.weights instead)
+//! n * 2M  weights, up to the end of the file (with `--weights split`: in OUT.weights instead, and behind them their hash)
 //! ```
 
 use super::guard::WorkDir;
 use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
-use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN};
+use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -118,7 +118,7 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
     } else {
         let path = work.path().join("weights");
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).map_err(failed("creating the weights file"))?;
-        file.set_len(content.weights_len).map_err(failed("sizing the weights file"))?;
+        file.set_len(content.weights_len + WEIGHTS_HASH_BYTES).map_err(failed("sizing the weights file"))?;
         (Span { offset: 0, len: content.weights_len }, end, Some((path, file)))
     };
     let payload_offset = len.next_multiple_of(WEIGHTS_ALIGN);
@@ -191,7 +191,8 @@ impl Unsealed {
     /// Makes all weights zero again.
     pub fn clear_weights(&self) -> Result<(), Error> {
         let Sink { file, path, base } = self.sink();
-        let cleared = file.set_len(base).and_then(|()| file.set_len(base + self.header.weights.len));
+        let len = file.metadata().map_err(|e| Error::output(path, "measuring", &e))?.len();
+        let cleared = file.set_len(base).and_then(|()| file.set_len(len));
         cleared.map_err(|e| Error::output(path, "clearing", &e))
     }
 
@@ -203,6 +204,7 @@ impl Unsealed {
             move |e: std::io::Error| Error::output(&path, doing, &e)
         };
         if let Some((path, file)) = &self.split {
+            file.write_all_at(&weights_hash, self.header.weights.len).map_err(failed(path, "writing the hash"))?;
             file.sync_all().map_err(failed(path, "syncing"))?;
         }
         self.file.sync_data().map_err(failed(&self.path, "syncing"))?;
@@ -275,6 +277,13 @@ impl Unsealed {
         }
         let sink = self.sink();
         let file = File::open(sink.path).map_err(read)?;
+        if self.split.is_some() {
+            let mut hash = [0; WEIGHTS_HASH_BYTES as usize];
+            file.read_exact_at(&mut hash, h.weights.len).map_err(read)?;
+            if hash != h.weights_hash {
+                return Err(differs("the hash of its weights"));
+            }
+        }
         Ok(hash_range(&file, sink.base, h.weights.len).map_err(read)? == h.weights_hash)
     }
 }

@@ -1,10 +1,15 @@
 //! The flags of every verb, as in the command line's contract. Every long flag is also read from the environment.
 
-use clap::builder::{BoolishValueParser, OsStr};
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::builder::{BoolishValueParser, OsStr, OsStringValueParser, TypedValueParser};
 use clap::{ArgAction, ArgMatches, Args, Command, ValueEnum};
 
 use super::error::Failure;
 
+/// How the variables of flags begin.
+pub const VARIABLE: &str = "RCOMPILE_ARG_";
 /// Most threads that one may ask for.
 const MAX_THREADS: usize = 4096;
 
@@ -38,7 +43,7 @@ pub struct InputArgs {
     pub prompt: Option<String>,
     /// Read the input from a file, `-` is stdin
     #[arg(short = 'f', long, value_name = "FILE")]
-    pub file: Option<String>,
+    pub file: Option<PathBuf>,
     /// Input as token ids
     #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     pub tokens: Option<String>,
@@ -137,7 +142,7 @@ pub struct LogitsArgs {
 pub struct PerplexityArgs {
     /// Text to score, `-` is stdin
     #[arg(short = 'f', long, value_name = "FILE", required = true)]
-    pub file: String,
+    pub file: PathBuf,
     /// Tokens per window, BOS included [default: the context, at most 512]
     #[arg(short = 'c', long, value_name = "WINDOW", value_parser = window)]
     pub window: Option<usize>,
@@ -146,8 +151,8 @@ pub struct PerplexityArgs {
     pub chunks: Option<usize>,
     /// Write the logits of every scored position: "RCLOGIT1", vocabulary u32, window u32, positions u64, then per position its token
     /// u32, the next token u32 and a logit f32 per token of the vocabulary; little-endian
-    #[arg(long, value_name = "FILE", value_parser = data_file)]
-    pub logits: Option<String>,
+    #[arg(long, value_name = "FILE", value_parser = OsStringValueParser::new().try_map(data_file))]
+    pub logits: Option<PathBuf>,
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Print one JSON object
@@ -172,7 +177,7 @@ pub struct EmbedArgs {
     pub prompt: Option<String>,
     /// Read one text per line, `-` is stdin
     #[arg(short = 'f', long, value_name = "LINES")]
-    pub file: Option<String>,
+    pub file: Option<PathBuf>,
     /// Input as token ids
     #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     pub tokens: Option<String>,
@@ -242,8 +247,8 @@ pub struct ProfileArgs {
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Write every region that ran as a Chrome trace
-    #[arg(long, value_name = "FILE")]
-    pub trace: Option<String>,
+    #[arg(long, value_name = "FILE", value_parser = OsStringValueParser::new().try_map(data_file))]
+    pub trace: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
@@ -257,7 +262,7 @@ pub struct TokenizeArgs {
     pub prompt: Option<String>,
     /// Read the text from a file, `-` is stdin
     #[arg(short = 'f', long, value_name = "FILE")]
-    pub file: Option<String>,
+    pub file: Option<PathBuf>,
     /// Without the tokens that the tokenizer puts around a text
     #[arg(long)]
     pub no_special: bool,
@@ -319,8 +324,8 @@ fn stop(text: &str) -> Result<String, String> {
     if text.is_empty() { Err("expected a text that is not empty".into()) } else { Ok(text.to_owned()) }
 }
 
-fn data_file(text: &str) -> Result<String, String> {
-    if matches!(text, "" | "-") { Err("expected a file: stdout carries the result".into()) } else { Ok(text.to_owned()) }
+fn data_file(path: OsString) -> Result<PathBuf, &'static str> {
+    if path.is_empty() || path == "-" { Err("expected a file: stdout carries the result") } else { Ok(path.into()) }
 }
 
 fn threads(text: &str) -> Result<usize, String> {
@@ -349,8 +354,8 @@ pub fn with_environment(command: Command) -> Command {
         if matches!(arg.get_action(), ArgAction::Help | ArgAction::Version) {
             return arg;
         }
-        let name = format!("RCOMPILE_ARG_{}", long.replace('-', "_").to_uppercase());
-        let short = arg.get_short().map(|s| format!("RCOMPILE_ARG_{}", s.to_uppercase()));
+        let name = format!("{VARIABLE}{}", long.replace('-', "_").to_uppercase());
+        let short = arg.get_short().map(|s| format!("{VARIABLE}{}", s.to_uppercase()));
         let is_set = |name: &String| std::env::var_os(name).is_some();
         let name = if is_set(&name) { name } else { short.filter(is_set).unwrap_or(name) };
         // The names live as long as the process: one small string per flag.

@@ -36,7 +36,7 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
         Some("tokens") => vec![token_list(args.tokens.as_deref().unwrap_or(""))?],
         Some("prompt") => encoded(cx, &[args.prompt.as_deref().unwrap_or("")])?,
         Some(_) => {
-            let lines = read_text(args.file.as_deref().unwrap_or("-"))?;
+            let lines = read_text(args.file.as_deref())?;
             encoded(cx, &lines.lines().collect::<Vec<_>>())?
         }
         None => {

@@ -103,6 +103,10 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
         },
     )?;
     let decode_s = first_at.elapsed().as_secs_f64();
+    if reason == FinishReason::Length && answer.tokens.len() < args.n_predict {
+        let (found, wanted) = (answer.tokens.len(), args.n_predict);
+        warn("context", format!("the text ends after {found} of {wanted} tokens: all {} positions are in use", cx.manifest().ctx_size));
+    }
 
     if args.json {
         let rate = |count: usize, seconds: f64| {

@@ -17,6 +17,7 @@ mod text;
 use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::io::{Read, Write};
+use std::path::Path;
 use std::thread::JoinHandle;
 
 use clap::error::ErrorKind;
@@ -182,16 +183,18 @@ impl Cx {
             .iter()
             .position(|e| e.name == entry)
             .ok_or_else(|| Failure::new(9, "executable", format!("no entry {entry:?}")))?;
-        let pool = self.pool(machine.threads, machine.place.pin)?;
+        // Before the pool, which may pin this thread to a core, and with it the threads that copy.
         let weights = match (machine.place.copy_weights, self.copied.get()) {
             (false, _) => self.payload.weights()?,
             (true, Some(weights)) => weights,
             (true, None) => {
+                let threads = machine.threads.unwrap_or_else(|| Cpus::of_process().default_threads);
                 // SAFETY: the payload's weights are mapped from the executable or the file beside it, read-only.
-                let weights = unsafe { copy::copied(self.payload.weights()?, pool.threads() as usize) }?;
+                let weights = unsafe { copy::copied(self.payload.weights()?, threads) }?;
                 self.copied.get_or_init(|| weights)
             }
         };
+        let pool = self.pool(machine.threads, machine.place.pin)?;
         // SAFETY: manifest, functions and weights come from one build: the code and manifest hashes were checked at start.
         let program = unsafe { Program::new(self.manifest(), index, self.steps, weights) }?;
         Ok(Session::new(program, pool)?)
@@ -222,22 +225,27 @@ pub(crate) enum Input {
 pub(crate) fn input(args: &InputArgs, flags: &ArgMatches) -> Result<Input, Failure> {
     match args::only_one(flags, &["prompt", "file", "tokens"])? {
         Some("prompt") => Ok(Input::Text(args.prompt.clone().unwrap_or_default())),
-        Some("file") => Ok(Input::Text(read_text(args.file.as_deref().unwrap_or("-"))?)),
+        Some("file") => Ok(Input::Text(read_text(args.file.as_deref())?)),
         Some(_) => Ok(Input::Tokens(args::token_list(args.tokens.as_deref().unwrap_or(""))?)),
         None => Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE, --tokens 1,2,3")),
     }
 }
 
-/// A file as text, `-` is stdin.
-pub(crate) fn read_text(path: &str) -> Result<String, Failure> {
-    let failed = |e: std::io::Error| Failure::new(3, "input", format!("{path}: {e}"));
+/// A file as text; `-`, or none, is stdin.
+pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
+    let path = path.filter(|path| *path != Path::new("-"));
+    let name = path.map_or("stdin".into(), |path| path.display().to_string());
+    let failed = |e: std::io::Error| Failure::new(3, "input", format!("{name}: {e}"));
     let mut bytes = Vec::new();
-    let reader: &mut dyn Read = if path == "-" { &mut std::io::stdin() } else { &mut std::fs::File::open(path).map_err(failed)? };
+    let reader: &mut dyn Read = match path {
+        Some(path) => &mut std::fs::File::open(path).map_err(failed)?,
+        None => &mut std::io::stdin(),
+    };
     reader.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
-        return Err(Failure::new(7, "input", format!("{path}: expected at most {MAX_INPUT_BYTES} bytes, found more")));
+        return Err(Failure::new(7, "input", format!("{name}: expected at most {MAX_INPUT_BYTES} bytes, found more")));
     }
-    utf8(path, 0, bytes)
+    utf8(&name, 0, bytes)
 }
 
 /// The bytes of an input from byte `begin` on, as text.
@@ -284,9 +292,9 @@ fn usage_error(error: &clap::Error) -> Result<(), Failure> {
         *first = first.strip_prefix("error: ").unwrap_or(first);
     }
     let usage = lines.filter_map(|l| l.trim().strip_prefix("Usage: ")).next_back().map(str::to_owned);
-    let failure = Failure::usage(what.join(" "));
-    Err(match usage {
-        Some(usage) => failure.help(usage),
-        None => failure.help("see --help"),
-    })
+    let failure = Failure::usage(what.join(" ")).help(usage.as_deref().unwrap_or("see --help"));
+    // A value may come from there without the user's knowing.
+    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| name.starts_with(args::VARIABLE));
+    let set: Vec<String> = set.collect();
+    Err(if set.is_empty() { failure } else { failure.help(format!("set in the environment: {}", set.join(", "))) })
 }

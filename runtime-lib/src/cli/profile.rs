@@ -89,7 +89,7 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         limits.measure(decoder.session());
     }
     if let Some(path) = &args.trace {
-        let failed = |e: std::io::Error| Failure::new(8, "output", format!("{path}: {e}"));
+        let failed = |e: std::io::Error| Failure::new(8, "output", format!("{}: {e}", path.display()));
         std::fs::write(path, trace(&phases).to_string()).map_err(failed)?;
         let dropped: u64 = phases.iter().map(|p| p.1.dropped()).sum();
         if dropped > 0 {

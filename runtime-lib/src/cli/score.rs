@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::path::{Path, PathBuf};
 
 use clap::ArgMatches;
 use serde::Serialize;
@@ -49,7 +50,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
             .help("use a smaller -c, or build with a larger --ctx-size"));
     }
     let loading = cx.load_text()?;
-    let source = read_text(&args.file)?;
+    let source = read_text(Some(&args.file))?;
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     let text = loading.wait()?;
     let leading = text.leading_special()?;
@@ -58,12 +59,12 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let count = windows.len().min(args.chunks.unwrap_or(usize::MAX));
     let positions = count as u64 * (window as u64 - 1);
     if positions == 0 {
-        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", args.file, ids.len()))
+        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", args.file.display(), ids.len()))
             .help("give a longer text or a smaller -c"));
     }
     let header = Header { vocab_size: cx.manifest().vocab_size, window: window as u32, positions };
-    let failed = |e: io::Error| Failure::new(8, "output", format!("{}: {e}", args.logits.as_deref().unwrap_or_default()));
-    let create = |path: &String| File::create(path).and_then(|file| LogitsWriter::new(file, header)).map_err(failed);
+    let failed = |e: io::Error| Failure::new(8, "output", format!("{}: {e}", args.logits.as_deref().unwrap_or(Path::new("")).display()));
+    let create = |path: &PathBuf| File::create(path).and_then(|file| LogitsWriter::new(file, header)).map_err(failed);
     let mut rows = args.logits.as_ref().map(create).transpose()?;
     let (mut sum, mut tokens) = (0.0, 0);
     for window in windows.take(count) {

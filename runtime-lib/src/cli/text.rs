@@ -17,7 +17,7 @@ pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Resu
     let loading = cx.load_text()?;
     let input = match only_one(flags, &["prompt", "file"])? {
         Some("prompt") => args.prompt.clone().unwrap_or_default(),
-        Some(_) => read_text(args.file.as_deref().unwrap_or("-"))?,
+        Some(_) => read_text(args.file.as_deref())?,
         None => return Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE")),
     };
     let text = loading.wait()?;
