@@ -5,12 +5,10 @@ use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::TargetMachine;
 
-/// Runs `default<O0>` .. `default<O3>`. The loop and SLP vectorisers are off: generators write vectors themselves, and what they leave
-/// scalar (addresses, tails) must not be rearranged.
+/// Runs `default<O0>` .. `default<O3>`. From O2 on these names turn LLVM's vectorisers on, whatever the options say (LLVM 19,
+/// `setupOptionsForPipelineAlias`). Generators write vectors themselves and leave little to them: hot loops are the same without.
 pub(super) fn run(module: &Module<'_>, machine: &TargetMachine, level: u8) -> Result<(), Error> {
     let options = PassBuilderOptions::create();
-    options.set_loop_vectorization(false);
-    options.set_loop_slp_vectorization(false);
     options.set_loop_interleaving(false);
     module.run_passes(&format!("default<O{}>", level.min(3)), machine, options).map_err(|e| Error::internal("LLVM passes", e.to_string()))
 }
