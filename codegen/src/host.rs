@@ -164,7 +164,8 @@ impl HostStep {
         self.sizes.output_width
     }
 
-    /// Runs one causal sequence from position 0: a row per token. Returns [`Sizes::output_width`] elements per row.
+    /// Runs one sequence from position 0: a row per token, each of which sees what the program's masks let it see of all. Returns
+    /// [`Sizes::output_width`] elements per row.
     ///
     /// # Panics
     /// Tokens, rows or weights beyond the sizes of the plan.
@@ -180,11 +181,7 @@ impl HostStep {
         fits(&scratch.output, (self.bucket * self.sizes.output_width * 4) as u64);
         let column = |value: &dyn Fn(usize) -> i32| (0..rows).map(value).collect::<Vec<i32>>();
         let (token, place, zero) = (column(&|i| tokens[i] as i32), column(&|i| i as i32), vec![0; rows]);
-        let tile = |begin: usize| {
-            let end = rows.min(begin + self.tile_rows);
-            Tile { row_begin: begin as i32, row_count: (end - begin) as i32, slot: 0, key_end: end as i32 }
-        };
-        let tiles: Vec<Tile> = (0..rows).step_by(self.tile_rows).map(tile).collect();
+        let tiles = tiles(rows, self.tile_rows);
         let pages: Vec<i32> = (0..self.sizes.pages as i32).collect();
         let run_begin = [0, rows as i32];
         let ctx = StepCtx {
@@ -216,5 +213,23 @@ impl HostStep {
         unsafe { (self.run)(&raw const ctx, 0, 1) };
         // SAFETY: in bounds (checked above) and initialised; borrowed like `scratch`.
         unsafe { std::slice::from_raw_parts(scratch.output.0.as_ptr().cast(), rows * self.sizes.output_width) }
+    }
+}
+
+/// The tiles of one sequence. What a causal row may not see, the program's masks say.
+fn tiles(rows: usize, tile_rows: usize) -> Vec<Tile> {
+    let tile =
+        |begin: usize| Tile { row_begin: begin as i32, row_count: tile_rows.min(rows - begin) as i32, slot: 0, key_end: rows as i32 };
+    (0..rows).step_by(tile_rows).map(tile).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_lies_in_one_tile_and_may_see_all() {
+        let found: Vec<(i32, i32, i32)> = tiles(70, 32).iter().map(|t| (t.row_begin, t.row_count, t.key_end)).collect();
+        assert_eq!(found, [(0, 32, 70), (32, 32, 70), (64, 6, 70)]);
     }
 }

@@ -26,12 +26,11 @@ pub(crate) fn manifest(
     let generation = &model.generation;
     let embed = model.arch.task == Task::Embed;
     let first = &plans[0];
-    let max_length = |limit: Option<usize>| limit.map(|n| n.min(settings.ctx_size as usize) as u32);
     let text = tokenizer.zip(model.tokenizer.as_ref()).map(|(compact, t)| TextInfo {
         tokenizer: blobs.add(&compact),
         chat_template: model.chat_template.as_ref().map(|source| blobs.add(source.as_bytes())),
         special_tokens: t.facts.special_tokens.clone(),
-        max_length: max_length(model.pooling.as_ref().and_then(|p| p.max_tokens).or(t.facts.model_max_length.filter(|_| embed))),
+        max_length: model.text_limit().map(|n| n.min(settings.ctx_size as usize) as u32),
     });
     let bucket = |p: &Planned| BucketInfo {
         rows: p.program.bucket,

@@ -106,6 +106,13 @@ impl Model {
         inputs
     }
 
+    /// Most tokens of a text that an encoder embeds, as its pooling or its tokenizer says; special tokens count.
+    pub fn text_limit(&self) -> Option<usize> {
+        let by_pooling = self.pooling.as_ref().and_then(|p| p.max_tokens);
+        let by_tokenizer = self.tokenizer.as_ref().and_then(|t| t.facts.model_max_length);
+        by_pooling.or(by_tokenizer.filter(|_| self.arch.task == Task::Embed))
+    }
+
     /// Every file that was read, with its hash, by name. Reads the weights once more, in a stream; other threads may
     /// read tensors meanwhile.
     pub fn hash_inputs(&self) -> Result<Vec<InputFile>, Error> {

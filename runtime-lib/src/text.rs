@@ -39,7 +39,7 @@ const MAX_TOKEN_ID: u64 = 1 << 24;
 const HOLE: u32 = 1 << 31;
 /// A character never has more than four bytes; more pending tokens than this are not the start of one.
 const MAX_PENDING_TOKENS: usize = 8;
-/// Ids of a vocabulary among which [`Text::leading_special`] looks for one that is a word.
+/// Ids of a vocabulary among which [`Text::special_around`] looks for one that is a word.
 const LEADING_TRIES: u32 = 1024;
 
 /// What can be wrong with a tokenizer or a text.
@@ -742,8 +742,8 @@ impl<'a> Text<'a> {
         self.inner.decode(ids, skip_special).map_err(|e| TextError::Failed(format!("tokenizer: {e}")))
     }
 
-    /// The ids that the tokenizer puts in front of a text (BOS), empty where it puts none.
-    pub fn leading_special(&self) -> Result<Vec<u32>, TextError> {
+    /// The ids that the tokenizer puts in front of a text (BOS, CLS) and behind it (EOS, SEP), empty where it puts none.
+    pub fn special_around(&self) -> Result<(Vec<u32>, Vec<u32>), TextError> {
         // Any text that has tokens will do. A vocabulary may lack this one, but not all of its own words.
         let words = (0..LEADING_TRIES).map(|id| self.decode(&[id], true).unwrap_or_default());
         let tokens = |text: &String| self.encode(text, false).is_ok_and(|ids| !ids.is_empty());
@@ -751,7 +751,7 @@ impl<'a> Text<'a> {
         let with = self.encode(&text, true)?;
         let without = self.encode(&text, false)?;
         let at = (0..=with.len().saturating_sub(without.len())).find(|&at| with[at..].starts_with(&without)).unwrap_or(0);
-        Ok(with[..at].to_vec())
+        Ok((with[..at].to_vec(), with[at + without.len()..].to_vec()))
     }
 
     /// Id of a token, added tokens included.

@@ -40,7 +40,6 @@ use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
 use rcompile_codegen::program::{self, Layout};
 use rcompile_graph::{DType, Dim, Module, Recipe};
-use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model};
 use stages::{HIDDEN, Stage};
@@ -78,15 +77,9 @@ pub struct Calibration {
 
 /// Refuses models that cannot be calibrated.
 pub fn check(model: &Model) -> Result<(), Error> {
-    if let Some(scheme) = model.scheme {
-        let what = format!("chooses codes, and the layers of this checkpoint are codes already: {}", scheme.name());
-        return Err(Error::Unsupported { place: "--calibrate".into(), what, help: Some("leave it out".into()) });
-    }
-    if model.arch.task == Task::Generate {
-        return Ok(());
-    }
-    let what = format!("is for models that continue a text, found {}", model.arch.class_names[0]);
-    Err(Error::Unsupported { place: "--calibrate".into(), what, help: Some("leave it out: codes are rounded to nearest".into()) })
+    let Some(scheme) = model.scheme else { return Ok(()) };
+    let what = format!("chooses codes, and the layers of this checkpoint are codes already: {}", scheme.name());
+    Err(Error::Unsupported { place: "--calibrate".into(), what, help: Some("leave it out".into()) })
 }
 
 /// A planned stage.
@@ -297,7 +290,7 @@ impl<'c> Forward<'c> {
         };
         let step = host.load(&planning.planned, table, tokens)?;
         let mut jobs: Vec<PackJob> = table.jobs.iter().filter(|j| j.name != HIDDEN).cloned().collect();
-        let base = jobs.iter().map(|j| j.offset).min().unwrap_or(0);
+        let base = jobs.iter().map(|j| j.offset).min().unwrap_or(table.len);
         jobs.iter_mut().for_each(|j| j.offset -= base);
         let table = WeightTable { jobs, len: table.len - base };
         let area = self.first.as_ref().unwrap_or(&self.area);

@@ -19,7 +19,8 @@ const BYTES_MAX: u64 = 64 << 20;
 /// A text that was read.
 #[derive(Clone, Debug)]
 pub struct CalibrationText {
-    /// Token ids in chunks of equal length, each beginning with those that the tokenizer puts in front of a text.
+    /// Token ids in chunks of equal length, each beginning with those that the tokenizer puts in front of a text; for a model that sees whole
+    /// texts each ends with those behind a text too.
     pub chunks: Vec<Vec<u32>>,
     /// For the manifest.
     pub input: InputFile,
@@ -64,11 +65,15 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
         e.help("--calibrate takes a text like those that the model will read and write")
     };
     let tokenizer = Text::load(&bytes).map_err(failed)?;
-    let leading = tokenizer.leading_special().map_err(failed)?;
+    let (leading, mut trailing) = tokenizer.special_around().map_err(failed)?;
+    // What continues a text has seen few that end.
+    if model.facts().causal {
+        trailing.clear();
+    }
     let ids = tokenizer.encode(text, false).map_err(failed)?;
     let vocab = model.facts().vocab_size as u32;
-    let length = CHUNK_TOKENS.min(model.facts().max_positions);
-    let Some(room) = length.checked_sub(leading.len()).filter(|r| *r > 0) else {
+    let length = CHUNK_TOKENS.min(model.facts().max_positions).min(model.text_limit().unwrap_or(usize::MAX));
+    let Some(room) = length.checked_sub(leading.len() + trailing.len()).filter(|r| *r > 0) else {
         return Err(Error::usage(format!("--calibrate: {length} positions hold no text")));
     };
     let whole = ids.len() / room;
@@ -83,7 +88,7 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
     let count = whole.min(CHUNKS);
     let chunk = |i: usize| {
         let at = i * whole / count * room;
-        [&leading[..], &ids[at..at + room]].concat()
+        [&leading[..], &ids[at..at + room], &trailing[..]].concat()
     };
     Ok((0..count).map(chunk).collect())
 }

@@ -53,7 +53,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let source = read_text(Some(&args.file))?;
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     let text = loading.wait()?;
-    let leading = text.leading_special()?;
+    let (leading, _) = text.special_around()?;
     let ids = text.encode(&source, false)?;
     let windows = windows(&ids, &leading, window)?;
     let count = windows.len().min(args.chunks.unwrap_or(usize::MAX));

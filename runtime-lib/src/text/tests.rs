@@ -127,18 +127,18 @@ fn merges_follow_rank_and_position() {
 fn a_tokenizer_may_not_know_every_text() {
     let bytes = beginning(r#"{"type": "WordLevel", "vocab": {"one": 0, "two": 1, "<s>": 2}, "unk_token": "<unk>"}"#, 2);
     let text = Text::load(&bytes).unwrap();
-    assert_eq!(text.leading_special().unwrap(), [2]);
+    assert_eq!(text.special_around().unwrap(), (vec![2], vec![]));
     assert_eq!(text.encode("two", true).unwrap(), [2, 1]);
     assert_eq!(text.encode("three", true).unwrap_err().exit_code(), 7);
     // Its first word is the leading token itself.
     let bytes = beginning(r#"{"type": "WordLevel", "vocab": {"<s>": 0, "one": 1, "two": 2}, "unk_token": "<unk>"}"#, 0);
     let text = Text::load(&bytes).unwrap();
-    assert_eq!(text.leading_special().unwrap(), [0]);
+    assert_eq!(text.special_around().unwrap(), (vec![0], vec![]));
     // What is not known has no tokens, and is no error.
     let bytes = beginning(r#"{"type":"BPE","vocab":{"<s>":0,"A":1,"B":2},"merges":[]}"#, 0);
     let text = Text::load(&bytes).unwrap();
     assert!(text.encode("a", false).unwrap().is_empty());
-    assert_eq!(text.leading_special().unwrap(), [0]);
+    assert_eq!(text.special_around().unwrap(), (vec![0], vec![]));
 }
 
 /// The toy with this model, whose texts begin with the token `<s>`.
