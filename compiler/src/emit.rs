@@ -73,22 +73,20 @@ fn suffixed(path: &Path, extension: &str) -> PathBuf {
     path.into()
 }
 
-/// Writes a text where it was asked for; without a path it is part of what goes to stdout. A dry run writes no file.
+/// Writes a text where it was asked for; without a path it is part of what goes to stdout. A dry run writes no file. False: it went nowhere.
 pub(crate) fn text(
     o: &Build,
     (kind, extension): (EmitKind, &str),
     text: impl FnOnce() -> String,
     report: &mut Report,
-) -> Result<(), Error> {
-    let Some(emit) = o.emits(kind) else { return Ok(()) };
+) -> Result<bool, Error> {
+    let Some(emit) = o.emits(kind) else { return Ok(false) };
     match emit_path(o, emit.path.as_deref(), extension) {
-        Some(_) if o.dry_run => Ok(()),
-        Some(path) => write_whole(&path, text().as_bytes()),
-        None => {
-            report.text += &text();
-            Ok(())
-        }
+        Some(_) if o.dry_run => return Ok(false),
+        Some(path) => write_whole(&path, text().as_bytes())?,
+        None => report.text += &text(),
     }
+    Ok(true)
 }
 
 /// `--emit llvm-ir,asm,obj`: texts of all units in one file, objects in a directory.
@@ -106,7 +104,7 @@ pub(crate) fn code(o: &Build, symbols: &[String], objects: &[Compiled], report: 
     }
     if let Some(emit) = o.emits(EmitKind::Obj) {
         let Some(dir) = emit_path(o, emit.path.as_deref(), "objects") else {
-            return Err(Error::usage("--emit obj needs a directory, found -"));
+            return Err(Error::bug("--emit obj", "no directory"));
         };
         std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
         for (symbol, unit) in symbols.iter().zip(objects) {
@@ -137,8 +135,10 @@ pub(crate) fn check_outputs(o: &Build, model: &Model) -> Result<(), Error> {
         Err(Error::Output { path: path.display().to_string(), what: what.into(), help })
     };
     let mut outputs = Vec::new();
-    // A dry run says what a build would.
-    if let Some(exe) = o.exe_path().filter(|_| o.emits(EmitKind::Exe).is_some() && o.stop_after.is_none()) {
+    if let Some(exe) = o.exe_path().filter(|_| o.wants_exe()) {
+        if exe.parent().is_some_and(|dir| !dir.as_os_str().is_empty() && !dir.is_dir()) {
+            return refuse(exe, "lies in no directory, expected one that exists, found none");
+        }
         outputs.extend([exe.clone(), payload::weights_path(exe)]);
         for path in &outputs {
             match std::fs::metadata(path) {

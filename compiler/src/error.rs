@@ -98,7 +98,7 @@ impl Error {
 
     /// The system gives us no thread.
     pub fn threads(error: impl fmt::Display) -> Error {
-        Error::Limit { place: "threads".into(), what: format!("cannot be made, try a smaller --jobs: {error}") }
+        Error::Limit { place: "threads".into(), what: format!("cannot be made: {error}") }
     }
 
     /// A usage error.

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::passes::quantise::{Keep, Quantisation};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rcompile_graph::{DType, Group};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Buckets beyond this many rows are refused: the arena grows with them.
 const MAX_BUCKET: u32 = 1 << 16;
@@ -161,7 +161,7 @@ pub struct Build {
     /// What the executable does
     #[arg(long, value_enum, default_value_t = Task::Auto)]
     pub task: Task,
-    /// Leave the tokenizer out, or accept that there is none: the executable takes token ids only
+    /// Read neither tokenizer nor chat template: the executable takes token ids only
     #[arg(long)]
     pub no_tokenizer: bool,
 
@@ -444,13 +444,12 @@ pub enum EmitKind {
 impl Build {
     /// Refuses what is known but not supported yet, and contradictions.
     pub fn check(&self) -> Result<(), Error> {
-        let task = self.task.to_possible_value().map_or_else(String::new, |value| format!("--task {}", value.get_name()));
-        let refused = [
-            (&*task, !matches!(self.task, Task::Auto | Task::Generate | Task::Embed), "use --task auto, generate or embed"),
-            ("--link dynamic", self.link == LinkMode::Dynamic, "use --link static"),
-        ];
-        if let Some((flag, _, help)) = refused.into_iter().find(|r| r.1) {
-            return Err(not_yet(flag, help));
+        if !matches!(self.task, Task::Auto | Task::Generate | Task::Embed) {
+            let name = self.task.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+            return Err(not_yet(&format!("--task {name}"), "use --task auto, generate or embed"));
+        }
+        if self.link == LinkMode::Dynamic {
+            return Err(not_yet("--link dynamic", "use --link static"));
         }
         self.quantize.check()?;
         let without = [
@@ -473,6 +472,10 @@ impl Build {
         if self.dry_run && self.dump_dir.is_some() {
             return Err(Error::usage("--dump-dir writes files, which --dry-run rules out"));
         }
+        let to_stdout = |kind| self.emits(kind).is_some_and(|e| e.path.as_deref() == Some(Path::new("-")));
+        if to_stdout(EmitKind::Exe) || to_stdout(EmitKind::Obj) {
+            return Err(Error::usage("--emit exe and obj are no text for stdout, expected a path, found -"));
+        }
         if self.emits(EmitKind::Obj).is_some_and(|e| e.path.is_none()) && self.exe_path().is_none() {
             return Err(Error::usage("--emit obj needs a directory, expected obj=DIR or -o OUT"));
         }
@@ -487,7 +490,12 @@ impl Build {
 
     /// Will an executable be written?
     pub fn writes_exe(&self) -> bool {
-        !self.dry_run && self.stop_after.is_none() && self.emits(EmitKind::Exe).is_some()
+        !self.dry_run && self.wants_exe()
+    }
+
+    /// The same, or would it be but for `--dry-run`?
+    pub fn wants_exe(&self) -> bool {
+        self.stop_after.is_none() && self.emits(EmitKind::Exe).is_some()
     }
 
     /// Where to.

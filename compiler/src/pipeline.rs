@@ -102,7 +102,7 @@ pub fn run(options: &Build) -> Result<Report, Error> {
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);
     }
-    let pool = pool.build().map_err(Error::threads)?;
+    let pool = pool.build().map_err(|e| Error::threads(format_args!("{e}: use a smaller --jobs")))?;
     pool.install(|| build(options, &passes))
 }
 
@@ -194,10 +194,10 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         stage.advance(1);
     }
     stage.finish(&format!("{} passes", passes.len()));
-    emit::text(o, emit::GRAPH, || print_all(&modules), &mut report)?;
+    let emitted = emit::text(o, emit::GRAPH, || print_all(&modules), &mut report)?;
     let only_graph = o.emit.iter().all(|e| e.kind == EmitKind::Graph);
     if only_graph || o.stop_after.as_ref().is_some_and(|at| at == "passes" || passes.iter().any(|p| p.name == at)) {
-        if o.stop_after.is_some() && o.emits(EmitKind::Graph).is_none() {
+        if o.stop_after.is_some() && !emitted {
             report.text += &print_all(&modules);
         }
         return Ok(finished(report, &progress));
@@ -255,9 +255,9 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     warn(unused, &progress, &mut report);
     fill_plan_report(&mut report, &plans, &weights);
     let programs = || plans.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
-    emit::text(o, emit::PROGRAM, programs, &mut report)?;
+    let emitted = emit::text(o, emit::PROGRAM, programs, &mut report)?;
     if only_plan {
-        if stop("plan") && o.emits(EmitKind::Program).is_none() {
+        if stop("plan") && !emitted {
             report.text += &programs();
         }
         return Ok(finished(report, &progress));
@@ -287,12 +287,11 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let (units, steps) = code(&plans, &isa, codegen_options);
     let stage = progress.stage("codegen", units.len() as u64, false);
     // Meanwhile, on threads of their own, the input files are hashed and the tokenizer is made compact.
-    let background = match o.writes_exe() {
-        true => {
-            let (hashed, read) = (model.clone(), model.clone());
-            Some((spawn(move || hashed.hash_inputs())?, spawn(move || compact_tokenizer(&read))?))
-        }
-        false => None,
+    let background = if o.writes_exe() {
+        let (hashed, read) = (model.clone(), model.clone());
+        Some((spawn(move || hashed.hash_inputs())?, spawn(move || compact_tokenizer(&read))?))
+    } else {
+        None
     };
     let compile_one = |unit: &_| {
         let compiled = cache.compile(unit);
@@ -510,24 +509,31 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
 /// `--stop-after` names a stage, or a pass that this build runs, and comes after what `--emit` asks for.
 fn check_stop(o: &Build, passes: &[Pass]) -> Result<(), Error> {
     let Some(at) = o.stop_after.as_deref() else { return Ok(()) };
-    let is_pass = passes.iter().any(|p| p.name == at);
-    if let Some(place) = STAGES.iter().position(|stage| if is_pass { *stage == "passes" } else { *stage == at }) {
-        let made_by = |kind| match kind {
-            EmitKind::Graph => Some("passes"),
-            EmitKind::Program => Some("plan"),
-            EmitKind::LlvmIr | EmitKind::Asm | EmitKind::Obj => Some("codegen"),
-            EmitKind::Exe => None,
-        };
-        let stages = o.emit.iter().filter_map(|emit| made_by(emit.kind));
-        return match stages.max_by_key(|stage| STAGES.iter().position(|s| s == stage)).filter(|stage| !STAGES[..=place].contains(stage)) {
-            Some(stage) => Err(Error::usage(format_args!("--stop-after {at}: the stage {stage} makes what --emit asks for"))),
-            None => Ok(()),
-        };
+    let place = |stage: &str| STAGES.iter().position(|s| *s == stage);
+    let stage = if passes.iter().any(|p| p.name == at) { "passes" } else { at };
+    let Some(stop) = place(stage) else {
+        let known = STAGES.iter().copied().chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
+        let exists = PASSES.iter().any(|p| p.name == at);
+        let what = if exists { "this build does not run that pass" } else { "no such stage or pass" };
+        return Err(Error::Usage { what: format!("--stop-after {at}: {what}, expected one of {known}"), help: None });
+    };
+    match o.emit.iter().filter_map(|emit| place(made_by(emit.kind)?)).max() {
+        Some(last) if last > stop => {
+            let what = format!("--stop-after {at}: what --emit asks for is made by the stage {}", STAGES[last]);
+            Err(Error::Usage { what, help: Some(format!("--stop-after {}, or leave one of them out", STAGES[last])) })
+        }
+        _ => Ok(()),
     }
-    let known = STAGES.iter().copied().chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
-    let exists = PASSES.iter().any(|p| p.name == at);
-    let what = if exists { "this build does not run that pass" } else { "no such stage or pass" };
-    Err(Error::Usage { what: format!("--stop-after {at}: {what}, expected one of {known}"), help: None })
+}
+
+/// The stage that makes what `--emit` asks for; none for an executable, which a build that stops early does not make.
+fn made_by(kind: EmitKind) -> Option<&'static str> {
+    match kind {
+        EmitKind::Graph => Some("passes"),
+        EmitKind::Program => Some("plan"),
+        EmitKind::LlvmIr | EmitKind::Asm | EmitKind::Obj => Some("codegen"),
+        EmitKind::Exe => None,
+    }
 }
 
 fn print_all(modules: &[Module]) -> String {

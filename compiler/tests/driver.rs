@@ -109,6 +109,7 @@ fn stopping_early_prints_and_writes_nothing() {
     // What is emitted and what stopping prints is the same text, once.
     let graph = |more: &[&str]| build(dir.path(), &[&["--quiet", "--stop-after", "passes"], more].concat()).output().unwrap().stdout;
     assert_eq!(graph(&["--emit", "graph=-"]), graph(&[]));
+    assert_eq!(graph(&["--emit", "graph", "--dry-run"]), graph(&[]));
     let out = build(dir.path(), &["--quiet", "--stop-after", "plan", "--passes", "-merge-matmuls,-fuse-rope"]).output().unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
 }
@@ -131,10 +132,11 @@ fn wrong_use_is_one_line_and_a_code() {
     for (at, kind, stage) in
         [("open", "graph", "passes"), ("trace", "graph,asm", "codegen"), ("cse", "program", "plan"), ("plan", "obj", "codegen")]
     {
-        run(2, &format!("the stage {stage} makes"), build(dir.path(), &["--stop-after", at, "--emit", kind]));
+        run(2, &format!("is made by the stage {stage}"), build(dir.path(), &["--stop-after", at, "--emit", kind]));
     }
     run(2, "--dump-dir", build(dir.path(), &["--dry-run", "--dump-dir", "dump"]));
     run(2, "obj=DIR", rcompile(&["build", "--model", "/nowhere", "--emit", "obj"]));
+    run(2, "no text for stdout", build(dir.path(), &["--emit", "obj=-"]));
     run(6, "--task rerank", build(dir.path(), &["--task", "rerank"]));
     run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
     run(6, "nope", build(dir.path(), &["--cpu-features", "+nope"]));

@@ -6,8 +6,9 @@
 //! Like the reference: `trim_blocks` and `lstrip_blocks`, loop controls, Python's methods on strings and maps,
 //! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
 //! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work,
-//! and the length of the text is bounded, as is every size that a filter or a format takes as a number. Not bounded is
-//! the memory of intermediate strings that a hostile template doubles by concatenation; that needs a limit on the process.
+//! and the length of the text is bounded, as is what the numbers make that filters and formats are given. Not bounded is
+//! the memory of intermediate strings that a hostile template multiplies otherwise (by `+`, `*`, `replace`, `join`, up to
+//! the engine's own 100 MB a step); that needs a limit on the process.
 //!
 //! Sources: transformers `chat_template_utils.py`; Jinja2's template documentation; Python's `json` and `strftime`.
 
@@ -28,8 +29,6 @@ pub const OUTPUT_BYTES_MAX: usize = 16 << 20;
 pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Longest `range`.
 const RANGE_MAX: i64 = 100_000;
-/// Largest number that a filter or a format may take for a size: a width, a precision, a count.
-const SIZE_MAX: u64 = 10_000;
 
 /// Why a template cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,18 +146,19 @@ pub fn environment() -> Environment<'static> {
     env.set_recursion_limit(100);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(|state, value, method, args| {
-        if method == "format" {
-            check_format(std::slice::from_ref(value))?;
+        if let ("format", Some(text)) = (method, value.as_str()) {
+            check_size("a format", widths(replacement_fields(text)), OUTPUT_BYTES_MAX as u64)?;
         }
         minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
     });
-    let with_sizes = [
-        ("batch", Value::from_function(filters::batch), check_sizes as Check),
+    // These make as much as their numbers say.
+    let sized = [
+        ("batch", Value::from_function(filters::batch), check_count as Check),
         ("format", Value::from_function(filters::format), check_format),
-        ("indent", Value::from_function(filters::indent), check_sizes),
-        ("slice", Value::from_function(filters::slice), check_sizes),
+        ("indent", Value::from_function(filters::indent), check_indent),
+        ("slice", Value::from_function(filters::slice), check_count),
     ];
-    for (name, filter, check) in with_sizes {
+    for (name, filter, check) in sized {
         env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
             check(&args)?;
@@ -232,32 +232,58 @@ fn template_error(e: &minijinja::Error) -> TemplateError {
 /// Looks at a filter's value and arguments before it runs.
 type Check = fn(&[Value]) -> Result<(), minijinja::Error>;
 
-fn too_large(what: &str) -> minijinja::Error {
-    let message = format!("{what} is larger than {SIZE_MAX}");
-    minijinja::Error::new(ErrorKind::InvalidOperation, message).with_source(LimitReached)
-}
-
-/// Refuses arguments above [`SIZE_MAX`], be they given by position or by name.
-fn check_sizes(args: &[Value]) -> Result<(), minijinja::Error> {
-    for arg in args.iter().skip(1) {
-        if arg.is_kwargs() {
-            let named: Vec<Value> = arg.try_iter()?.map(|name| arg.get_item(&name)).collect::<Result<_, _>>()?;
-            check_sizes(&[&[Value::UNDEFINED], &named[..]].concat())?;
-        } else if arg.is_number() && f64::try_from(arg.clone()).is_ok_and(|n| n > SIZE_MAX as f64) {
-            return Err(too_large("a size"));
-        }
+fn check_size(what: &str, size: u64, most: u64) -> Result<(), minijinja::Error> {
+    if size <= most {
+        return Ok(());
     }
-    Ok(())
+    let message = format!("{what} would have a size of {size}, at most {most} is allowed");
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message).with_source(LimitReached))
 }
 
-/// Refuses a format with a number above [`SIZE_MAX`] in it: widths and precisions are spelled out.
+/// `batch` and `slice`: lists of as many elements.
+fn check_count(args: &[Value]) -> Result<(), minijinja::Error> {
+    check_size("a list", number(args, 1, "count").unwrap_or(0), RANGE_MAX as u64)
+}
+
+/// `indent`: as many spaces in front of each line.
+fn check_indent(args: &[Value]) -> Result<(), minijinja::Error> {
+    let text = args.first().and_then(Value::as_str).unwrap_or_default();
+    let lines = 1 + text.matches('\n').count() as u64;
+    let spaces = number(args, 1, "width").unwrap_or(4).saturating_mul(lines);
+    check_size("an indented text", spaces.saturating_add(text.len() as u64), OUTPUT_BYTES_MAX as u64)
+}
+
+/// `format`: C's widths and precisions.
 fn check_format(args: &[Value]) -> Result<(), minijinja::Error> {
     let format = args.first().and_then(Value::as_str).unwrap_or_default();
-    let mut numbers = format.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty());
-    match numbers.any(|n| n.parse().map_or(true, |n: u64| n > SIZE_MAX)) {
-        true => Err(too_large("a width of a format")),
-        false => Ok(()),
-    }
+    let format = format.replace("%%", "");
+    let specs = format.split('%').skip(1).map(|spec| {
+        let spec = if spec.starts_with('(') { spec.split_once(')').map_or("", |s| s.1) } else { spec };
+        let end = spec.find(|c: char| !c.is_ascii_digit() && !"#- +.".contains(c)).unwrap_or(spec.len());
+        &spec[..end]
+    });
+    check_size("a format", widths(specs), OUTPUT_BYTES_MAX as u64)
+}
+
+/// The part behind the colon of each `{name:spec}` of Python's `str.format`.
+fn replacement_fields(format: &str) -> impl Iterator<Item = &str> {
+    let fields = format.split('{').skip(1).map(|field| field.split('}').next().unwrap_or_default());
+    fields.filter_map(|field| field.split_once(':').map(|f| f.1))
+}
+
+/// The sum of all numbers in format specifications.
+fn widths<'s>(specs: impl Iterator<Item = &'s str>) -> u64 {
+    let numbers = specs.flat_map(|spec| spec.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
+    numbers.map(|n| n.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+}
+
+/// A number that a filter is given by place or by name.
+fn number(args: &[Value], at: usize, name: &str) -> Option<u64> {
+    let by_place = args.get(at).filter(|arg| !arg.is_kwargs()).cloned();
+    let by_name = || args.last().filter(|arg| arg.is_kwargs()).and_then(|arg| arg.get_attr(name).ok());
+    let value = by_place.or_else(by_name).filter(Value::is_number)?;
+    // What is no size is refused by the filter itself.
+    f64::try_from(value).ok().map(|n| n as u64)
 }
 
 /// Collects output up to [`OUTPUT_BYTES_MAX`].
@@ -688,7 +714,8 @@ mod tests {
             ("{# __class__ #}{{ 'no %} end' }}{{ tools is none }}", "no %} endTrue"),
             ("{{ 'a\nb' | indent(2) }}|{{ 'a' | indent(width=1, first=true) }}", "a\n  b| a"),
             ("{{ '%03d|%s' | format(7, 'x') }} {{ '{:>4}'.format('y') }}", "007|x    y"),
-            ("{{ [1, 2, 3] | batch(2, 0) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 0]][[1, 2], [3]]"),
+            ("{{ [1, 2, 3] | batch(2, 200000) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 200000]][[1, 2], [3]]"),
+            ("{{ '%s of 9999999999 %%9999999999' | format(1) }}{{ '9999999999 {}'.format(2) }}", "1 of 9999999999 %99999999999999999999 2"),
         ] {
             assert_eq!(render(source, json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
         }
@@ -711,11 +738,13 @@ mod tests {
             ("{{ 'a' * 1000000000 }}", Limit, 1),
             ("{{ 'ab' | indent(18446744073709551615) }}", Limit, 1),
             ("{{ 'a' | indent(width=1000000000000) }}", Limit, 1),
+            ("{{ ('a\\n' * 99999) | indent(9999) }}", Limit, 1),
             ("{{ [1] | batch(1000000000000, 0) }}", Limit, 1),
             ("{{ [1] | slice(1000000000000) }}", Limit, 1),
             ("{{ '%0999999999999d' | format(1) }}", Limit, 1),
             ("{{ '%.999999999999999999999999f' | format(1.0) }}", Limit, 1),
             ("{{ '{:>999999999999}'.format('y') }}", Limit, 1),
+            ("{{ ('%9999s' * 9999) | format('y') }}", Limit, 1),
             ("{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}", Limit, 0),
         ] {
             let e = render(source, json!([])).unwrap_err();

@@ -20,7 +20,7 @@ pub struct Tile {
     pub row_count: i32,
     /// KV slot of all its rows.
     pub slot: i32,
-    /// Positions of the slot that any of its rows may see: keys `0 .. key_end`.
+    /// Keys `0 .. key_end` of the slot exist, at least all that its rows see; masks decide which a row sees.
     pub key_end: i32,
 }
 

@@ -161,7 +161,11 @@ impl Payload {
             let file = map_file(&path, self.header.weights_len + WEIGHTS_HASH_BYTES)?;
             let (weights, hash) = file.split_at(self.header.weights_len as usize);
             if hash != self.header.weights_hash {
-                return Err(PayloadError::Damaged { name: path.display().to_string(), part: "hash", what: "of another build".into() });
+                return Err(PayloadError::Damaged {
+                    name: path.display().to_string(),
+                    part: "hash",
+                    what: "of another build, or damaged".into(),
+                });
             }
             return Ok(weights);
         }
@@ -173,7 +177,8 @@ impl Payload {
     /// Hashes the weights. Returns their length.
     pub fn verify_weights(&self) -> Result<u64, PayloadError> {
         let weights = self.weights()?;
-        check_hash(weights, &self.header.weights_hash, "weights", &self.name)?;
+        let beside = split_path().display().to_string();
+        check_hash(weights, &self.header.weights_hash, "weights", if self.header.weights_embedded == 0 { &beside } else { &self.name })?;
         Ok(weights.len() as u64)
     }
 }
@@ -289,8 +294,11 @@ pub(crate) fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadEr
     let missing = |e: std::io::Error| PayloadError::Missing { name: name.clone(), what: e.to_string() };
     let file = File::open(path).map_err(missing)?;
     let found = file.metadata().map_err(missing)?.len();
-    if found != len {
+    if found < len {
         return Err(PayloadError::Truncated { name, expected: len, found });
+    }
+    if found > len {
+        return Err(PayloadError::Damaged { name, part: "length", what: format!("expected {len} bytes, found {found}") });
     }
     if len == 0 {
         return Ok(&[]);

@@ -791,6 +791,13 @@ fn weights_may_lie_beside() {
     *other.last_mut().unwrap() ^= 1;
     fs::write(&weights, &other).unwrap();
     assert!(exe.fails(&["generate", "-p", "ab"], 9).contains("of another build"));
+    fs::write(&weights, [&bytes[..], b"x"].concat()).unwrap();
+    assert!(exe.fails(&["generate", "-p", "ab"], 9).contains("length"));
+    // What is read is not hashed at each start, but by `verify`.
+    let mut other = bytes.clone();
+    other[0] ^= 1;
+    fs::write(&weights, &other).unwrap();
+    assert!(exe.fails(&["verify"], 9).contains("counter.weights: weights: hash differs"));
     fs::remove_file(&weights).unwrap();
     exe.fails(&["generate", "-p", "ab"], 3);
     exe.ok(&["info"]);

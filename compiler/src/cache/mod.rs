@@ -58,6 +58,9 @@ struct NewWeights {
     base: u64,
 }
 
+/// Why there is no place for a cache.
+const NO_DIRECTORY: &str = "no cache directory, expected --cache-dir D or an absolute path in XDG_CACHE_HOME or HOME, found none";
+
 /// Weights that were copied from the cache.
 #[derive(Clone, Debug)]
 pub struct Loaded {
@@ -88,8 +91,7 @@ impl Cache {
     pub fn open(options: &CacheOptions) -> Result<(Cache, Option<String>), Error> {
         let mut cache = Cache { limit: limit()?, with_weights: options.cache_weights, ..Cache::none() };
         let Some(dir) = directory(options) else {
-            let what = "warning[W-cache]: --cache-weights: nothing is kept without a cache directory, none of --cache-dir, XDG_CACHE_HOME and HOME is given";
-            return Ok((cache, options.cache_weights.then(|| what.into())));
+            return Ok((cache, options.cache_weights.then(|| format!("warning[W-cache]: --cache-weights keeps nothing: {NO_DIRECTORY}"))));
         };
         match Store::open(&dir) {
             Ok(store) => cache.store = Some(store),

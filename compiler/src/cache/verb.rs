@@ -1,7 +1,7 @@
 //! `rcompile cache [list|clean]`.
 
 use super::store::{Kind, Listed, Store, read_header};
-use super::{directory, limit};
+use super::{NO_DIRECTORY, directory, limit};
 use crate::error::Error;
 use crate::options::{CacheAction, CacheOptions, CacheVerb};
 use crate::report;
@@ -15,8 +15,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub fn run(verb: &CacheVerb) -> Result<(), Error> {
     let options = CacheOptions { cache_dir: verb.cache_dir.clone(), ..CacheOptions::default() };
     let Some(dir) = directory(&options) else {
-        let what = "no cache directory, expected --cache-dir D or one of XDG_CACHE_HOME and HOME, found none".into();
-        return Err(Error::Usage { what, help: None });
+        return Err(Error::Usage { what: NO_DIRECTORY.into(), help: None });
     };
     let store = Store::at(&dir);
     match verb.action {

@@ -9,7 +9,7 @@ use std::path::Path;
 
 /// Most chunks of a text; a longer text gives as many, spread evenly over it.
 pub const CHUNKS: usize = 128;
-/// Tokens of a chunk, or as many as the model has positions.
+/// Tokens of a chunk, or as many as the model has positions, or lets a text have.
 pub const CHUNK_TOKENS: usize = 512;
 /// The text among the inputs of an executable, wherever it lay.
 const INPUT_NAME: &str = "--calibrate";

@@ -281,7 +281,7 @@ impl Unsealed {
             let mut hash = [0; WEIGHTS_HASH_BYTES as usize];
             file.read_exact_at(&mut hash, h.weights.len).map_err(read)?;
             if hash != h.weights_hash {
-                return Err(differs("the hash of its weights"));
+                return Err(differs("hashes of weights"));
             }
         }
         Ok(hash_range(&file, sink.base, h.weights.len).map_err(read)? == h.weights_hash)

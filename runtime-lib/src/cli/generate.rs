@@ -103,10 +103,7 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
         },
     )?;
     let decode_s = first_at.elapsed().as_secs_f64();
-    if reason == FinishReason::Length && answer.tokens.len() < args.n_predict {
-        let (found, wanted) = (answer.tokens.len(), args.n_predict);
-        warn("context", format!("the text ends after {found} of {wanted} tokens: all {} positions are in use", cx.manifest().ctx_size));
-    }
+    let count = answer.tokens.len();
 
     if args.json {
         let rate = |count: usize, seconds: f64| {
@@ -129,11 +126,16 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
         });
     }
     match (text.is_some(), stream) {
-        (true, true) => print("\n"),
-        (true, false) => print(&(answer.text + "\n")),
+        (true, true) => print("\n")?,
+        (true, false) => print(&(answer.text + "\n"))?,
         // Without a tokenizer the answer is its ids.
-        (false, _) => print(&(joined(&answer.tokens) + "\n")),
+        (false, _) => print(&(joined(&answer.tokens) + "\n"))?,
     }
+    if reason == FinishReason::Length && count < args.n_predict {
+        let (wanted, size) = (args.n_predict, cx.manifest().ctx_size);
+        warn("context", format!("the text ends after {count} of {wanted} tokens: all {size} positions are in use"));
+    }
+    Ok(())
 }
 
 fn wait(loading: &mut Option<LoadingText>) -> Result<Text<'static>, Failure> {
