@@ -7,8 +7,8 @@
 //! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
 //! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work,
 //! and the length of the text is bounded, as is what the numbers make that filters and formats are given. Not bounded is
-//! the memory of intermediate strings that a hostile template multiplies otherwise (by `+`, `*`, `replace`, `join`, up to
-//! the engine's own 100 MB a step); that needs a limit on the process.
+//! the memory of intermediate strings that a hostile template multiplies otherwise, by `+`, `replace` or `join` (`*` stops
+//! at the engine's own 100 MB); that needs a limit on the process.
 //!
 //! Sources: transformers `chat_template_utils.py`; Jinja2's template documentation; Python's `json` and `strftime`.
 
