@@ -18,6 +18,7 @@ pub mod plan;
 pub mod report;
 pub mod scaling;
 mod settings;
+mod stages;
 pub mod targets;
 pub mod tuning;
 

@@ -1,103 +1,113 @@
 //! What an executable knows about itself: its manifest, from everything that a build has decided.
 
+use crate::calibrate::Calibration;
 use crate::error::Error;
 use crate::link::payload::Blobs;
-use crate::plan::{PackJob, Planned, WeightTable};
-use crate::settings::Settings;
-use rcompile_codegen::isa::Isa;
+use crate::plan::{PackJob, Planned, Plans, WeightTable};
+use crate::stages::Source;
 use rcompile_codegen::program::{Coding, Layout, Panels};
-use rcompile_models::Model;
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
 use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, TextInfo};
 
-/// What the executable will know about itself, as JSON.
-pub(crate) fn manifest(
-    model: &Model,
-    isa: &Isa,
-    settings: &Settings,
-    plans: &[Planned],
-    weights: &WeightTable,
-    (inputs, tokenizer, notes): (Vec<InputFile>, Option<Vec<u8>>, Vec<String>),
-    blobs: &mut Blobs,
-) -> Result<Vec<u8>, Error> {
-    let facts = model.facts();
-    let generation = &model.generation;
-    let embed = model.arch.task == Task::Embed;
-    let first = &plans[0];
-    let text = tokenizer.zip(model.tokenizer.as_ref()).map(|(compact, t)| TextInfo {
-        tokenizer: blobs.add(&compact),
-        chat_template: model.chat_template.as_ref().map(|source| blobs.add(source.as_bytes())),
-        special_tokens: t.facts.special_tokens.clone(),
-        max_length: model.text_limit().map(|n| n.min(settings.ctx_size as usize) as u32),
-    });
-    let bucket = |p: &Planned| BucketInfo {
-        rows: p.program.bucket,
-        logit_rows: if embed { p.program.max_runs } else { p.program.max_logit_rows },
-        tile_rows: p.program.tile_rows,
-        arena_bytes: p.program.arena_bytes,
-        private_bytes: p.program.private_bytes,
-        regions: p.regions.clone(),
-        barriers_per_layer: p.barriers_per_layer,
-    };
-    let manifest = Manifest {
-        rcompile_version: env!("CARGO_PKG_VERSION").into(),
-        name: model.name.clone(),
-        architecture: model.arch.class_names[0].into(),
-        task: if embed { "embed" } else { "generate" }.into(),
-        target: isa.triple.clone(),
-        cpu: isa.name.clone(),
-        features: isa.features.iter().cloned().collect(),
-        cores: settings.cores,
-        ctx_size: settings.ctx_size,
-        slots: settings.slots,
-        dtype: weights_type(weights),
-        compute: settings.compute_name().into(),
-        kv_dtype: settings.kv_name().into(),
-        quantization: settings.quantisation_name.clone(),
-        vocab_size: facts.vocab_size as u32,
-        hidden_size: facts.hidden_size as u32,
-        parameters: model.weights.parameters(),
-        entries: vec![EntryInfo {
-            name: first.program.entry.clone(),
-            buckets: plans.iter().map(bucket).collect(),
-            output_stride: first.output_stride.into(),
-            output: if embed { "pooled" } else { "logits" }.into(),
-        }],
-        state: StateInfo {
-            bytes: first.state.bytes,
-            bytes_per_token: first.state.bytes_per_token,
-            pages_per_slot: first.state.pages_per_slot,
-            persistent: first.state.persistent,
-        },
-        weight_bytes: weights.len,
-        inputs: inputs.into_iter().map(|i| rcompile_runtime::abi::InputFile { name: i.name, bytes: i.bytes, sha256: i.sha256 }).collect(),
-        text,
-        generation: GenerationInfo {
-            bos_token_id: generation.bos,
-            eos_token_ids: generation.eos.clone(),
-            do_sample: generation.do_sample,
-            temperature: generation.temperature.map(|x| x as f32),
-            // 0 keeps all, as do more than there can be.
-            top_k: generation.top_k.map(|x| u32::try_from(x).unwrap_or(0)),
-            top_p: generation.top_p.map(|x| x as f32),
-            min_p: generation.min_p.map(|x| x as f32),
-            repetition_penalty: generation.repetition_penalty.map(|x| x as f32),
-        },
-        pooling: model.pooling.as_ref().map(|p| PoolingInfo {
-            mode: match p.mode {
-                PoolingMode::Mean => "mean",
-                PoolingMode::Cls => "cls",
-                PoolingMode::Max => "max",
-                PoolingMode::Last => "last",
-            }
-            .into(),
-            normalize: p.normalize,
-        }),
-        notes,
-    };
-    serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
+/// All that an executable is made of.
+pub(crate) struct Contents<'a> {
+    /// What the build has read and decided first.
+    pub source: &'a Source,
+    /// Programs and the table of weights.
+    pub plans: &'a Plans,
+    /// Codes of weights that were chosen by a text.
+    pub calibration: Option<&'a Calibration>,
+    /// The compact tokenizer.
+    pub tokenizer: Option<Vec<u8>>,
+}
+
+impl Contents<'_> {
+    /// What the executable will know about itself, as JSON; `inputs` are the files of the model directory. Tokenizer and chat template go to `blobs`.
+    pub fn manifest(&self, inputs: Vec<InputFile>, blobs: &mut Blobs) -> Result<Vec<u8>, Error> {
+        let Source { model, isa, settings, text: calibrated_on, tuning } = self.source;
+        let Plans { buckets: plans, weights } = self.plans;
+        let given = [tuning.as_ref().map(|t| &t.1), calibrated_on.as_ref().map(|t| &t.input)];
+        let inputs = inputs.iter().chain(given.into_iter().flatten());
+        let facts = model.facts();
+        let generation = &model.generation;
+        let embed = model.arch.task == Task::Embed;
+        let first = &plans[0];
+        let text = self.tokenizer.as_ref().zip(model.tokenizer.as_ref()).map(|(compact, t)| TextInfo {
+            tokenizer: blobs.add(compact),
+            chat_template: model.chat_template.as_ref().map(|source| blobs.add(source.as_bytes())),
+            special_tokens: t.facts.special_tokens.clone(),
+            max_length: model.text_limit().map(|n| n.min(settings.ctx_size as usize) as u32),
+        });
+        let input = |i: &InputFile| rcompile_runtime::abi::InputFile { name: i.name.clone(), bytes: i.bytes, sha256: i.sha256.clone() };
+        let bucket = |p: &Planned| BucketInfo {
+            rows: p.program.bucket,
+            logit_rows: if embed { p.program.max_runs } else { p.program.max_logit_rows },
+            tile_rows: p.program.tile_rows,
+            arena_bytes: p.program.arena_bytes,
+            private_bytes: p.program.private_bytes,
+            regions: p.regions.clone(),
+            barriers_per_layer: p.barriers_per_layer,
+        };
+        let manifest = Manifest {
+            rcompile_version: env!("CARGO_PKG_VERSION").into(),
+            name: model.name.clone(),
+            architecture: model.arch.class_names[0].into(),
+            task: if embed { "embed" } else { "generate" }.into(),
+            target: isa.triple.clone(),
+            cpu: isa.name.clone(),
+            features: isa.features.iter().cloned().collect(),
+            cores: settings.cores,
+            ctx_size: settings.ctx_size,
+            slots: settings.slots,
+            dtype: weights_type(weights),
+            compute: settings.compute_name().into(),
+            kv_dtype: settings.kv_name().into(),
+            quantization: settings.quantisation_name.clone(),
+            vocab_size: facts.vocab_size as u32,
+            hidden_size: facts.hidden_size as u32,
+            parameters: model.weights.parameters(),
+            entries: vec![EntryInfo {
+                name: first.program.entry.clone(),
+                buckets: plans.iter().map(bucket).collect(),
+                output_stride: first.output_stride.into(),
+                output: if embed { "pooled" } else { "logits" }.into(),
+            }],
+            state: StateInfo {
+                bytes: first.state.bytes,
+                bytes_per_token: first.state.bytes_per_token,
+                pages_per_slot: first.state.pages_per_slot,
+                persistent: first.state.persistent,
+            },
+            weight_bytes: weights.len,
+            inputs: inputs.map(input).collect(),
+            text,
+            generation: GenerationInfo {
+                bos_token_id: generation.bos,
+                eos_token_ids: generation.eos.clone(),
+                do_sample: generation.do_sample,
+                temperature: generation.temperature.map(|x| x as f32),
+                // 0 keeps all, as do more than there can be.
+                top_k: generation.top_k.map(|x| u32::try_from(x).unwrap_or(0)),
+                top_p: generation.top_p.map(|x| x as f32),
+                min_p: generation.min_p.map(|x| x as f32),
+                repetition_penalty: generation.repetition_penalty.map(|x| x as f32),
+            },
+            pooling: model.pooling.as_ref().map(|p| PoolingInfo {
+                mode: match p.mode {
+                    PoolingMode::Mean => "mean",
+                    PoolingMode::Cls => "cls",
+                    PoolingMode::Max => "max",
+                    PoolingMode::Last => "last",
+                }
+                .into(),
+                normalize: p.normalize,
+            }),
+            notes: self.calibration.iter().map(|c| c.note.clone()).collect(),
+        };
+        serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
+    }
 }
 
 /// Stored type of most weight bytes.

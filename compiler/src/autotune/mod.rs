@@ -15,7 +15,7 @@ mod variants;
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::Unsealed;
-use crate::plan::{Planned, WeightTable};
+use crate::plan::{Planned, Plans};
 use crate::report::{AutotuneReport, Progress, TunedBucket};
 use crate::tuning::{self, MatmulKey, Tuning};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
@@ -33,9 +33,9 @@ const ROUNDS: std::ops::RangeInclusive<usize> = 3..=9;
 const GAIN_MIN: f64 = 1.01;
 
 /// Plans all buckets with these tiles.
-pub type Plan<'a> = dyn Fn(Option<&Tuning>) -> Result<(Vec<Planned>, WeightTable), Error> + 'a;
+pub type Plan<'a> = dyn Fn(Option<&Tuning>) -> Result<Plans, Error> + 'a;
 /// Compiles and links plans in a work directory; weights are beside the executable and not packed.
-pub type Link<'a> = dyn Fn(&WorkDir, &[Planned], &WeightTable) -> Result<Unsealed, Error> + 'a;
+pub type Link<'a> = dyn Fn(&WorkDir, &Plans) -> Result<Unsealed, Error> + 'a;
 
 /// What autotuning needs of the build that it is part of.
 pub struct Cx<'a> {
@@ -85,8 +85,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         stage.advance(now - shown);
         shown = now;
     };
-    let (plans, _) = (cx.plan)(None)?;
-    let mut buckets = buckets(&plans);
+    let mut buckets = buckets(&(cx.plan)(None)?.buckets);
     let count = buckets.iter().flat_map(|b| &b.matmuls).map(|(key, tile)| variants::of(cx.isa, key, *tile).len()).max().unwrap_or(1);
 
     let mut trials: Vec<PathBuf> = Vec::new();

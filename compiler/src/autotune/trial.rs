@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::link::guard::{self, Finished, WorkDir};
 use crate::link::payload;
 use crate::pack::Sink;
-use crate::plan::{Planned, WeightTable};
+use crate::plan::{Planned, Plans};
 use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::program::{DType, Item, Kernel, Program};
@@ -25,11 +25,11 @@ const PIECE: u64 = 4 << 20;
 
 /// Makes the executable of a tuning; its weights are those of `first`, else new ones.
 pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Result<PathBuf, Error> {
-    let (mut plans, weights) = (cx.plan)(Some(tuning))?;
-    let layers = layers(&plans);
-    plans.iter_mut().for_each(|p| shorten(&mut p.program, layers));
+    let mut plans = (cx.plan)(Some(tuning))?;
+    let layers = layers(&plans.buckets);
+    plans.buckets.iter_mut().for_each(|p| shorten(&mut p.program, layers));
     let work = WorkDir::create(&cx.work.path().join("trial"))?;
-    let exe = (cx.link)(&work, &plans, &weights)?;
+    let exe = (cx.link)(&work, &plans)?;
     let path = (0..).map(|i| cx.work.path().join(format!("trial{i}"))).find(|p| !p.exists()).unwrap_or_default();
     let beside = payload::weights_path(&path);
     match first {
@@ -37,7 +37,7 @@ pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Res
             let of_first = payload::weights_path(first);
             std::fs::hard_link(&of_first, &beside).map_err(|e| Error::output(&beside, "linking", &e))?;
         }
-        None => fill(&plans, &weights, exe.sink())?,
+        None => fill(&plans, exe.sink())?,
     }
     exe.publish_trial(&path, first.is_none().then_some(&*beside))?;
     Ok(path)
@@ -101,7 +101,8 @@ fn shorten(program: &mut Program, layers: u32) {
 }
 
 /// Writes random numbers where the plans read weights; the rest of the file stays a hole.
-fn fill(plans: &[Planned], table: &WeightTable, sink: Sink<'_>) -> Result<(), Error> {
+fn fill(plans: &Plans, sink: Sink<'_>) -> Result<(), Error> {
+    let Plans { buckets: plans, weights: table } = plans;
     let layers = layers(plans) as usize;
     let used = |offset: u64| {
         let mut weights = plans.iter().flat_map(|p| &p.program.weights);

@@ -1,7 +1,7 @@
 //! The text of `--calibrate`: read, checked, and cut into chunks of tokens.
 
 use crate::error::Error;
-use crate::pipeline;
+use crate::stages;
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind, Model};
 use rcompile_runtime::text::{Text, TextError};
@@ -57,11 +57,11 @@ impl CalibrationText {
 
 /// Cuts the text of file `name`.
 fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error> {
-    let Some(bytes) = pipeline::compact_tokenizer(model)? else {
+    let Some(bytes) = stages::compact_tokenizer(model)? else {
         return Err(Error::Usage { what: "--calibrate without a tokenizer, expected tokenizer.json, found none".into(), help: None });
     };
     let failed = |e: TextError| {
-        let e = ModelError::new(pipeline::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
+        let e = ModelError::new(stages::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
         e.help("--calibrate takes a text like those that the model will read and write")
     };
     let tokenizer = Text::load(&bytes).map_err(failed)?;

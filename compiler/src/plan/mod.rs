@@ -134,6 +134,15 @@ pub struct Planned {
     pub regions: Vec<RegionInfo>,
 }
 
+/// All buckets, planned. They share the weights, so they share the table.
+#[derive(Clone, Debug)]
+pub struct Plans {
+    /// In the order of `--buckets`, ascending.
+    pub buckets: Vec<Planned>,
+    /// What is packed for them.
+    pub weights: WeightTable,
+}
+
 /// Parameters (one per layer) by layout.
 type WeightKey = (Vec<ParamId>, Layout);
 

@@ -1,0 +1,579 @@
+//! The stages of a build, one method each, in the order in which `pipeline.rs` calls them.
+//!
+//! In: the options of the build and what the stages before made. Out: what the next stages read; on the way lines of progress, and figures for
+//! the report.
+
+use crate::autotune;
+use crate::cache::entry::Key;
+use crate::cache::{Cache, Loaded};
+use crate::calibrate::{self, Calibration, CalibrationText};
+use crate::emit::{self, Dump, bucket_name};
+use crate::error::Error;
+use crate::link::guard::WorkDir;
+use crate::link::payload::{self, Blobs, Content, Unsealed};
+use crate::link::{self, Inputs, Linked, Step, tools};
+use crate::manifest::{Contents, weights_type};
+use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
+use crate::pack::{self, Packed, Tensors};
+use crate::passes::{Pass, PassCx};
+use crate::pipeline::PASSES;
+use crate::plan::{self, PlanCx, Planned, Plans, WeightTable};
+use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
+use crate::settings::Settings;
+use crate::targets;
+use crate::tuning::Tuning;
+use rayon::prelude::*;
+use rcompile_codegen::isa::Isa;
+use rcompile_codegen::{Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
+use rcompile_graph::Module;
+use rcompile_models::arch::Task;
+use rcompile_models::dir::InputFile;
+use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
+use rcompile_runtime::abi::PROBE_ENTRY;
+use rcompile_runtime::text::TextError;
+use std::collections::BTreeSet;
+use std::path::Path;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+/// Rows that may want logits in one step: full f32 logits are written for each.
+const MAX_LOGIT_ROWS: u32 = 64;
+/// About the size of an executable without its weights, for the check of the disk's space.
+const LINKED_BYTES: u64 = 24 << 20;
+
+/// A build under way.
+pub(crate) struct Building<'o> {
+    /// What was asked for.
+    o: &'o Build,
+    /// What the user sees meanwhile.
+    progress: Progress,
+    /// What the user is told at the end.
+    pub report: Report,
+}
+
+/// What a build reads and decides before its first graph.
+pub(crate) struct Source {
+    /// The model directory.
+    pub model: Arc<Model>,
+    /// The CPU.
+    pub isa: Isa,
+    /// Types, slots, context.
+    pub settings: Settings,
+    /// The text of `--calibrate`.
+    pub text: Option<CalibrationText>,
+    /// Tiles that were measured, and the file that holds them.
+    pub tuning: Option<(Tuning, InputFile)>,
+}
+
+/// Where the executable is made, and what it takes.
+pub(crate) struct Place<'o> {
+    output: &'o Path,
+    work: WorkDir,
+    tools: tools::Tools,
+    archive: &'static [u8],
+}
+
+/// What the linker takes of the generated code.
+pub(crate) struct Code {
+    /// Symbols and bytes.
+    objects: Vec<(String, Vec<u8>)>,
+    steps: Vec<Step>,
+}
+
+/// What is worked on while code is generated.
+pub(crate) struct Background {
+    /// Hashes of all files that the executable depends on.
+    pub inputs: Work<Vec<InputFile>>,
+    /// The compact tokenizer, where the model has one.
+    pub tokenizer: Work<Option<Vec<u8>>>,
+}
+
+/// Work on a thread of its own.
+pub(crate) struct Work<T>(JoinHandle<Result<T, Error>>);
+
+/// The weights of an executable in their place.
+pub(crate) struct InPlace {
+    packed: Packed,
+    /// Where they came from, if from the cache.
+    loaded: Option<Loaded>,
+    /// Their name in the cache, if it keeps weights.
+    key: Option<Key>,
+}
+
+impl<'o> Building<'o> {
+    /// Nothing is done yet.
+    pub fn new(o: &'o Build) -> Building<'o> {
+        Building { o, progress: Progress::new(o.quiet), report: Report { show_passes: o.timings, ..Report::default() } }
+    }
+
+    /// Is this where `--stop-after` ends the build?
+    pub fn stops(&self, at: &str) -> bool {
+        self.o.stop_after.as_deref() == Some(at)
+    }
+
+    /// A warning for the user and the report.
+    fn warn(&mut self, text: Option<String>) {
+        if let Some(text) = text {
+            self.progress.line(&text);
+            self.report.warnings.push(text);
+        }
+    }
+
+    /// The report of a build that is done.
+    pub fn finished(mut self) -> Report {
+        (self.report.stages, self.report.total_ms) = self.progress.timings();
+        for note in &self.report.notes {
+            report::say(note);
+        }
+        self.report
+    }
+
+    /// open: everything that can be wrong with the directory is found here, before any work.
+    pub fn open(&mut self) -> Result<Source, Error> {
+        let o = self.o;
+        let edits: Vec<String> = o.cpu_features.iter().map(|e| e.to_string()).collect();
+        let isa = Isa::lookup(&o.target, &o.cpu, &edits)?;
+        let tuning = match (&o.tuning, o.autotune) {
+            (_, Autotune::Fast) => autotune::check(&isa).map(|()| None)?,
+            (Some(path), Autotune::Off) => Some(Tuning::read(path, &isa)?),
+            (None, Autotune::Off) => None,
+        };
+        let stage = self.progress.stage("open", 0, false);
+        let model = Arc::new(open(o)?);
+        let text = match &o.quantize.calibrate {
+            Some(path) => calibrate::check(&model).and_then(|()| CalibrationText::read(path, &model)).map(Some)?,
+            None => None,
+        };
+        let facts = model.facts();
+        stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.weights.parameters()));
+        for warning in &model.warnings {
+            self.warn(Some(warning.to_string()));
+        }
+        let settings = Settings::new(o, &model, &isa)?;
+        if settings.ctx_size as usize > facts.max_positions {
+            self.warn(Some(format!(
+                "warning[W-context]: --ctx-size: {} positions are beyond what the model was trained for, {}; later positions may be nonsense",
+                settings.ctx_size, facts.max_positions
+            )));
+        }
+        if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
+            let count = model.weights.coded_count();
+            self.warn(Some(format!(
+                "warning[W-quantize]: --quantize: {count} matrices of the checkpoint are codes already and stay as they are"
+            )));
+        }
+        let report = &mut self.report;
+        report.model = model.name.clone();
+        report.architecture = model.arch.class_names[0].into();
+        report.target = isa.triple.clone();
+        report.cpu = isa.name.clone();
+        report.compute = settings.compute_name().into();
+        report.quantisation = settings.quantisation_name.clone();
+        report.kv_dtype = settings.kv_name().into();
+        report.ctx_size = settings.ctx_size;
+        Ok(Source { model, isa, settings, text, tuning })
+    }
+
+    /// Whatever may be wrong with outputs and tools is said now and not after minutes of work.
+    pub fn place(&self, source: &Source) -> Result<Option<Place<'o>>, Error> {
+        let o = self.o;
+        emit::check_outputs(o, &source.model)?;
+        let Some(output) = o.exe_path().filter(|_| o.writes_exe()) else { return Ok(None) };
+        let triple = &source.isa.triple;
+        let archive = targets::require_runtime(triple)?;
+        Ok(Some(Place { output, work: WorkDir::create(output)?, tools: tools::find(triple)?, archive }))
+    }
+
+    /// trace: the architecture's forward code, run with symbolic rows, once per bucket.
+    pub fn trace(&mut self, source: &Source) -> Result<Vec<Module>, Error> {
+        let buckets = &self.o.buckets.0;
+        let stage = self.progress.stage("trace", buckets.len() as u64, false);
+        let mut modules = Vec::new();
+        for &rows in buckets {
+            let module = trace_bucket(&source.model, &source.settings, rows)?;
+            verify_graph("trace", &module)?;
+            modules.push(module);
+            stage.advance(1);
+        }
+        stage.finish(&format!("{} buckets", modules.len()));
+        for module in &modules {
+            self.dump(module, "00-trace.graph", &rcompile_graph::print(module))?;
+        }
+        Ok(modules)
+    }
+
+    fn dump(&self, module: &Module, name: &str, text: &str) -> Result<(), Error> {
+        Dump { dir: self.o.dump_dir.as_deref() }.write(module, name, text)
+    }
+
+    /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
+    pub fn passes(&mut self, passes: &[Pass], source: &Source, modules: &mut [Module]) -> Result<(), Error> {
+        let stage = self.progress.stage("passes", modules.len() as u64, false);
+        for module in modules {
+            stage.message(bucket_name(module));
+            run_passes(self.o, passes, module, &source.settings, &mut self.report)?;
+            stage.advance(1);
+        }
+        stage.finish(&format!("{} passes", passes.len()));
+        Ok(())
+    }
+
+    /// The cache of objects and weights, where this build makes any.
+    pub fn cache(&mut self) -> Result<Cache, Error> {
+        let (cache, warning) = Cache::open(&self.o.cache)?;
+        self.warn(warning);
+        Ok(cache)
+    }
+
+    /// autotune: plans with other tiles, run on this machine.
+    pub fn autotune(&mut self, source: &mut Source, modules: &[Module], place: &Place<'_>, cache: &Cache) -> Result<(), Error> {
+        let opt_level = self.o.opt_level;
+        let link_trial = |work: &WorkDir, plans: &Plans| {
+            let (units, steps) = code(&plans.buckets, &source.isa, opt_level, Emit::default());
+            let compile_one = |unit: &Unit<'_>| Ok((unit.symbol.clone(), cache.compile(unit)?.object));
+            let objects = units.par_iter().map(compile_one).collect::<Result<Vec<_>, Error>>()?;
+            let linked = link::link(work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive })?;
+            let mut blobs = Blobs::default();
+            let manifest = Contents { source, plans, calibration: None, tokenizer: None }.manifest(Vec::new(), &mut blobs)?;
+            let content = Content { manifest: &manifest, blobs: &blobs, weights_len: plans.weights.len, embedded: false };
+            payload::append(work, linked, content)
+        };
+        let plan = |tuning: Option<&Tuning>| plan_all(modules, source, tuning);
+        let (isa, ctx_size) = (&source.isa, source.settings.ctx_size);
+        let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &place.work };
+        let (best, measured) = autotune::run(&cx, &mut self.progress)?;
+        let input = best.write(self.o.tuning.as_deref(), isa)?;
+        self.report.autotune = Some(measured);
+        source.tuning = Some((best, input));
+        Ok(())
+    }
+
+    /// plan: kernels, buffers, packed weights, barriers.
+    pub fn plan(&mut self, source: &Source, modules: &[Module]) -> Result<Plans, Error> {
+        let stage = self.progress.stage("plan", 0, false);
+        let tuning = source.tuning.as_ref().map(|t| &t.0);
+        let plans = plan_all(modules, source, tuning)?;
+        let regions = plans.buckets.iter().map(|p| p.program.regions.len()).sum::<usize>();
+        stage.finish(&format!("{regions} regions, weights {}", report::size(plans.weights.len)));
+        for (planned, module) in plans.buckets.iter().zip(modules) {
+            self.dump(module, "99-plan.program", &planned.program.to_string())?;
+        }
+        self.warn(tuning.and_then(|tuning| tuning.unused(plans.buckets.iter().map(|p| &p.program))));
+        fill_plan_report(&mut self.report, &plans);
+        Ok(plans)
+    }
+
+    /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows here.
+    pub fn calibrate(&mut self, source: &Source, plans: &Plans, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
+        // Calibrated codes lie beside the executable until they are packed.
+        let codes = if source.text.is_some() { source.model.weights.parameters() } else { 0 };
+        payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)?;
+        let Some(text) = &source.text else { return Ok(None) };
+        let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
+        let cx = calibrate::Cx { model: &source.model, quantisation, act_order, passes: PASSES, cache, work: &place.work };
+        calibrate::run(&cx, text, &mut self.progress).map(Some)
+    }
+
+    /// codegen: every distinct unit of all buckets once; equal kernels of several buckets are one unit. Units of earlier builds are cached.
+    pub fn codegen(&mut self, source: &Source, plans: &Plans, cache: &Cache) -> Result<Code, Error> {
+        let emits = |kind| self.o.emits(kind).is_some();
+        let emit = Emit { llvm_ir: emits(EmitKind::LlvmIr), asm: emits(EmitKind::Asm) };
+        let (units, steps) = code(&plans.buckets, &source.isa, self.o.opt_level, emit);
+        let stage = self.progress.stage("codegen", units.len() as u64, false);
+        let compile_one = |unit: &_| {
+            let compiled = cache.compile(unit);
+            stage.advance(1);
+            compiled
+        };
+        let objects = units.par_iter().map(compile_one).collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>, _>>()?;
+        let report = &mut self.report;
+        report.units = units.len();
+        report.code_bytes = objects.iter().map(|c| code_bytes(&c.object)).sum();
+        report.cache = cache.report();
+        let cached = match report.cache.hits {
+            0 => String::new(),
+            n => format!(", {n} from the cache"),
+        };
+        stage.finish(&format!("{} units{cached}, code {}", units.len(), report::size(report.code_bytes)));
+        let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
+        emit::code(self.o, &symbols, &objects, report)?;
+        Ok(Code { objects: symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect(), steps })
+    }
+
+    /// What a build leaves in the cache.
+    pub fn commit(&mut self, mut cache: Cache) {
+        self.report.cache = cache.report();
+        self.warn(cache.warning());
+        let warning = cache.commit();
+        self.warn(warning);
+    }
+
+    /// link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
+    pub fn link(&mut self, place: &Place<'_>, code: Code) -> Result<Linked, Error> {
+        let stage = self.progress.stage("link", 0, false);
+        let Code { objects, steps } = code;
+        let linked = link::link(&place.work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive });
+        if self.o.save_temps {
+            emit::save_temps(&place.work, place.output, &objects, place.archive)?;
+        }
+        let linked = linked?;
+        stage.finish(&format!("{} without weights", report::size(linked.len_bytes())));
+        Ok(linked)
+    }
+
+    /// pack: the weights go straight to their final place in the file, where an earlier build has packed them as a copy.
+    pub fn pack(
+        &mut self,
+        place: &Place<'_>,
+        linked: Linked,
+        contents: &Contents<'_>,
+        cache: &mut Cache,
+    ) -> Result<(Unsealed, InPlace), Error> {
+        let (o, weights, model) = (self.o, &contents.plans.weights, &contents.source.model);
+        let stage = self.progress.stage("pack", weights.len, true);
+        let mut blobs = Blobs::default();
+        // Hashes of the weight files may take longer than all that is to do: they are filled in at the end.
+        let manifest = contents.manifest(model.list_inputs(), &mut blobs)?;
+        let embedded = o.weights == WeightsPlace::Embed;
+        let exe = payload::append(&place.work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded })?;
+        let key = match cache.has_weights() {
+            true => {
+                let codes = contents.calibration.map(|c| c.codes.hash()).transpose()?;
+                let given = format!("{:?} {codes:?}", model.scheme);
+                Some(cache.weights_key(weights, model.weights.files(), o.allow_nonfinite, &given))
+            }
+            false => None,
+        };
+        let advance = |bytes| stage.advance(bytes);
+        let loaded = key.and_then(|key| cache.load_weights(&key, weights.len, exe.sink(), &advance));
+        let packed = match &loaded {
+            Some(loaded) => loaded.packed.clone(),
+            None => pack_all(contents, &exe, o.allow_nonfinite, &advance)?,
+        };
+        model.weights.check_unchanged()?;
+        stage.finish(&format!("{}{}", report::size(weights.len), if loaded.is_some() { " from the cache" } else { "" }));
+        Ok((exe, InPlace { packed, loaded, key }))
+    }
+
+    /// finish: only a complete and checked file gets the name.
+    pub fn finish(
+        &mut self,
+        place: &Place<'_>,
+        (mut exe, in_place): (Unsealed, InPlace),
+        contents: &Contents<'_>,
+        inputs: Vec<InputFile>,
+        cache: &mut Cache,
+    ) -> Result<(), Error> {
+        let InPlace { mut packed, mut loaded, key } = in_place;
+        let (o, weights, model) = (self.o, &contents.plans.weights, &contents.source.model);
+        let stage = self.progress.stage("finish", 0, false);
+        self.report.file_bytes = exe.file_len();
+        exe.set_manifest(&contents.manifest(inputs.clone(), &mut Blobs::default())?)?;
+        let of_weights = |input: &InputFile| model.weights.files().iter().any(|file| file.name() == input.name);
+        let weight_files: Vec<InputFile> = inputs.into_iter().filter(of_weights).collect();
+        let source_holds = loaded.as_ref().is_none_or(|loaded| cache.weights_hold(loaded, &weight_files));
+        let mut sealed = source_holds && exe.seal(packed.hash)?;
+        if let (false, Some(_), Some(key)) = (sealed, &loaded, &key) {
+            cache.discard_weights(key, source_holds);
+            loaded = None;
+            exe.clear_weights()?;
+            packed = pack_all(contents, &exe, o.allow_nonfinite, &|_| {})?;
+            sealed = exe.seal(packed.hash)?;
+        }
+        if !sealed {
+            return Err(exe.differs("weights"));
+        }
+        if let (None, Some(key)) = (&loaded, key) {
+            cache.keep_weights(key, weights.len, &packed, exe.sink(), &weight_files, &model.name);
+        }
+        exe.publish(&place.work, place.output)?;
+        stage.finish("written, re-read and checked");
+        self.report.output = Some(place.output.display().to_string());
+        if let Some((tensor, index)) = &packed.nonfinite {
+            let tensor = rcompile_models::error::escape(tensor);
+            self.warn(Some(format!("warning[W-safetensors]: {tensor}[{index}]: is not finite, compiled as it is")));
+        }
+        Ok(())
+    }
+}
+
+impl Background {
+    /// Hashes the input files and makes the tokenizer compact.
+    pub fn start(model: &Arc<Model>) -> Result<Background, Error> {
+        let (hashed, read) = (model.clone(), model.clone());
+        let inputs = Work::start(move || Ok(hashed.hash_inputs()?))?;
+        Ok(Background { inputs, tokenizer: Work::start(move || compact_tokenizer(&read))? })
+    }
+}
+
+impl<T: Send + 'static> Work<T> {
+    fn start(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<Work<T>, Error> {
+        std::thread::Builder::new().spawn(work).map(Work).map_err(Error::threads)
+    }
+
+    /// What came out; a panic of the thread is ours.
+    pub fn join(self) -> Result<T, Error> {
+        self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+fn open(o: &Build) -> Result<Model, Error> {
+    let tokenizer = if o.no_tokenizer { TokenizerUse::Unread } else { TokenizerUse::Required };
+    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer };
+    let model = rcompile_models::open(&o.model, &options)?;
+    let wanted = match o.task {
+        TaskOption::Generate => Task::Generate,
+        TaskOption::Embed => Task::Embed,
+        _ => model.arch.task,
+    };
+    if wanted != model.arch.task {
+        return Err(Error::Unsupported {
+            place: "--task".into(),
+            what: format!(
+                "does not fit {}, expected {}, found {}",
+                model.arch.class_names[0],
+                task_name(model.arch.task),
+                task_name(wanted)
+            ),
+            help: Some("leave --task out".into()),
+        });
+    }
+    Ok(model)
+}
+
+fn task_name(task: Task) -> &'static str {
+    match task {
+        Task::Generate => "generate",
+        Task::Embed => "embed",
+    }
+}
+
+fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module, Error> {
+    let options = TraceOptions {
+        bucket: rows.into(),
+        logit_rows: rows.min(MAX_LOGIT_ROWS).into(),
+        runs: rows.min(settings.slots).into(),
+        ctx_size: settings.ctx_size.into(),
+        kv_dtype: settings.kv_dtype,
+        weight_dtype: settings.weight_dtype,
+    };
+    trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
+}
+
+fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
+    rcompile_graph::verify(module).map_err(|e| {
+        // The IR at the guilty line is for us; the one-line error says where to look.
+        report::say(&e.to_string());
+        Error::bug(format_args!("graph after {after}"), "breaks a rule of the IR, see above")
+    })
+}
+
+fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settings, report: &mut Report) -> Result<(), Error> {
+    let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
+    let (bucket, dump) = (bucket_name(module), Dump { dir: o.dump_dir.as_deref() });
+    for (index, pass) in passes.iter().enumerate() {
+        let start = Instant::now();
+        let changed = (pass.run)(module, &mut cx)?;
+        report.passes.push(Timing { name: format!("{bucket} {}", pass.name), ms: millis(start) });
+        if changed && (o.verify_each || cfg!(debug_assertions)) {
+            verify_graph(pass.name, module)?;
+        }
+        if changed {
+            dump.write(module, &format!("{:02}-{}.graph", index + 1, pass.name), &rcompile_graph::print(module))?;
+        }
+        if o.stop_after.as_deref() == Some(pass.name) {
+            break;
+        }
+    }
+    verify_graph("passes", module)?;
+    if o.explain {
+        let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
+        report.notes.extend(notes);
+    }
+    Ok(())
+}
+
+/// Plans all buckets, with these tiles where some were measured.
+fn plan_all(modules: &[Module], source: &Source, tuning: Option<&Tuning>) -> Result<Plans, Error> {
+    let mut weights = WeightTable::default();
+    let cx = PlanCx { isa: &source.isa, slots: source.settings.slots, ctx_size: source.settings.ctx_size, tuning };
+    let plan_one = |module: &Module| {
+        let planned = plan::plan(module, &cx, &mut weights)?;
+        verify::verify(&planned.program)?;
+        Ok::<_, Error>(planned)
+    };
+    let buckets = modules.iter().map(plan_one).collect::<Result<_, Error>>()?;
+    Ok(Plans { buckets, weights })
+}
+
+/// Bytes of executable sections of an object.
+fn code_bytes(object: &[u8]) -> u64 {
+    use object::{Object, ObjectSection, SectionKind};
+    let file = object::File::parse(object);
+    file.map_or(0, |f| f.sections().filter(|s| s.kind() == SectionKind::Text).map(|s| s.size()).sum())
+}
+
+fn fill_plan_report(report: &mut Report, plans: &Plans) {
+    let Plans { buckets: plans, weights } = plans;
+    report.dtype = weights_type(weights);
+    report.weight_bytes = weights.len;
+    report.kv_bytes_per_token = plans.first().map_or(0, |p| p.state.bytes_per_token);
+    report.arena_bytes = plans.iter().map(|p| p.program.arena_bytes).max().unwrap_or(0);
+    report.buckets = plans
+        .iter()
+        .map(|p| BucketReport {
+            entry: p.program.entry.clone(),
+            rows: p.program.bucket,
+            tile_rows: p.program.tile_rows,
+            regions: p.program.regions.len(),
+            costs: p.regions.clone(),
+            barriers_per_layer: p.barriers_per_layer,
+            arena_bytes: p.program.arena_bytes,
+            private_bytes: p.program.private_bytes,
+        })
+        .collect();
+}
+
+/// Units of all buckets, those that several buckets share once, and the table of entries among them.
+fn code<'a>(plans: &'a [Planned], isa: &'a Isa, opt_level: u8, emit: Emit) -> (Vec<Unit<'a>>, Vec<Step>) {
+    let options = CodegenOptions { opt_level, emit };
+    let mut keys = BTreeSet::new();
+    let mut units: Vec<_> = plans.iter().flat_map(|p| compile_units(&p.program, isa, options)).collect();
+    units.retain(|u| keys.insert(u.key.clone()));
+    let mut steps: Vec<Step> = plans.iter().map(|p| Step { bucket: p.program.bucket, entry: 0, symbol: step_symbol(&p.program) }).collect();
+    // `OUT profile` measures this CPU's limits with the instructions of the kernels.
+    for (probe, unit) in plans.first().map(|p| probe_units(&p.program, isa, options)).unwrap_or_default() {
+        steps.push(Step { bucket: probe as u32, entry: PROBE_ENTRY, symbol: unit.symbol.clone() });
+        units.push(unit);
+    }
+    (units, steps)
+}
+
+/// Writes the weights into the executable, those that calibration chose as codes.
+fn pack_all(contents: &Contents<'_>, exe: &Unsealed, allow_nonfinite: bool, advance: &(dyn Fn(u64) + Sync)) -> Result<Packed, Error> {
+    let model = &contents.source.model;
+    let with_codes = contents.calibration.map(|c| c.codes.over(&model.weights));
+    let tensors: &dyn Tensors = with_codes.as_ref().map_or(&model.weights, |t| t);
+    pack::pack(&contents.plans.weights, tensors, exe.sink(), allow_nonfinite, advance)
+}
+
+/// The compact tokenizer, where the model has one.
+pub(crate) fn compact_tokenizer(model: &Model) -> Result<Option<Vec<u8>>, Error> {
+    let compact = model.tokenizer.as_ref().map(|t| {
+        rcompile_runtime::text::compact(&t.json)
+            .map_err(|e| rcompile_models::Error::new(kind(&e), "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e))
+    });
+    Ok(compact.transpose()?)
+}
+
+/// What is wrong with a tokenizer or its text, as one of the model directory's errors.
+pub(crate) fn kind(error: &TextError) -> Kind {
+    match error {
+        TextError::Malformed(_) => Kind::Malformed,
+        TextError::Disagree(_) => Kind::Disagree,
+        TextError::Unsupported(_) => Kind::Unsupported,
+        TextError::Failed(_) => Kind::Limit,
+    }
+}
