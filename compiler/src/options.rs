@@ -4,7 +4,7 @@
 //! here and refused by name with exit code 6, never accepted in silence.
 
 use crate::error::Error;
-use crate::passes::quantise::{Keep, Quantisation};
+use crate::passes::quantise::{Choice, Keep, Quantisation};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rcompile_graph::{DType, Group};
 use std::path::{Path, PathBuf};
@@ -272,7 +272,7 @@ pub struct Quantize {
     /// Keep tensors of the checkpoint out: a name, `*` and `?` allowed, and the type to store them in (`auto`, f32, f16, bf16)
     #[arg(long, value_name = "PATTERN=TYPE", value_parser = parse_keep)]
     pub keep: Vec<Keep>,
-    /// Choose the codes of the layers' weights by what the model computes on this text (GPTQ), not by rounding to nearest
+    /// Choose the codes by what the model computes on this text (GPTQ), not by rounding to nearest
     #[arg(long, value_name = "FILE")]
     pub calibrate: Option<PathBuf>,
     /// With --calibrate: choose the codes of columns with the largest inputs first
@@ -318,7 +318,8 @@ impl Quantize {
         };
         let body = dtype(self.quantize);
         let head = self.quantize_head.unwrap_or(if body.is_some() { CodeType::Int8 } else { CodeType::None });
-        Quantisation { body, head: dtype(head), keep: self.keep.clone(), calibrated: self.calibrate.is_some() }
+        let choice = if self.calibrate.is_some() { Choice::Given } else { Choice::Nearest };
+        Quantisation { body, head: dtype(head), keep: self.keep.clone(), choice }
     }
 }
 

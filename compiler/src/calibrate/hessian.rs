@@ -10,7 +10,9 @@ use crate::error::Error;
 use rayon::prelude::*;
 
 /// Part of the mean of the diagonal that is added to it.
-const DAMP: f64 = 0.01;
+pub const DAMP: f64 = 0.01;
+/// The same for a head that is a table too: a lookup hands on the errors of a row as they are, so they count as much as what inputs make of them.
+pub const DAMP_TABLE: f64 = 1.0;
 
 /// The sum so far.
 pub struct Hessian<'p> {
@@ -99,15 +101,15 @@ impl<'p> Hessian<'p> {
         self.blocks[index(i / side, j / side)][i % side * side + j % side]
     }
 
-    /// The factor. `None`: the inputs were not finite.
-    pub fn factor(mut self) -> Result<Option<Factor<'p>>, Error> {
+    /// The factor, with `damp` times the mean of the diagonal added to it. `None`: the inputs were not finite.
+    pub fn factor(mut self, damp: f64) -> Result<Option<Factor<'p>>, Error> {
         let (side, count, product) = (self.product.side, self.count, self.product);
         let mean = (0..self.k).map(|i| f64::from(self.at(i, i))).sum::<f64>() / self.k as f64;
         if !mean.is_finite() {
             return Ok(None);
         }
         // Inputs that are all zero say nothing: rounding to nearest.
-        let damp = if mean > 0.0 { DAMP * mean } else { 1.0 };
+        let damp = if mean > 0.0 { damp * mean } else { 1.0 };
         for i in 0..side * count {
             self.blocks[index(i / side, i / side)][i % side * (side + 1)] += if i < self.k { damp as f32 } else { 1.0 };
         }

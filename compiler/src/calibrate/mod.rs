@@ -1,4 +1,4 @@
-//! `--calibrate FILE`: codes of the layers' weights by GPTQ, from what the layers see when the model reads a text.
+//! `--calibrate FILE`: codes of the weights of layers and head by GPTQ, from what they see when the model reads a text.
 //!
 //! ```text
 //! text -> chunks of tokens                                                      (text)
@@ -29,17 +29,18 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Sink, Tensors};
-use crate::passes::{Pass, PassCx, quantise::Quantisation};
+use crate::passes::quantise::{Choice::Sought, Quantisation};
+use crate::passes::{Pass, PassCx};
 use crate::plan::{PackJob, Planned, WeightTable};
 use crate::report::{Progress, Stage as Bar};
 use blocks::Product;
 use gptq::{BAND, Gptq};
-use hessian::Hessian;
+use hessian::{DAMP, DAMP_TABLE, Hessian};
 use host::HostCompiler;
 use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
 use rcompile_codegen::program::{self, Layout};
-use rcompile_graph::{DType, Dim, Module, Recipe};
+use rcompile_graph::{DType, Dim, Module, Node, Op, Recipe};
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model};
 use stages::{HIDDEN, Stage};
@@ -97,6 +98,8 @@ struct Wanted {
     floats: Recipe,
     rows: u64,
     width: usize,
+    /// It is a table too, of which rows are looked up.
+    is_table: bool,
 }
 
 /// Runs the model over a text and rounds layer by layer.
@@ -141,7 +144,8 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
         if let Some(order) = &order {
             hessian = hessian.ordered(order);
         }
-        let Some(factor) = hessian.factor()? else { return Err(not_finite(text, &tensors)) };
+        let is_table = tensors.iter().any(|t| t.1.is_table);
+        let Some(factor) = hessian.factor(if is_table { DAMP_TABLE } else { DAMP })? else { return Err(not_finite(text, &tensors)) };
         let gptq = Gptq::new(&factor, order.as_deref());
         for (name, wanted) in tensors {
             codes.add(name, wanted.dtype, wanted.rows, width);
@@ -197,8 +201,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     let options =
         TraceOptions { bucket: length as u64, logit_rows: 1, runs: 1, ctx_size: length as u64, kv_dtype: DType::F32, weight_dtype: None };
     let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("calibrate trace", e))?;
-    // The head is not run, and a table that is tied to it is looked up as it is in the checkpoint.
-    let quantisation = Quantisation { calibrated: true, head: None, ..cx.quantisation.clone() };
+    let quantisation = Quantisation { choice: Sought, ..cx.quantisation.clone() };
     let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.
@@ -214,13 +217,19 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
 /// Tensors of codes that the quantise pass has named, with the weights that they replace.
 fn wanted(module: &Module) -> HashMap<String, Wanted> {
     let mut found = HashMap::new();
+    let f = module.main();
+    let looked_up = |name: &str| {
+        let table =
+            |n: &Node| n.op == Op::Embedding && matches!(f.node(n.inputs[0]).op, Op::Param(p) if module.params[p.index()].name == name);
+        f.nodes.iter().any(table)
+    };
     for param in &module.params {
         let dtype = param.ty.dtype;
         let is_given = dtype.is_quantised() && matches!(&param.recipe, Recipe::Source { tensor } if *tensor == param.name);
         let of = module.params.iter().find(|p| is_given && format!("{}.{dtype}", p.name) == param.name);
         if let (Some(of), [Dim::Const(rows), Dim::Const(width)]) = (of, &param.ty.shape[..]) {
             let floats = Recipe::Convert { of: Box::new(of.recipe.clone()), dtype: DType::F32 };
-            found.insert(param.name.clone(), Wanted { dtype, floats, rows: *rows, width: *width as usize });
+            found.insert(param.name.clone(), Wanted { dtype, floats, rows: *rows, width: *width as usize, is_table: looked_up(&of.name) });
         }
     }
     found

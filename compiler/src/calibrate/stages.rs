@@ -4,8 +4,9 @@
 //! %x = (embedding of %token)                 first stage: what enters the layers
 //! layer: %n = norm %x; %q = mm %n, @q ...    per input of linear layers whose codes are wanted: a stage that computes it from %x
 //!        %y                                  a stage that computes what leaves the layer, all of its weights being codes by then
+//! head:  %n = norm %x; %l = mm %n, @head     as in a layer, where codes of the head are wanted
 //! ```
-//! In the stages of a layer, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row. A stage names only weights
+//! In the stages of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row. A stage names only weights
 //! whose codes are known when it runs.
 
 use crate::error::Error;
@@ -33,33 +34,43 @@ pub fn stages(module: &Module, rows: u64) -> Result<Vec<Stage>, Error> {
     let Some(first) = layers.first() else { return Err(unsupported("the model has no layers")) };
     let mut enters = entering(f, *first)?;
     let mut stages = vec![Stage { module: cut(module, enters, None, rows)?, tensors: vec![] }];
+    let head = inputs(module, None);
     for layer in &layers {
-        let mut inputs: Vec<(ValueId, Vec<String>)> = Vec::new();
-        for id in of_layer(f, *layer) {
-            let node = f.node(id);
-            let (Op::Mm { rhs_t: true }, [x, w]) = (&node.op, &node.inputs[..]) else { continue };
-            let Op::Param(p) = f.node(*w).op else { continue };
-            let mut tensors = Vec::new();
-            given(&module.params[p.index()], &mut tensors);
-            if tensors.is_empty() {
-                continue;
-            }
-            match inputs.iter_mut().find(|(known, _)| known == x) {
-                Some((_, list)) => list.extend(tensors),
-                None => inputs.push((*x, tensors)),
-            }
-        }
-        for (x, tensors) in inputs {
+        for (x, tensors) in inputs(module, Some(*layer)) {
             stages.push(Stage { module: cut(module, x, Some(enters), rows)?, tensors });
         }
-        // What leaves the last layer is the head's, which is rounded to nearest.
-        if Some(layer) != layers.last() {
+        // Nobody asks for what leaves the last layer where the head is rounded to nearest.
+        if Some(layer) != layers.last() || !head.is_empty() {
             let leaves = leaving(f, *layer)?;
             stages.push(Stage { module: cut(module, leaves, Some(enters), rows)?, tensors: vec![] });
             enters = leaves;
         }
     }
+    for (x, tensors) in head {
+        stages.push(Stage { module: cut(module, x, Some(enters), rows)?, tensors });
+    }
     Ok(stages)
+}
+
+/// What the linear layers of a layer (`None`: those outside) read whose codes are wanted, in order, each with the tensors of codes.
+fn inputs(module: &Module, layer: Option<u64>) -> Vec<(ValueId, Vec<String>)> {
+    let f = module.main();
+    let mut inputs: Vec<(ValueId, Vec<String>)> = Vec::new();
+    for id in of_layer(f, layer) {
+        let node = f.node(id);
+        let (Op::Mm { rhs_t: true }, [x, w]) = (&node.op, &node.inputs[..]) else { continue };
+        let Op::Param(p) = f.node(*w).op else { continue };
+        let mut tensors = Vec::new();
+        given(&module.params[p.index()], &mut tensors);
+        if tensors.is_empty() {
+            continue;
+        }
+        match inputs.iter_mut().find(|(known, _)| known == x) {
+            Some((_, list)) => list.extend(tensors),
+            None => inputs.push((*x, tensors)),
+        }
+    }
+    inputs
 }
 
 fn unsupported(what: &str) -> Error {
@@ -91,15 +102,16 @@ fn layers(f: &Function) -> Vec<u64> {
     list
 }
 
-fn of_layer(f: &Function, layer: u64) -> impl Iterator<Item = ValueId> + '_ {
-    f.ids().filter(move |id| !is_leaf(f.node(*id)) && layer_of(&f.node(*id).origin) == Some(layer))
+fn of_layer(f: &Function, layer: Option<u64>) -> impl Iterator<Item = ValueId> + '_ {
+    f.ids().filter(move |id| !is_leaf(f.node(*id)) && layer_of(&f.node(*id).origin) == layer)
 }
 
 /// The value that a layer hands on.
 fn leaving(f: &Function, layer: u64) -> Result<ValueId, Error> {
     let users = f.users();
     let outside = |id: &ValueId| layer_of(&f.node(*id).origin) != Some(layer);
-    let leaves: Vec<ValueId> = of_layer(f, layer).filter(|id| users[id.index()].iter().any(outside) || f.outputs.contains(id)).collect();
+    let leaves: Vec<ValueId> =
+        of_layer(f, Some(layer)).filter(|id| users[id.index()].iter().any(outside) || f.outputs.contains(id)).collect();
     match leaves[..] {
         [one] => Ok(one),
         _ => Err(unsupported(&format!("{} values leave layer {layer}, expected one", leaves.len()))),
@@ -114,7 +126,7 @@ fn entering(f: &Function, first: u64) -> Result<ValueId, Error> {
         let is_token = |n: &Node| matches!(n.op, Op::Input { index } if f.input_names.get(index as usize).is_some_and(|n| n == "token"));
         depends[id.index()] = is_token(node) || node.inputs.iter().any(|v| depends[v.index()]);
     }
-    let mut found: Vec<ValueId> = of_layer(f, first).flat_map(|id| f.node(id).inputs.iter().copied()).collect();
+    let mut found: Vec<ValueId> = of_layer(f, Some(first)).flat_map(|id| f.node(id).inputs.iter().copied()).collect();
     found.retain(|v| depends[v.index()] && layer_of(&f.node(*v).origin) != Some(first));
     found.sort();
     found.dedup();

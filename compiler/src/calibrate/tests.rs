@@ -2,7 +2,7 @@
 
 use super::blocks::{Product, side_of};
 use super::gptq::Gptq;
-use super::hessian::Hessian;
+use super::hessian::{DAMP, Hessian};
 use super::host::HostCompiler;
 use super::{Cx, Forward, Planning, Wanted, planning, stages, traced};
 use crate::cache::Cache;
@@ -11,7 +11,7 @@ use crate::link::guard::WorkDir;
 use crate::pack::{self, Tensors};
 use crate::passes::quantise::Quantisation;
 use rcompile_graph::quant::{Coded, Step};
-use rcompile_graph::{DType, Group, Interp, Op, Recipe, Tensor};
+use rcompile_graph::{DType, Group, Interp, Node, Op, Recipe, Tensor};
 use std::path::Path;
 
 fn with_product<T>(side: usize, run: impl FnOnce(&Product) -> T) -> T {
@@ -150,7 +150,7 @@ fn factors() {
             let x = inputs(333, k, 3);
             let mut hessian = Hessian::new(product, k);
             hessian.add(&[x[..100 * k].to_vec(), x[100 * k..].to_vec()]).unwrap();
-            let factor = hessian.factor().unwrap().unwrap();
+            let factor = hessian.factor(DAMP).unwrap().unwrap();
             let r = |i: usize, j: usize| {
                 if i / side > j / side { 0.0 } else { f64::from(factor.block(i / side, j / side)[i % side * side + j % side]) }
             };
@@ -174,12 +174,12 @@ fn inputs_without_a_meaning() {
         let q4 = DType::Q4(Group::G32);
         let mut zero = Hessian::new(product, 64);
         zero.add(&[vec![0.0; 64 * 10]]).unwrap();
-        let factor = zero.factor().unwrap().unwrap();
+        let factor = zero.factor(DAMP).unwrap().unwrap();
         assert_eq!(Gptq::new(&factor, None).round(q4, &w, 64).unwrap(), Coded::quantise(q4, &w, 64));
         for bad in [f32::NAN, f32::INFINITY] {
             let mut hessian = Hessian::new(product, 64);
             hessian.add(&[[&[bad][..], &[1.0; 63]].concat()]).unwrap();
-            assert!(hessian.factor().unwrap().is_none());
+            assert!(hessian.factor(DAMP).unwrap().is_none());
         }
     });
 }
@@ -205,7 +205,7 @@ fn codes_are_those_of_the_paper() {
                 assert!(order.windows(2).all(|pair| h[pair[0] * (k + 1)] > h[pair[1] * (k + 1)] * 0.9999));
                 hessian = hessian.ordered(order);
             }
-            let factor = hessian.factor().unwrap().unwrap();
+            let factor = hessian.factor(DAMP).unwrap().unwrap();
             let found = Gptq::new(&factor, order.as_deref()).round(dtype, &w, k).unwrap();
             let wanted = paper(dtype, &w, k, &h, order.as_deref());
             let other = found.codes.iter().zip(&wanted.codes).filter(|(a, b)| a != b).count();
@@ -217,8 +217,8 @@ fn codes_are_those_of_the_paper() {
     }
 }
 
-/// Inputs of the last layer, computed stage by stage by compiled code with codes of all weights before it, are those of the whole graph in the
-/// interpreter.
+/// Inputs of the last layer, or of the head, computed stage by stage by compiled code with codes of all weights before it, are those of the
+/// whole graph in the interpreter.
 #[test]
 fn stages_are_the_model() {
     // More than a tile of attention has where heads share keys.
@@ -231,7 +231,7 @@ fn stages_are_the_model() {
         let temp = tempfile::tempdir().unwrap();
         let work = WorkDir::create(&temp.path().join("out")).unwrap();
         let cache = Cache::none();
-        let quantisation = Quantisation { body: Some(dtype), ..Quantisation::default() };
+        let quantisation = Quantisation { body: Some(dtype), head: Some(dtype), ..Quantisation::default() };
         let passes = crate::pipeline::PASSES;
         let cx = Cx { model: &model, quantisation: &quantisation, act_order: false, passes, cache: &cache, work: &work };
         let chunks: Vec<Vec<u32>> = (0..3).map(|c| (0..ROWS as u32).map(|i| (c * 31 + i * 7) % 90).collect()).collect();
@@ -256,7 +256,7 @@ fn stages_are_the_model() {
             };
             forward.inputs(&step, wanted[first].width, collect).unwrap();
             for name in &planning.stage.tensors {
-                let Wanted { dtype, floats, rows, width } = &wanted[name];
+                let Wanted { dtype, floats, rows, width, .. } = &wanted[name];
                 codes.add(name, *dtype, *rows, *width);
                 let floats = pack::floats(floats, 0..*rows, &model.weights).unwrap();
                 codes.write(name, 0, &Coded::quantise(*dtype, &floats, *width)).unwrap();
@@ -264,10 +264,15 @@ fn stages_are_the_model() {
         }
         assert_eq!(found.len(), 3);
 
+        // An encoder has no head; GPT-2's is its table, Qwen's is not.
+        let tensor = plannings.last().and_then(|p| p.stage.tensors.first()).unwrap();
+        assert_eq!(tensor.contains("layer"), name == "bert", "{name}: {tensor}");
         let mut whole = module.clone();
-        let f = whole.main_mut();
-        let last = f.nodes.iter().rfind(|n| matches!(n.op, Op::Mm { .. }) && n.origin.contains("layers.")).unwrap();
-        f.outputs = vec![last.inputs[0]];
+        let f = module.main();
+        let reads =
+            |n: &Node| matches!(f.node(n.inputs[1]).op, Op::Param(p) if format!("{:?}", module.params[p.index()].recipe).contains(tensor));
+        let last = f.nodes.iter().rfind(|n| matches!(n.op, Op::Mm { .. }) && reads(n)).unwrap();
+        whole.main_mut().outputs = vec![last.inputs[0]];
         let read = |tensor: &str| {
             let tensors = codes.over(&model.weights);
             let (dtype, shape) = tensors.info(tensor).ok_or("no tensor")?;

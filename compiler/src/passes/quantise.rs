@@ -3,7 +3,7 @@
 //! ```text
 //! %y = mm %x, @w {rhs_t}               ->  %y = mm %x, @w' {rhs_t},  @w' : q4g32 = convert(recipe of @w, q4g32)
 //! embedding of the head's table (tied) ->  embedding of @w', as f32
-//! calibrated, in a layer:              ->  @w' : q4g32 = source "w.q4g32"
+//! calibrated, in a layer or a head:    ->  @w' : q4g32 = source "w.q4g32"
 //! ```
 //! Rounding to a quantised type is a conversion like that to bf16: visible in the graph, evaluated by the pack stage, judged by the
 //! interpreter. Codes that are given are a tensor of that type. Norms, biases, tables of positions and embeddings that no matmul reads keep their type. What the rows are
@@ -28,8 +28,21 @@ pub struct Quantisation {
     pub head: Option<DType>,
     /// Tensors by name with a type of their own, the first match counts.
     pub keep: Vec<Keep>,
-    /// Codes of the layers' weights are given (`--calibrate`), not rounded from floats: tensors with the parameter's name and type.
-    pub calibrated: bool,
+    /// Where the codes of layers and head come from.
+    pub choice: Choice,
+}
+
+/// Where codes come from.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Choice {
+    /// From the weights, each rounded to nearest.
+    #[default]
+    Nearest,
+    /// They are being chosen by a text: tensors with the parameter's name and type. Those of a table that is the head are known last, so lookups
+    /// read it as it is in the checkpoint.
+    Sought,
+    /// They are chosen: the same tensors, for lookups too.
+    Given,
 }
 
 /// One `--keep PATTERN=TYPE`.
@@ -55,7 +68,7 @@ impl Quantisation {
             None => "none".to_string(),
         };
         let (body, head) = (one(self.body), one(self.head));
-        let calibrated = if self.calibrated { ", calibrated" } else { "" };
+        let calibrated = if self.choice == Choice::Nearest { "" } else { ", calibrated" };
         if body == head { format!("{body}{calibrated}") } else { format!("{body}, head {head}{calibrated}") }
     }
 
@@ -93,8 +106,8 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
                 continue;
             }
             cx.notes.push(format!("quantise: {}: {dtype}", param.name));
-            let given = quantisation.calibrated && layer_of(&node.origin).is_some() && !heads.contains(&p);
-            let new = if given { coded(param, dtype) } else { converted(param, dtype) };
+            let has_inputs = layer_of(&node.origin).is_some() || heads.contains(&p);
+            let new = if has_inputs && quantisation.choice != Choice::Nearest { coded(param, dtype) } else { converted(param, dtype) };
             made.insert(p, ParamId(module.params.len() as u32));
             module.params.push(new);
         }
@@ -102,7 +115,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     let replaced = rewrite_all(module, "quantise", |rw, f, id| {
         let node = f.node(id);
         let table = |id: ValueId| match (&f.node(id).op, &f.node(f.node(id).inputs[0]).op) {
-            (Op::Embedding, Op::Param(p)) => made.get(p).copied(),
+            (Op::Embedding, Op::Param(p)) if quantisation.choice != Choice::Sought => made.get(p).copied(),
             _ => None,
         };
         let load = |rw: &mut super::rewrite::Rewriter<'_>, p: ParamId| {
@@ -272,8 +285,12 @@ mod tests {
     #[test]
     fn layers_head_and_kept_tensors_get_their_types() {
         let keep = vec![Keep { pattern: "d*n".into(), dtype: None }];
-        let text =
-            quantised(Quantisation { body: Some(DType::Q4(Group::G32)), head: Some(DType::Q8(Group::Row)), keep, calibrated: false });
+        let text = quantised(Quantisation {
+            body: Some(DType::Q4(Group::G32)),
+            head: Some(DType::Q8(Group::Row)),
+            keep,
+            ..Quantisation::default()
+        });
         assert!(text.contains("@up.q4g32 : q4g32[64, 64] = convert(source \"up\", q4g32)"), "{text}");
         assert!(text.contains("bf16[64, 64] = source \"down\""), "{text}");
         // The tied table is there once, and looked up as f32.
@@ -286,10 +303,19 @@ mod tests {
         let graph = GRAPH.replace("%b = mm %a, %d {rhs_t} : f32[T, 64]", "%b = mm %a, %d {rhs_t} : f32[T, 64]  // layers.3.down");
         assert_ne!(graph, GRAPH);
         let q8 = Some(DType::Q8(Group::Row));
-        let text = quantised_graph(&graph, Quantisation { body: q8, head: q8, calibrated: true, ..Quantisation::default() });
-        assert!(text.contains("@down.q8 : q8[64, 64] = source \"down.q8\""), "{text}");
-        // What lies outside of layers is rounded to nearest.
-        assert!(text.contains("= convert(source \"up\", q8)") && text.contains("= convert(source \"embed\", q8)"), "{text}");
+        let with = |choice| quantised_graph(&graph, Quantisation { body: q8, head: q8, choice, ..Quantisation::default() });
+        for choice in [Choice::Sought, Choice::Given] {
+            let text = with(choice);
+            assert!(text.contains("@down.q8 : q8[64, 64] = source \"down.q8\""), "{text}");
+            // What lies before the layers is rounded to nearest.
+            assert!(
+                text.contains("= convert(source \"up\", q8)") && text.contains("@embed.q8 : q8[96, 64] = source \"embed.q8\""),
+                "{text}"
+            );
+            // Nobody knows the table's codes before the layers have theirs.
+            assert_eq!(text.contains("bf16[96, 64] = source \"embed\""), choice == Choice::Sought, "{text}");
+        }
+        assert!(with(Choice::Nearest).contains("= convert(source \"embed\", q8)"));
     }
 
     #[test]
