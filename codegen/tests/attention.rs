@@ -467,6 +467,11 @@ fn hot_loop_asm() {
                     if hot.len() < 2 {
                         fail("no hot loops".into(), asm.clone());
                     }
+                    // A single row asks for values while it reads keys.
+                    let asked = hot.iter().map(|l| l.count("prefetcht1")).collect::<Vec<_>>();
+                    if (asked.iter().sum::<usize>() > 0) != (pairs <= 4) || asked.last() != Some(&0) {
+                        fail(format!("asks for lines in its loops: {asked:?}"), String::new());
+                    }
                     for l in &hot {
                         l.problems(pairs).into_iter().for_each(|p| fail(p, l.text()));
                     }

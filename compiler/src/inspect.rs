@@ -15,7 +15,7 @@ use crate::scaling::{self, Subject};
 use rcompile_codegen::isa::Isa;
 use rcompile_models::arch::Task;
 use rcompile_models::error::escape;
-use rcompile_models::{Model, OpenOptions, TokenizerUse};
+use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::Manifest;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub fn run(options: &Inspect) -> Result<(), Error> {
         let read = payload::read_manifest(&options.path).map_err(|e| missing(&options.path, "executable", &e))?;
         let Some((manifest, file_bytes)) = read else {
             let what = "is neither a model directory nor an executable of rcompile";
-            return Err(not_ours(options, what));
+            return Err(not_ours(options, Kind::Malformed, what));
         };
         return executable(options, &manifest, file_bytes);
     }
@@ -75,15 +75,15 @@ fn executable_scaling(options: &Inspect, m: &Manifest) -> Result<(), Error> {
     scaling::print(&subject, options.bandwidth, options.json)
 }
 
-fn not_ours(options: &Inspect, what: &str) -> Error {
+fn not_ours(options: &Inspect, kind: Kind, what: &str) -> Error {
     let path = options.path.display().to_string();
-    rcompile_models::Error::new(rcompile_models::Kind::Malformed, path, "file", what, "DIR or OUT", "another file").into()
+    rcompile_models::Error::new(kind, path, "file", what, "DIR or OUT", "another file").into()
 }
 
 fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Error> {
     let parsed = serde_json::from_slice::<Value>(bytes).and_then(|v| serde_json::from_value::<Manifest>(v.clone()).map(|m| (v, m)));
     let Ok((mut value, m)) = parsed else {
-        return Err(not_ours(options, "is an executable of another version of rcompile"));
+        return Err(not_ours(options, Kind::Unsupported, "is an executable of another version of rcompile"));
     };
     if options.cpu.is_some() || options.target.is_some() {
         let what = "inspect: --cpu and --target are for model directories, an executable has its own".into();

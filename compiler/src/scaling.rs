@@ -308,8 +308,9 @@ fn load(rows: u64, end: u64, tile_rows: u64, encoder: bool, window: Option<u32>)
 pub fn print(subject: &Subject, bandwidth: Option<f64>, json: bool) -> Result<(), Error> {
     let Some(machine) = Machine::of(&subject.cpu, &subject.features, bandwidth) else {
         let known = MACHINES.iter().flat_map(|m| m.cpus).copied().collect::<Vec<_>>().join(", ");
-        return Err(Error::Usage {
-            what: format!("inspect --scaling: no data for CPU '{}', expected one of {known}", subject.cpu),
+        return Err(Error::Unsupported {
+            place: "inspect --scaling".into(),
+            what: format!("no data for CPU '{}', expected one of {known}", subject.cpu),
             help: Some("name one with --cpu (for a model directory)".into()),
         });
     };

@@ -155,6 +155,9 @@ fn wrong_use_is_one_line_and_a_code() {
         command
     });
     run(4, "neither", rcompile(&["inspect", "/bin/ls"]));
+    let model = golden("llama-gqa-tied");
+    let of_arm = ["inspect", "--scaling", model.to_str().unwrap(), "--target", "aarch64-unknown-linux-gnu", "--cpu", "apple-m1"];
+    run(6, "no data for CPU 'apple-m1'", rcompile(&of_arm));
     std::fs::create_dir(dir.path().join("out")).unwrap();
     let out = build(dir.path(), &[]).output().unwrap();
     assert_eq!(code(&out), 8);

@@ -26,7 +26,7 @@
 //!
 //! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
-use super::microkernel::tile_fits;
+use super::microkernel::{L2, tile_fits};
 use super::{Call, KERNEL_PARAMS, define_kernel};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
@@ -79,6 +79,10 @@ fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result
 
 /// Most (row, head) pairs in a register tile: with 4 vectors of keys or columns 24 accumulators of 32 registers, with 2 vectors 12 of 16.
 const MAX_PAIRS: u32 = 6;
+/// Up to so many pairs, mostly those of a single row, a block comes from memory: its V is asked for while K is read, at the same places, because
+/// the pieces of columns that [`Generator::values`] reads are no stream that a CPU follows. More pairs come in chunks, which read a block again
+/// and again from a cache.
+const STREAMED_PAIRS: u32 = 4;
 /// Keys per block.
 const BLOCK: i64 = PAGE_POSITIONS as i64;
 /// Keys that lie together in K: `[256 / 16][head_dim][16]`.
@@ -594,6 +598,9 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let key = v * self.lanes;
                         let at = fb.offset_const(k_row, u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size);
                         let align = (u64::from(self.lanes) * size) as u32;
+                        if pairs <= STREAMED_PAIRS && key.is_multiple_of(KEY_GROUP) {
+                            fb.prefetch(fb.offset_const(at, cache.v_offset), L2);
+                        }
                         match k.compute {
                             Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align)),
                             _ => fb.load_f32(cache.dtype, self.lanes, at, align),

@@ -25,7 +25,7 @@ pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
 }
 
 /// Locality argument of a prefetch into L2.
-const L2: u32 = 2;
+pub(super) const L2: u32 = 2;
 /// Locality argument of a prefetch into L1.
 const L1: u32 = 3;
 /// 32-bit words of a cache line.
