@@ -467,7 +467,7 @@ fn hot_loop_asm() {
                     if hot.len() < 2 {
                         fail("no hot loops".into(), asm.clone());
                     }
-                    // A single row asks for values while it reads keys.
+                    // Few pairs, mostly a single row, ask for values while they read keys.
                     let asked = hot.iter().map(|l| l.count("prefetcht1")).collect::<Vec<_>>();
                     if (asked.iter().sum::<usize>() > 0) != (pairs <= 4) || asked.last() != Some(&0) {
                         fail(format!("asks for lines in its loops: {asked:?}"), String::new());

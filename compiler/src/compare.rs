@@ -191,7 +191,7 @@ impl Executable {
         };
         match serde_json::from_slice(&bytes) {
             Ok(manifest) => Ok(Executable { path: absolute, manifest }),
-            Err(_) => Err(refused(4, "executable", path, "is an executable of another version of rcompile")),
+            Err(_) => Err(refused(6, "executable", path, "is an executable of another version of rcompile")),
         }
     }
 

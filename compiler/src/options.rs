@@ -127,6 +127,7 @@ pub enum CacheAction {
 
 /// The cache of a build.
 #[derive(Clone, Debug, Default, Args)]
+#[command(next_help_heading = "Cache")]
 pub struct CacheOptions {
     /// Keep generated objects in this directory [default: $XDG_CACHE_HOME/rcompile or ~/.cache/rcompile]
     #[arg(long, value_name = "DIR", conflicts_with = "no_cache")]
@@ -139,6 +140,17 @@ pub struct CacheOptions {
     pub cache_weights: bool,
 }
 
+/// Groups of `rcompile build --help`.
+mod heading {
+    pub const SHAPES: &str = "Shapes";
+    pub const TYPES: &str = "Types";
+    pub const TARGET: &str = "Target";
+    pub const SPEED: &str = "Optimisation";
+    pub const STAGES: &str = "Stages";
+    pub const PLACE: &str = "Executable";
+    pub const CHECKS: &str = "Checks";
+}
+
 /// `rcompile build`.
 #[derive(Clone, Debug, Args)]
 pub struct Build {
@@ -148,117 +160,117 @@ pub struct Build {
     /// Executable to write
     #[arg(short, long = "output", value_name = "OUT")]
     pub output: Option<PathBuf>,
-
-    /// Rows per step: `1,8,64,512`, `8-512*8`, `8-64+8`
-    #[arg(long, value_name = "LIST", default_value = "1,8,64,512", value_parser = parse_buckets)]
-    pub buckets: Buckets,
-    /// Positions per sequence [default: the model's maximum, at most 4096]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
-    pub ctx_size: Option<u32>,
-    /// Sequence slots; of an encoder texts side by side in a step [default: 1, of an encoder 16]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
-    pub parallel: Option<u32>,
-    /// What the executable does
-    #[arg(long, value_enum, default_value_t = Task::Auto)]
-    pub task: Task,
-    /// Read neither tokenizer nor chat template: the executable takes token ids only
-    #[arg(long)]
-    pub no_tokenizer: bool,
-
-    /// Type of the stored weights (auto: as in the checkpoint)
-    #[arg(long, value_enum, default_value_t = WeightType::Auto)]
-    pub dtype: WeightType,
-    /// Type that matmul inputs are rounded to
-    #[arg(long, value_enum, default_value_t = ComputeType::Auto)]
-    pub compute: ComputeType,
-    /// Type of the KV cache
-    #[arg(long, value_enum, default_value_t = ComputeType::Auto)]
-    pub kv_dtype: ComputeType,
-
-    /// Target triple [default: this machine's]
-    #[arg(long, value_name = "TRIPLE", default_value = rcompile_codegen::isa::HOST_TRIPLE, hide_default_value = true)]
-    pub target: String,
-    /// CPU to compile for; see `rcompile targets`
-    #[arg(long, default_value = "native")]
-    pub cpu: String,
-    /// CPU features to add or to leave out
-    #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
-    pub cpu_features: Vec<Edit>,
-    /// Cores that the executable is described for; the work is split among whatever threads there are [default: this machine's, of a named CPU its largest machine's]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub cores: Option<u32>,
-
-    /// Optimisation level 0 to 3
-    #[arg(short = 'O', value_name = "LEVEL", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
-    pub opt_level: u8,
-    /// Passes to add or to leave out
-    #[arg(long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
-    pub passes: Vec<Edit>,
-
-    /// Measure a few tiles on this machine and keep the best
-    #[arg(long, value_enum, default_value_t = Autotune::Off)]
-    pub autotune: Autotune,
-    /// Tiles measured earlier; with --autotune fast this file is written
-    #[arg(long, value_name = "FILE")]
-    pub tuning: Option<PathBuf>,
-
-    /// What to write: exe, graph, program, llvm-ir, asm, obj; `=PATH` for a file or directory of its own
-    #[arg(long, value_name = "KIND[=PATH]", value_delimiter = ',', default_value = "exe", value_parser = parse_emit)]
-    pub emit: Vec<Emit>,
-    /// Stop after this stage or pass
-    #[arg(long, value_name = "STAGE|PASS")]
-    pub stop_after: Option<String>,
-    /// Write the graph after each pass that changed it, and the programs, into this directory
-    #[arg(long, value_name = "DIR")]
-    pub dump_dir: Option<PathBuf>,
-    /// Verify the graph after each pass (always on in debug builds)
-    #[arg(long)]
-    pub verify_each: bool,
-    /// Print why passes did or did not apply
-    #[arg(long)]
-    pub explain: bool,
-    /// Print the time of every stage and pass
-    #[arg(long)]
-    pub timings: bool,
-    /// Keep objects, entry stub and the command line of the linker in `OUT.temps`
-    #[arg(long)]
-    pub save_temps: bool,
-
-    /// Weights inside the executable, or beside it in `OUT.weights`
-    #[arg(long, value_enum, default_value_t = WeightsPlace::Embed)]
-    pub weights: WeightsPlace,
-    /// Link mode
-    #[arg(long, value_enum, default_value_t = LinkMode::Static)]
-    pub link: LinkMode,
     /// Threads of this build [default: all CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
-    /// Where objects of earlier builds are.
-    #[command(flatten)]
-    pub cache: CacheOptions,
-    /// Check and plan everything, write nothing
-    #[arg(long)]
-    pub dry_run: bool,
-    /// Refuse tensors that the model does not use, instead of a warning
-    #[arg(long)]
-    pub strict: bool,
-    /// Accept NaN and infinity in weights
-    #[arg(long)]
-    pub allow_nonfinite: bool,
     /// Print the report as JSON on stdout
     #[arg(long)]
     pub json: bool,
     /// No progress, no report; errors only
     #[arg(long)]
     pub quiet: bool,
+    /// Rows per step: `1,8,64,512`, `8-512*8`, `8-64+8`
+    #[arg(help_heading = heading::SHAPES, long, value_name = "LIST", default_value = "1,8,64,512", value_parser = parse_buckets)]
+    pub buckets: Buckets,
+    /// Positions per sequence [default: the model's maximum, at most 4096]
+    #[arg(help_heading = heading::SHAPES, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub ctx_size: Option<u32>,
+    /// Sequence slots; of an encoder texts side by side in a step [default: 1, of an encoder 16]
+    #[arg(help_heading = heading::SHAPES, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub parallel: Option<u32>,
+    /// What the executable does
+    #[arg(help_heading = heading::SHAPES, long, value_enum, default_value_t = Task::Auto)]
+    pub task: Task,
+    /// Read neither tokenizer nor chat template: the executable takes token ids only
+    #[arg(help_heading = heading::SHAPES, long)]
+    pub no_tokenizer: bool,
+
+    /// Type of the stored weights (auto: as in the checkpoint)
+    #[arg(help_heading = heading::TYPES, long, value_enum, default_value_t = WeightType::Auto)]
+    pub dtype: WeightType,
+    /// Type that matmul inputs are rounded to
+    #[arg(help_heading = heading::TYPES, long, value_enum, default_value_t = ComputeType::Auto)]
+    pub compute: ComputeType,
+    /// Type of the KV cache
+    #[arg(help_heading = heading::TYPES, long, value_enum, default_value_t = ComputeType::Auto)]
+    pub kv_dtype: ComputeType,
 
     /// Codes in place of weights.
     #[command(flatten)]
     pub quantize: Quantize,
+
+    /// Target triple [default: this machine's]
+    #[arg(help_heading = heading::TARGET, long, value_name = "TRIPLE", default_value = rcompile_codegen::isa::HOST_TRIPLE, hide_default_value = true)]
+    pub target: String,
+    /// CPU to compile for; see `rcompile targets`
+    #[arg(help_heading = heading::TARGET, long, default_value = "native")]
+    pub cpu: String,
+    /// CPU features to add or to leave out
+    #[arg(help_heading = heading::TARGET, long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
+    pub cpu_features: Vec<Edit>,
+    /// Cores that the executable is described for; the work is split among whatever threads there are [default: this machine's, of a named CPU its largest machine's]
+    #[arg(help_heading = heading::TARGET, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub cores: Option<u32>,
+
+    /// Optimisation level 0 to 3
+    #[arg(help_heading = heading::SPEED, short = 'O', value_name = "LEVEL", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
+    pub opt_level: u8,
+    /// Passes to add or to leave out
+    #[arg(help_heading = heading::SPEED, long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
+    pub passes: Vec<Edit>,
+
+    /// Measure a few tiles on this machine and keep the best
+    #[arg(help_heading = heading::SPEED, long, value_enum, default_value_t = Autotune::Off)]
+    pub autotune: Autotune,
+    /// Tiles measured earlier; with --autotune fast this file is written
+    #[arg(help_heading = heading::SPEED, long, value_name = "FILE")]
+    pub tuning: Option<PathBuf>,
+
+    /// What to write: exe, graph, program, llvm-ir, asm, obj; `=PATH` for a file or directory of its own
+    #[arg(help_heading = heading::STAGES, long, value_name = "KIND[=PATH]", value_delimiter = ',', default_value = "exe", value_parser = parse_emit)]
+    pub emit: Vec<Emit>,
+    /// Stop after this stage or pass
+    #[arg(help_heading = heading::STAGES, long, value_name = "STAGE|PASS")]
+    pub stop_after: Option<String>,
+    /// Write the graph after each pass that changed it, and the programs, into this directory
+    #[arg(help_heading = heading::STAGES, long, value_name = "DIR")]
+    pub dump_dir: Option<PathBuf>,
+    /// Verify the graph after each pass (always on in debug builds)
+    #[arg(help_heading = heading::STAGES, long)]
+    pub verify_each: bool,
+    /// Print why passes did or did not apply
+    #[arg(help_heading = heading::STAGES, long)]
+    pub explain: bool,
+    /// Print the time of every stage and pass
+    #[arg(help_heading = heading::STAGES, long)]
+    pub timings: bool,
+    /// Keep objects, entry stub and the command line of the linker in `OUT.temps`
+    #[arg(help_heading = heading::STAGES, long)]
+    pub save_temps: bool,
+
+    /// Weights inside the executable, or beside it in `OUT.weights`
+    #[arg(help_heading = heading::PLACE, long, value_enum, default_value_t = WeightsPlace::Embed)]
+    pub weights: WeightsPlace,
+    /// Link mode
+    #[arg(help_heading = heading::PLACE, long, value_enum, default_value_t = LinkMode::Static)]
+    pub link: LinkMode,
+    /// Where objects of earlier builds are.
+    #[command(flatten)]
+    pub cache: CacheOptions,
+    /// Check and plan everything, write nothing
+    #[arg(help_heading = heading::STAGES, long)]
+    pub dry_run: bool,
+    /// Refuse tensors that the model does not use, instead of a warning
+    #[arg(help_heading = heading::CHECKS, long)]
+    pub strict: bool,
+    /// Accept NaN and infinity in weights
+    #[arg(help_heading = heading::CHECKS, long)]
+    pub allow_nonfinite: bool,
 }
 
 /// How weights become codes.
 #[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Quantised weights")]
 pub struct Quantize {
     /// Weights of linear layers as codes: int8 with a scale per output, int4 with a scale per group
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = CodeType::None)]

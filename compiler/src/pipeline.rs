@@ -88,14 +88,14 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
     let mut source = b.open()?;
     if b.stops("open") {
         b.report.text = format!("{:#?}\n", source.model.facts());
-        return Ok(b.finished());
+        return Ok(b.into_report());
     }
     let place = b.place(&source)?;
 
     let mut modules = b.trace(&source)?;
     if b.stops("trace") {
         b.report.text = print_all(&modules);
-        return Ok(b.finished());
+        return Ok(b.into_report());
     }
     b.passes(passes, &source, &mut modules)?;
     let emitted = emit::text(o, emit::GRAPH, || print_all(&modules), &mut b.report)?;
@@ -104,7 +104,7 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         if o.stop_after.is_some() && !emitted {
             b.report.text += &print_all(&modules);
         }
-        return Ok(b.finished());
+        return Ok(b.into_report());
     }
 
     let needs_code = o.emit.iter().any(|e| !matches!(e.kind, EmitKind::Graph | EmitKind::Program));
@@ -121,24 +121,24 @@ fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
         if b.stops("plan") && !emitted {
             b.report.text += &programs();
         }
-        return Ok(b.finished());
+        return Ok(b.into_report());
     }
 
     let Some(place) = place else {
         b.codegen(&source, &plans, &cache)?;
         b.commit(cache);
-        return Ok(b.finished());
+        return Ok(b.into_report());
     };
-    let calibration = b.calibrate(&source, &plans, &place, &cache)?;
+    b.check_space(&source, &plans, &place)?;
+    let calibration = b.calibrate(&source, &place, &cache)?;
     let background = Background::start(&source.model)?;
     let code = b.codegen(&source, &plans, &cache)?;
-    let linked = b.link(&place, code)?;
-    let tokenizer = background.tokenizer.join()?;
+    let (linked, tokenizer) = b.link(&place, code, background.tokenizer)?;
     let contents = Contents { source: &source, plans: &plans, calibration: calibration.as_ref(), tokenizer };
     let packed = b.pack(&place, linked, &contents, &mut cache)?;
-    b.finish(&place, packed, &contents, background.inputs.join()?, &mut cache)?;
+    b.finish(&place, packed, &contents, background.inputs, &mut cache)?;
     b.commit(cache);
-    Ok(b.finished())
+    Ok(b.into_report())
 }
 
 /// The passes of this optimisation level with `--passes` applied.

@@ -1,4 +1,4 @@
-//! The stages of a build, one method each, in the order in which `pipeline.rs` calls them.
+//! The stages of a build, one method each; `pipeline.rs` calls them in this order.
 //!
 //! In: the options of the build and what the stages before made. Out: what the next stages read; on the way lines of progress, and figures for
 //! the report.
@@ -53,7 +53,7 @@ pub(crate) struct Building<'o> {
     pub report: Report,
 }
 
-/// What a build reads and decides before its first graph.
+/// What a build reads and decides before its first graph; tiles that it measures itself are added later.
 pub(crate) struct Source {
     /// The model directory.
     pub model: Arc<Model>,
@@ -85,16 +85,16 @@ pub(crate) struct Code {
 /// What is worked on while code is generated.
 pub(crate) struct Background {
     /// Hashes of all files that the executable depends on.
-    pub inputs: Work<Vec<InputFile>>,
+    pub inputs: Worker<Vec<InputFile>>,
     /// The compact tokenizer, where the model has one.
-    pub tokenizer: Work<Option<Vec<u8>>>,
+    pub tokenizer: Worker<Option<Vec<u8>>>,
 }
 
 /// Work on a thread of its own.
-pub(crate) struct Work<T>(JoinHandle<Result<T, Error>>);
+pub(crate) struct Worker<T>(JoinHandle<Result<T, Error>>);
 
 /// The weights of an executable in their place.
-pub(crate) struct InPlace {
+pub(crate) struct PackedWeights {
     packed: Packed,
     /// Where they came from, if from the cache.
     loaded: Option<Loaded>,
@@ -122,7 +122,7 @@ impl<'o> Building<'o> {
     }
 
     /// The report of a build that is done.
-    pub fn finished(mut self) -> Report {
+    pub fn into_report(mut self) -> Report {
         (self.report.stages, self.report.total_ms) = self.progress.timings();
         for note in &self.report.notes {
             report::say(note);
@@ -265,11 +265,15 @@ impl<'o> Building<'o> {
         Ok(plans)
     }
 
+    /// Is there room for the executable, and for the calibrated codes, which lie beside it until they are packed?
+    pub fn check_space(&self, source: &Source, plans: &Plans, place: &Place<'_>) -> Result<(), Error> {
+        // A byte each, and at most four for a scale of 32.
+        let codes = source.text.as_ref().map_or(0, |_| source.model.weights.parameters().div_ceil(8) * 9);
+        payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)
+    }
+
     /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows here.
-    pub fn calibrate(&mut self, source: &Source, plans: &Plans, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
-        // Calibrated codes lie beside the executable until they are packed.
-        let codes = if source.text.is_some() { source.model.weights.parameters() } else { 0 };
-        payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)?;
+    pub fn calibrate(&mut self, source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
         let Some(text) = &source.text else { return Ok(None) };
         let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
         let cx = calibrate::Cx { model: &source.model, quantisation, act_order, passes: PASSES, cache, work: &place.work };
@@ -302,35 +306,28 @@ impl<'o> Building<'o> {
         Ok(Code { objects: symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect(), steps })
     }
 
-    /// What a build leaves in the cache.
-    pub fn commit(&mut self, mut cache: Cache) {
-        self.report.cache = cache.report();
-        self.warn(cache.warning());
-        let warning = cache.commit();
-        self.warn(warning);
-    }
-
-    /// link: a C compiler driver, the runtime archive that rcompile carries, and the objects.
-    pub fn link(&mut self, place: &Place<'_>, code: Code) -> Result<Linked, Error> {
+    /// link: a C compiler driver, the runtime archive that rcompile carries, and the objects. The tokenizer is ready by then.
+    pub fn link(&mut self, place: &Place<'_>, code: Code, tokenizer: Worker<Option<Vec<u8>>>) -> Result<(Linked, Option<Vec<u8>>), Error> {
         let stage = self.progress.stage("link", 0, false);
         let Code { objects, steps } = code;
         let linked = link::link(&place.work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive });
         if self.o.save_temps {
             emit::save_temps(&place.work, place.output, &objects, place.archive)?;
         }
-        let linked = linked?;
+        let (linked, tokenizer) = (linked?, tokenizer.join()?);
         stage.finish(&format!("{} without weights", report::size(linked.len_bytes())));
-        Ok(linked)
+        Ok((linked, tokenizer))
     }
 
-    /// pack: the weights go straight to their final place in the file, where an earlier build has packed them as a copy.
+    /// pack: manifest and tokenizer go behind the linked file, the weights straight to their final place there; where an earlier build has packed
+    /// them, as a copy.
     pub fn pack(
         &mut self,
         place: &Place<'_>,
         linked: Linked,
         contents: &Contents<'_>,
         cache: &mut Cache,
-    ) -> Result<(Unsealed, InPlace), Error> {
+    ) -> Result<(Unsealed, PackedWeights), Error> {
         let (o, weights, model) = (self.o, &contents.plans.weights, &contents.source.model);
         let stage = self.progress.stage("pack", weights.len, true);
         let mut blobs = Blobs::default();
@@ -354,22 +351,23 @@ impl<'o> Building<'o> {
         };
         model.weights.check_unchanged()?;
         stage.finish(&format!("{}{}", report::size(weights.len), if loaded.is_some() { " from the cache" } else { "" }));
-        Ok((exe, InPlace { packed, loaded, key }))
+        Ok((exe, PackedWeights { packed, loaded, key }))
     }
 
     /// finish: only a complete and checked file gets the name.
     pub fn finish(
         &mut self,
         place: &Place<'_>,
-        (mut exe, in_place): (Unsealed, InPlace),
+        (mut exe, weights_in_place): (Unsealed, PackedWeights),
         contents: &Contents<'_>,
-        inputs: Vec<InputFile>,
+        inputs: Worker<Vec<InputFile>>,
         cache: &mut Cache,
     ) -> Result<(), Error> {
-        let InPlace { mut packed, mut loaded, key } = in_place;
+        let PackedWeights { mut packed, mut loaded, key } = weights_in_place;
         let (o, weights, model) = (self.o, &contents.plans.weights, &contents.source.model);
         let stage = self.progress.stage("finish", 0, false);
         self.report.file_bytes = exe.file_len();
+        let inputs = inputs.join()?;
         exe.set_manifest(&contents.manifest(inputs.clone(), &mut Blobs::default())?)?;
         let of_weights = |input: &InputFile| model.weights.files().iter().any(|file| file.name() == input.name);
         let weight_files: Vec<InputFile> = inputs.into_iter().filter(of_weights).collect();
@@ -397,20 +395,28 @@ impl<'o> Building<'o> {
         }
         Ok(())
     }
+
+    /// What a build leaves in the cache.
+    pub fn commit(&mut self, mut cache: Cache) {
+        self.report.cache = cache.report();
+        self.warn(cache.warning());
+        let warning = cache.commit();
+        self.warn(warning);
+    }
 }
 
 impl Background {
     /// Hashes the input files and makes the tokenizer compact.
     pub fn start(model: &Arc<Model>) -> Result<Background, Error> {
         let (hashed, read) = (model.clone(), model.clone());
-        let inputs = Work::start(move || Ok(hashed.hash_inputs()?))?;
-        Ok(Background { inputs, tokenizer: Work::start(move || compact_tokenizer(&read))? })
+        let inputs = Worker::start(move || Ok(hashed.hash_inputs()?))?;
+        Ok(Background { inputs, tokenizer: Worker::start(move || compact_tokenizer(&read))? })
     }
 }
 
-impl<T: Send + 'static> Work<T> {
-    fn start(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<Work<T>, Error> {
-        std::thread::Builder::new().spawn(work).map(Work).map_err(Error::threads)
+impl<T: Send + 'static> Worker<T> {
+    fn start(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<Worker<T>, Error> {
+        std::thread::Builder::new().spawn(work).map(Worker).map_err(Error::threads)
     }
 
     /// What came out; a panic of the thread is ours.

@@ -1,6 +1,7 @@
 //! The driver as a process: exit codes, lines, signals, and that nothing is left behind.
 
 use assert_cmd::cargo::cargo_bin;
+use rcompile_runtime::abi::PAYLOAD_MAGIC;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -162,6 +163,34 @@ fn wrong_use_is_one_line_and_a_code() {
     let out = build(dir.path(), &[]).output().unwrap();
     assert_eq!(code(&out), 8);
     assert!(error(&out).contains("directory"));
+}
+
+/// Another version's manifest has other fields: a fine executable, but nothing that this one can read.
+#[test]
+fn executables_of_another_version() {
+    let dir = tempfile::tempdir().unwrap();
+    let exe = dir.path().join("out");
+    assert_eq!(code(&build(dir.path(), &["--quiet"]).output().unwrap()), 0);
+    let mut bytes = std::fs::read(&exe).unwrap();
+    // The runtime's code holds the magic too.
+    let mut spans = (0..bytes.len() - 128).filter(|at| bytes[*at..].starts_with(&PAYLOAD_MAGIC)).filter_map(|at| {
+        let word = |i: usize| u64::from_le_bytes(bytes[at + i..at + i + 8].try_into().unwrap()) as usize;
+        let manifest = at.checked_add(word(40))?..at.checked_add(word(40))?.checked_add(word(48))?;
+        bytes.get(manifest.clone())?.starts_with(b"{").then_some((at, manifest))
+    });
+    let (header, manifest) = spans.next_back().expect("a payload");
+    let text = String::from_utf8(bytes[manifest.clone()].to_vec()).unwrap();
+    let other = text.replacen("\"architecture\"", "\"architektur_\"", 1);
+    assert!(text != other && text.len() == other.len());
+    bytes[manifest].copy_from_slice(other.as_bytes());
+    bytes[header + 88..header + 120].copy_from_slice(blake3::hash(other.as_bytes()).as_bytes());
+    std::fs::write(&exe, bytes).unwrap();
+    let path = exe.to_str().unwrap();
+    for verb in [&["inspect", path][..], &["compare", path, path, "-f", "Cargo.toml"]] {
+        let out = rcompile(verb).output().unwrap();
+        assert_eq!(code(&out), 6, "{verb:?}");
+        assert!(error(&out).contains("is an executable of another version of rcompile"), "{out:?}");
+    }
 }
 
 #[test]

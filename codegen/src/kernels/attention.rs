@@ -80,8 +80,8 @@ fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result
 /// Most (row, head) pairs in a register tile: with 4 vectors of keys or columns 24 accumulators of 32 registers, with 2 vectors 12 of 16.
 const MAX_PAIRS: u32 = 6;
 /// Up to so many pairs, mostly those of a single row, a block comes from memory: its V is asked for while K is read, at the same places, because
-/// the pieces of columns that [`Generator::values`] reads are no stream that a CPU follows. More pairs come in chunks, which read a block again
-/// and again from a cache.
+/// the pieces of columns that [`Generator::values`] reads are no stream that a CPU follows. Five and six are more often a chunk of a prompt, whose
+/// chunks read a block again and again from a cache.
 const STREAMED_PAIRS: u32 = 4;
 /// Keys per block.
 const BLOCK: i64 = PAGE_POSITIONS as i64;

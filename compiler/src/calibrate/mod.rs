@@ -2,14 +2,14 @@
 //!
 //! ```text
 //! text -> chunks of tokens                                                      (text)
-//! trace, passes (f32, weights of layers are codes that are given) -> stages     (stages)
+//! trace, passes (f32, weights of layers and head are codes to come) -> stages   (stages)
 //! per stage: plan, compile and load for this machine                            (host)
 //!   hidden states -> inputs X of linear layers -> H = X^T X -> R R^T = H        (hessian; blocks: products by compiled code)
 //!     weights, R -> codes, which the next stages and the pack stage read        (gptq, codes)
 //!   hidden states -> those that enter the next layer
 //! ```
-//! A layer's inputs are taken with all weights before them rounded already, those of the same layer included. One Hessian exists at a time; the
-//! hidden states of the text stay in memory. The model runs with f32 activations, whatever the executable will compute with.
+//! A layer's inputs are taken with all weights before them rounded already, those of the same layer included; only a table that is the head too,
+//! whose codes come last, is looked up as it is in the checkpoint. One Hessian exists at a time; the hidden states of the text stay in memory. The model runs with f32 activations, whatever the executable will compute with.
 //!
 //! The codes depend on model, text, `--quantize` and the level that the code is compiled for (vector widths decide in which order norms and
 //! softmax are summed), which the executable names; not on target, threads or buckets.

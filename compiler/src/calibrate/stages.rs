@@ -6,8 +6,8 @@
 //!        %y                                  a stage that computes what leaves the layer, all of its weights being codes by then
 //! head:  %n = norm %x; %l = mm %n, @head     as in a layer, where codes of the head are wanted
 //! ```
-//! In the stages of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row. A stage names only weights
-//! whose codes are known when it runs.
+//! In the stages of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row. A stage
+//! names only weights whose codes are known when it runs.
 
 use crate::error::Error;
 use crate::passes::outline_layers::layer_of;
@@ -26,7 +26,7 @@ pub struct Stage {
     pub tensors: Vec<String>,
 }
 
-/// The stages of a model in order: the hidden states that enter layer 0, then layer by layer. `rows` is the number of hidden states.
+/// The stages of a model in order: the hidden states that enter layer 0, then layer by layer, then the head. `rows` is the number of hidden states.
 /// Errors: layers that are not chained one to the next by a single value (6).
 pub fn stages(module: &Module, rows: u64) -> Result<Vec<Stage>, Error> {
     let f = module.main();
@@ -39,7 +39,7 @@ pub fn stages(module: &Module, rows: u64) -> Result<Vec<Stage>, Error> {
         for (x, tensors) in inputs(module, Some(*layer)) {
             stages.push(Stage { module: cut(module, x, Some(enters), rows)?, tensors });
         }
-        // Nobody asks for what leaves the last layer where the head is rounded to nearest.
+        // Nobody asks for what leaves the last layer where no codes of a head are wanted.
         if Some(layer) != layers.last() || !head.is_empty() {
             let leaves = leaving(f, *layer)?;
             stages.push(Stage { module: cut(module, leaves, Some(enters), rows)?, tensors: vec![] });

@@ -106,8 +106,9 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
                 continue;
             }
             cx.notes.push(format!("quantise: {}: {dtype}", param.name));
-            let has_inputs = layer_of(&node.origin).is_some() || heads.contains(&p);
-            let new = if has_inputs && quantisation.choice != Choice::Nearest { coded(param, dtype) } else { converted(param, dtype) };
+            let of_model = layer_of(&node.origin).is_some() || heads.contains(&p);
+            let by_text = quantisation.choice != Choice::Nearest && of_model && dtype.is_quantised();
+            let new = if by_text { coded(param, dtype) } else { converted(param, dtype) };
             made.insert(p, ParamId(module.params.len() as u32));
             module.params.push(new);
         }
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_of_layers_are_given() {
+    fn codes_of_layers_and_head_are_given() {
         let graph = GRAPH.replace("%b = mm %a, %d {rhs_t} : f32[T, 64]", "%b = mm %a, %d {rhs_t} : f32[T, 64]  // layers.3.down");
         assert_ne!(graph, GRAPH);
         let q8 = Some(DType::Q8(Group::Row));
