@@ -35,6 +35,19 @@ pub fn exp_beside_one<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     fb.mul(p, power_of_2(fb, n, 1.0))
 }
 
+/// `e^x` from -88 (where it ends at 0) to 0 (where it is 1): relative error below `3e-7 + 2e-8 |x|`, for weights that are summed beside a 1. NaN
+/// stays NaN. Three instructions less than [`exp_beside_one`].
+pub fn exp_of_negative<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let k = |v: f32| fb.f32s(v, x.lanes());
+    let log2 = k(std::f32::consts::LOG2_E);
+    let n = fb.fma(x, log2, k(ROUND_MAGIC));
+    let r = fb.fma(x, log2, fb.sub(k(ROUND_MAGIC), n));
+    fb.mul(poly(fb, r, &HALF_POWER), power_of_2(fb, n, 1.0))
+}
+
+/// `2^x` from -1/2 to 1/2, relative error 1.1e-7; 1 at 0.
+const HALF_POWER: [f32; 6] = [1.0, 0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_473_1];
+
 /// Adding it rounds to the nearest integer, in the low bits of the mantissa: 1.5 * 2^23.
 const ROUND_MAGIC: f32 = 12_582_912.0;
 
@@ -83,8 +96,7 @@ pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let log2 = fb.mul(a, poly(fb, a, &q));
     let n = fb.add(log2, k(ROUND_MAGIC));
     let r = fb.sub(log2, fb.sub(n, k(ROUND_MAGIC)));
-    let p = poly(fb, r, &[1.0, 0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_473_1]);
-    let below = fb.mul(p, power_of_2(fb, n, 0.5));
+    let below = fb.mul(poly(fb, r, &HALF_POWER), power_of_2(fb, n, 0.5));
     // x - x below for x > 0, x below for the others.
     fb.fma(fb.neg(a), below, fb.max(k(0.0), x))
 }

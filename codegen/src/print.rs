@@ -264,16 +264,15 @@ fn attention(out: &mut String, a: &Attention) -> fmt::Result {
     let (page, head, v) = (a.page_bytes, a.head_bytes, a.v_offset);
     writeln!(out, "  cache {} {{page {page}, head {head}, v {v}{scales}}} at {:?}", a.kv_dtype, a.state_offsets)?;
     tables(out, &[], &a.layer_ints)?;
-    let mut roots = vec![a.score, a.mask];
-    roots.extend(a.key_lower);
-    roots.extend(a.key_upper);
+    let optional = [("key_lower", a.key_lower), ("key_upper", a.key_upper), ("mask", a.mask)];
+    let mut roots = vec![a.score];
+    roots.extend(optional.iter().filter_map(|o| o.1));
     let text = Text::new(&a.exprs, &roots);
     writeln!(out, "  head v{}, query v{}, key v{}", a.head_var.0, a.query_var.0, a.key_var.0)?;
     text.names(out)?;
     writeln!(out, "  score = {}", text.get(a.score))?;
-    writeln!(out, "  mask = {}", text.get(a.mask))?;
-    for (name, bound) in [("key_lower", a.key_lower), ("key_upper", a.key_upper)] {
-        if let Some(id) = bound {
+    for (name, id) in optional {
+        if let Some(id) = id {
             writeln!(out, "  {name} = {}", text.get(id))?;
         }
     }

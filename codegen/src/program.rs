@@ -800,7 +800,7 @@ pub struct GroupNest {
 
 /// Attention of query rows over the KV cache with online softmax, in key blocks of 256 positions from 0, merged in order.
 ///
-/// Work units are (tile, kv head); see `abi::Tile`. Keys `0 .. tile.key_end` exist; the mask decides which of them a row sees.
+/// Work units are (tile, kv head); see `abi::Tile`. Keys `0 .. tile.key_end` exist; bounds and mask decide which of them a row sees.
 /// K page of one kv head: `[256 / 16][head_dim][16]`, V page: `[256][head_dim]`, element type `kv_dtype`. Of int8 codes, each key and each
 /// value has a scale: `f32[256]` for K at `+ scales`, for V behind them.
 /// Address of a head's K page in bytes: `state(offsets[layer]) + page * page_bytes + kv_head * head_bytes`, V at `+ v_offset`.
@@ -850,12 +850,12 @@ pub struct Attention {
     pub key_var: VarId,
     /// f32 expression over `Score` (scale, soft cap, bias).
     pub score: ExprId,
-    /// bool expression: is the key seen?
-    pub mask: ExprId,
-    /// Keys below `lower(query)` are never seen: blocks before it are skipped. i64 expression over query_var.
+    /// A query sees keys from `lower(query)` on. i64 expression over query_var; None: from 0.
     pub key_lower: Option<ExprId>,
-    /// Keys at or above `upper(query)` are never seen (causal: query + 1). None: up to `tile.key_end`.
+    /// A query sees keys below `upper(query)` (causal: query + 1). i64 expression over query_var; None: all up to `tile.key_end`.
     pub key_upper: Option<ExprId>,
+    /// Bool expression that says which of those keys are seen; None: all.
+    pub mask: Option<ExprId>,
 }
 
 impl fmt::Display for DType {

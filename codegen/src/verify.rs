@@ -478,7 +478,9 @@ impl<'a> Verifier<'a> {
         let Some(types) = self.types(&a.exprs, &place) else { return };
         self.root(&a.exprs, &types, &place, a.score, Type::Float);
         place.score = false;
-        self.root(&a.exprs, &types, &place, a.mask, Type::Bool);
+        if let Some(mask) = a.mask {
+            self.root(&a.exprs, &types, &place, mask, Type::Bool);
+        }
         for id in [a.key_lower, a.key_upper].into_iter().flatten() {
             self.root(&a.exprs, &types, &bound, id, Type::Int);
         }

@@ -15,6 +15,8 @@ enum Mask {
     Causal,
     /// Causal, and at most this many keys back.
     Window(i64),
+    /// Causal, without the key so far back.
+    Except(i64),
     /// Bidirectional: all keys of the slot.
     Full,
 }
@@ -108,20 +110,24 @@ impl Case {
             let t = e.add(Expr::Unary(UnaryOp::Tanh, x));
             score = e.binary(BinaryOp::Mul, t, cap);
         }
-        let zero = e.int(0);
         let one = e.int(1);
-        let causal = e.add(Expr::Cmp(CmpOp::Le, key, query));
         let next = e.binary(BinaryOp::Add, query, one);
-        let (mask, key_lower, key_upper) = match self.mask {
-            Mask::Causal => (causal, None, Some(next)),
+        let (key_lower, key_upper) = match self.mask {
+            Mask::Causal | Mask::Except(_) => (None, Some(next)),
             Mask::Window(_) => {
                 // The window comes from a table by layer.
                 let window = e.add(Expr::LayerInt(0));
-                let first = e.binary(BinaryOp::Sub, next, window);
-                let inside = e.add(Expr::Cmp(CmpOp::Ge, key, first));
-                (e.binary(BinaryOp::And, causal, inside), Some(first), Some(next))
+                (Some(e.binary(BinaryOp::Sub, next, window)), Some(next))
             }
-            Mask::Full => (e.add(Expr::Cmp(CmpOp::Ge, key, zero)), None, None),
+            Mask::Full => (None, None),
+        };
+        let mask = match self.mask {
+            Mask::Except(back) => {
+                let back = e.int(back);
+                let at = e.binary(BinaryOp::Sub, query, back);
+                Some(e.add(Expr::Cmp(CmpOp::Ne, key, at)))
+            }
+            _ => None,
         };
         let window = if let Mask::Window(w) = self.mask { w } else { 0 };
         let kernel = Attention {
@@ -147,9 +153,9 @@ impl Case {
             query_var,
             key_var,
             score,
-            mask,
             key_lower,
             key_upper,
+            mask,
         };
         let program = Program {
             entry: "step".into(),
@@ -340,10 +346,11 @@ impl Model {
         for (row, &(slot, position)) in rows.iter().enumerate() {
             for head in 0..c.heads {
                 let kv_head = head / (c.heads / c.kv_heads);
-                let keys = match c.mask {
-                    Mask::Causal => 0..position + 1,
-                    Mask::Window(w) => (position + 1 - w).max(0)..position + 1,
-                    Mask::Full => 0..LENGTHS[slot],
+                let keys: Vec<i64> = match c.mask {
+                    Mask::Causal => (0..position + 1).collect(),
+                    Mask::Window(w) => ((position + 1 - w).max(0)..position + 1).collect(),
+                    Mask::Except(back) => (0..position + 1).filter(|key| *key != position - back).collect(),
+                    Mask::Full => (0..LENGTHS[slot]).collect(),
                 };
                 let score = |key: i64| {
                     let dot: f64 = (0..c.head_dim)
@@ -356,13 +363,13 @@ impl Model {
                     let s = dot * f64::from(SCALE);
                     if c.soft_cap { 10.0 * (s / 10.0).tanh() } else { s }
                 };
-                let scores: Vec<f64> = keys.clone().map(score).collect();
+                let scores: Vec<f64> = keys.iter().copied().map(score).collect();
                 let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
                 for d in 0..c.head_dim {
                     let want: f64 =
-                        keys.clone().zip(&weights).map(|(key, w)| w * f64::from(self.v[index(c, slot, kv_head, key, d)])).sum::<f64>()
+                        keys.iter().zip(&weights).map(|(&key, w)| w * f64::from(self.v[index(c, slot, kv_head, key, d)])).sum::<f64>()
                             / sum;
                     let got = f32::from_bits(bits[row][(head * c.head_dim + d) as usize]);
                     assert!(
@@ -399,7 +406,7 @@ fn groups() {
 #[test]
 fn masks_and_scores() {
     for isa in isas() {
-        for mask in [Mask::Causal, Mask::Window(7), Mask::Window(300), Mask::Full] {
+        for mask in [Mask::Causal, Mask::Window(7), Mask::Window(300), Mask::Except(2), Mask::Except(100), Mask::Full] {
             let soft_cap = mask == Mask::Window(300);
             Case { mask, soft_cap, ..Case::new() }.check(&isa);
             Case { mask, soft_cap, ..Case::bf16(&isa) }.check(&isa);

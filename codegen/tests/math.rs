@@ -108,6 +108,17 @@ fn exp_beside_one() {
 }
 
 #[test]
+fn exp_of_negative() {
+    let special = [(NAN, NAN), (0.0, 1.0), (-0.0, 1.0), (-88.0, 0.0)];
+    let (relative, _) = errors(math::exp_of_negative, f64::exp, |x| (-1.0..=0.0).contains(&x), &special);
+    assert!(relative < 3e-7, "{relative:e}");
+    let (relative, _) = errors(math::exp_of_negative, f64::exp, |x| (-87.3..=0.0).contains(&x), &[]);
+    assert!(relative < 2e-6, "{relative:e}");
+    let (_, absolute) = errors(math::exp_of_negative, f64::exp, |x| (-88.0..=0.0).contains(&x), &[]);
+    assert!(absolute < 2e-7, "{absolute:e}");
+}
+
+#[test]
 fn gelu() {
     let special = [(NAN, NAN), (INF, INF), (0.0, 0.0), (-0.0, -0.0), (20.0, 20.0), (3e38, 3e38), (1e-30, 5e-31)];
     let reference = |x: f64| x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);

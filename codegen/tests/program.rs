@@ -128,11 +128,10 @@ fn sample() -> Program {
     };
     let attention = {
         let mut e = E::default();
-        let (query, key) = (e.var(1), e.var(2));
+        let query = e.var(1);
         let score = e.0.add(Expr::Score);
         let scale = e.float(0.125);
         let score = e.mul(score, scale);
-        let mask = e.cmp(CmpOp::Le, key, query);
         let one = e.int(1);
         let upper = e.add(query, one);
         Attention {
@@ -158,9 +157,9 @@ fn sample() -> Program {
             query_var: VarId(1),
             key_var: VarId(2),
             score,
-            mask,
             key_lower: None,
             key_upper: Some(upper),
+            mask: None,
         }
     };
     let b = |i, dtype| operand(Place::Buffer(BufferId(i)), dtype);
@@ -222,7 +221,6 @@ fn text_form() {
             cache f32 {page 131072, head 65536, v 32768} at [0, 131072]
             head v0, query v1, key v2
             score = score * 0.125
-            mask = v2 <= v1
             key_upper = v1 + 1
           }
           region r3 layers.o = matmul bf16_dot (v0 < rows, v1) {

@@ -919,17 +919,20 @@ impl<'r> Generator<'r> {
         let (slot, place) = (self.input("slot"), self.input("kv_index"));
         let token = self.b.kv_append(state, k, v, slot, place).expect("append");
         let window = self.rng.pick(&[1u64, 2, 5, 17, 290]);
-        let mask = match (self.encoder, self.rng.one_in(2)) {
+        let var = |v| Box::new(AttnExpr::Var(v));
+        let edge = |op| Box::new(AttnExpr::Binary(op, var(AttnVar::Query), Box::new(AttnExpr::Const(window as f64))));
+        let side = |c, op| AttnExpr::Compare(c, var(AttnVar::Key), edge(op));
+        let and = |a, b| AttnExpr::Binary(Binary::And, Box::new(a), Box::new(b));
+        let mut mask = match (self.encoder, self.rng.one_in(2)) {
             (true, true) => AttnExpr::True,
             (false, true) => AttnExpr::causal(),
             (false, false) => AttnExpr::causal_window(window),
-            (true, false) => {
-                let var = |v| Box::new(AttnExpr::Var(v));
-                let edge = |op| Box::new(AttnExpr::Binary(op, var(AttnVar::Query), Box::new(AttnExpr::Const(window as f64))));
-                let side = |c, op| Box::new(AttnExpr::Compare(c, var(AttnVar::Key), edge(op)));
-                AttnExpr::Binary(Binary::And, side(Compare::Le, Binary::Add), side(Compare::Ge, Binary::Sub))
-            }
+            (true, false) => and(side(Compare::Le, Binary::Add), side(Compare::Ge, Binary::Sub)),
         };
+        // What no bound says.
+        if self.rng.one_in(4) {
+            mask = and(mask, side(Compare::Ne, Binary::Sub));
+        }
         let scaled = AttnExpr::scaled((d as f64).powf(-0.5));
         let apply = |op, a, c: f64| AttnExpr::Binary(op, Box::new(a), Box::new(AttnExpr::Const(c)));
         let score = match self.rng.below(6) {

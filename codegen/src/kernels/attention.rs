@@ -83,6 +83,9 @@ const MAX_PAIRS: u32 = 6;
 /// the pieces of columns that [`Generator::values`] reads are no stream that a CPU follows. Five and six are more often a chunk of a prompt, whose
 /// chunks read a block again and again from a cache.
 const STREAMED_PAIRS: u32 = 4;
+/// Columns of a step over a score, keys of a step over values (or pairs of them): instructions beside the multiply-adds count, as in matmuls
+/// (`microkernel::BLOCK_STEP`).
+const STEPS: i64 = 4;
 /// Keys per block.
 const BLOCK: i64 = PAGE_POSITIONS as i64;
 /// Keys that lie together in K: `[256 / 16][head_dim][16]`.
@@ -223,6 +226,11 @@ impl<'a, 'c> Generator<'a, 'c> {
         }
     }
 
+    /// Vectors of a group of keys: tiles of scores begin and end at groups.
+    fn vectors_of_group(&self) -> i64 {
+        KEY_GROUP.div_ceil(self.lanes).into()
+    }
+
     /// Vectors side by side with `pairs` pairs in a register tile.
     fn vectors(&self, pairs: u32, most: u32) -> u32 {
         let mut vectors = most;
@@ -302,7 +310,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
                         for (i, function) in blocks.iter().enumerate() {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
-                                let own = [scratch, keys, scales, key_begin, key_end, kv_head, first];
+                                let own = [scratch, keys, scales, key_begin, kv_head, first];
                                 fb.call(function, &[args, &own[..]].concat());
                             });
                         }
@@ -416,13 +424,13 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `block(.., scratch, keys, scales, key_begin, key_end, kv_head, first_pair)` for `pairs` pairs and 256 keys.
+    /// `block(.., scratch, keys, scales, key_begin, kv_head, first_pair)` for `pairs` pairs and 256 keys.
     fn block(&self, pairs: u32, cache: Cache, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
         let name = format!("{}.{}{pairs}", self.name, if cache.dtype == self.kernel.kv_dtype { "block" } else { "wide" });
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, keys, scales, key_begin, key_end, kv_head, first] = *rest else { unreachable!() };
+            let [scratch, keys, scales, key_begin, kv_head, first] = *rest else { unreachable!() };
             let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(first, 32));
             let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * 32 + i * 8), 8);
             let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
@@ -435,7 +443,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     (fb.div(begin, fb.int(tile_keys.into())), fb.div(fb.add_int(end, i64::from(tile_keys) - 1), fb.int(tile_keys.into())));
                 self.scores(fb, pairs, cache, scratch, keys, first, tiles);
                 let columns = (fb.mul_int(tiles.0, tile_keys.into()), fb.mul_int(tiles.1, tile_keys.into()));
-                let own = [scratch, scales, key_begin, key_end, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
+                let own = [scratch, scales, key_begin, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
                 fb.call(maxima, &[args, &own[..]].concat());
                 fb.call(softmax, &[scratch, scales, first, fb.int(pairs.into()), columns.0, columns.1]);
                 self.values(fb, pairs, cache, scratch, keys, first, (begin, end));
@@ -463,16 +471,16 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `maxima(.., scratch, scales, key_begin, key_end, kv_head, first, pairs, begin, end)`: masks and scales scores `begin .. end` (multiples of the
+    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`: masks and scales scores `begin .. end` (multiples of the
     /// lanes) of the block's rows, pairs `first` and following; updates their maxima, sets `alpha`.
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     fn maxima(&self) -> Function<'c> {
-        let own = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+        let own = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
         let params = [&KERNEL_PARAMS[..], &own[..]].concat();
         self.mb.define(&format!("{}.maxima", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, scales, key_begin, key_end, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
+            let [scratch, scales, key_begin, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
             let k = self.kernel;
             let lanes = self.lanes;
             let vector = Ty::vec(Elem::F32, lanes);
@@ -490,7 +498,6 @@ impl<'a, 'c> Generator<'a, 'c> {
             let max_at = fb.index(fb.offset_const(scratch, self.at.max), first, 4);
             let alpha_at = fb.offset_const(scratch, self.at.alpha);
             let nothing = fb.f32s(f32::NEG_INFINITY, lanes);
-            let exists_below = fb.splat(fb.trunc(key_end, Elem::I32), lanes);
             fb.for_(fb.int(0), pairs, 1, |i| {
                 let pair = fb.add(first, i);
                 let mut scope = scope.clone();
@@ -498,20 +505,42 @@ impl<'a, 'c> Generator<'a, 'c> {
                 scope.set(k.query_var, fb.load(Ty::I64, fb.offset_const(bounds, 16), 8));
                 scope.set(k.head_var, fb.add(fb.mul(kv_head, group), fb.rem(pair, group)));
                 let outside = Eval::new(fb, &scope, point(key_begin, fb.zero(vector)));
-                outside.hoist(&[k.score, k.mask]);
+                let roots: Vec<_> = std::iter::once(k.score).chain(k.mask).collect();
+                outside.hoist(&roots);
                 let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
                 let old = fb.load(Ty::F32, fb.index(max_at, i, 4), 4);
-                let max = fb.loop_(begin, end, lanes.into(), &[fb.splat(old, lanes)], |column, max| {
+                // `inside`: which keys of a vector are inside the bounds; None: all.
+                let step = |column: Value<'c>, max: Value<'c>, inside: Option<Value<'c>>| {
                     let at = fb.index(row, column, 4);
-                    let key = fb.add(key_begin, column);
                     let score = self.scaled(fb, fb.load(vector, at, lanes * 4), scales, column);
-                    let eval = outside.at(point(key, score));
-                    let keys = fb.add(fb.splat(fb.trunc(key, Elem::I32), lanes), fb.iota(Elem::I32, lanes));
-                    let seen = fb.and(fb.cmp(Cmp::Lt, keys, exists_below), eval.cond(k.mask));
-                    let score = fb.select(seen, eval.float(k.score), nothing);
+                    let eval = outside.at(point(fb.add(key_begin, column), score));
+                    let score = eval.float(k.score);
+                    let seen = match (inside, k.mask.map(|mask| eval.cond(mask))) {
+                        (Some(inside), Some(mask)) => Some(fb.and(inside, mask)),
+                        (inside, mask) => inside.or(mask),
+                    };
+                    let score = seen.map_or(score, |seen| fb.select(seen, score, nothing));
                     fb.store(score, at, lanes * 4);
-                    vec![fb.max(score, max[0])]
-                });
+                    fb.max(score, max)
+                };
+                let first_max = fb.splat(old, lanes);
+                let [lower, upper] = [0, 8].map(|at| fb.sub(fb.load(Ty::I64, fb.offset_const(bounds, at), 8), key_begin));
+                let bounded = || {
+                    let [lower, upper] = [lower, upper].map(|bound| fb.splat(fb.trunc(bound, Elem::I32), lanes));
+                    fb.loop_(begin, end, lanes.into(), &[first_max], |column, max| {
+                        let columns = fb.add(fb.splat(fb.trunc(column, Elem::I32), lanes), fb.iota(Elem::I32, lanes));
+                        let inside = fb.and(fb.cmp(Cmp::Le, lower, columns), fb.cmp(Cmp::Lt, columns, upper));
+                        vec![step(column, max[0], Some(inside))]
+                    })
+                };
+                // Most blocks lie between the bounds, whole.
+                let whole = fb.and(fb.cmp(Cmp::Le, lower, begin), fb.cmp(Cmp::Le, end, upper));
+                let within = || {
+                    fb.loop_unrolled(begin, end, lanes.into(), self.vectors_of_group(), &[first_max], |column, max| {
+                        vec![step(column, max[0], None)]
+                    })
+                };
+                let max = fb.if_else(whole, within, bounded);
                 let new = fb.reduce(max[0], |a, b| fb.max(a, b));
                 fb.store(fb.sub(old, new), fb.index(alpha_at, i, 4), 4);
                 fb.store(new, fb.index(max_at, i, 4), 4);
@@ -548,7 +577,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let max = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at.max), pair, 4));
                 let alpha = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at.alpha), i, 4));
                 let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), alpha);
-                let sum = fb.loop_(begin, end, lanes.into(), &[sum], |column, sum| {
+                let sum = fb.loop_unrolled(begin, end, lanes.into(), self.vectors_of_group(), &[sum], |column, sum| {
                     let at = fb.index(row, column, 4);
                     let p = weight(fb, fb.sub(fb.load(vector, at, lanes * 4), max));
                     // bf16 lies before what is still to be read.
@@ -590,7 +619,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 }
             };
             let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); (pairs * vectors) as usize];
-            let scores = fb.loop_(fb.int(0), fb.int(k.head_dim.into()), self.step(), &zeros, |d, acc| {
+            let scores = fb.loop_unrolled(fb.int(0), fb.int(k.head_dim.into()), self.step(), STEPS, &zeros, |d, acc| {
                 let q = fb.index(q, d, self.factor().size());
                 let k_row = fb.offset(k_tile, fb.mul_int(d, (u64::from(KEY_GROUP) * size) as i64));
                 let k_vectors: Vec<_> = (0..vectors)
@@ -644,16 +673,18 @@ impl<'a, 'c> Generator<'a, 'c> {
         while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1 + waits) {
             most += 1;
         }
-        // Equal pieces in a loop, the last one (which may be smaller and end inside a vector) after it.
+        // Equal pieces in a loop; one that is smaller, or ends inside a vector, after it.
         let each = all.div_ceil(all.div_ceil(most));
-        let before = (all - 1) / each;
-        fb.for_(fb.int(0), fb.int(before.into()), 1, |piece| {
+        let equal = head_dim / (each * self.lanes);
+        fb.for_(fb.int(0), fb.int(equal.into()), 1, |piece| {
             let column = fb.mul_int(piece, (each * self.lanes).into());
             self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, each, None);
         });
-        let tail = (!head_dim.is_multiple_of(self.lanes)).then(|| lane_mask(fb, head_dim % self.lanes, self.lanes));
-        let column = fb.int((before * each * self.lanes).into());
-        self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, all - before * each, tail);
+        if equal * each < all {
+            let tail = (!head_dim.is_multiple_of(self.lanes)).then(|| lane_mask(fb, head_dim % self.lanes, self.lanes));
+            let column = fb.int((equal * each * self.lanes).into());
+            self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, all - equal * each, tail);
+        }
     }
 
     /// [`Generator::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
@@ -714,10 +745,10 @@ impl<'a, 'c> Generator<'a, 'c> {
                 // A key that begins or ends inside a pair has a neighbour of weight zero, as masks make it.
                 let even = |key: Value<'c>| fb.and(key, fb.int(!1));
                 let whole = even(keys.1);
-                let after = fb.loop_(even(keys.0), whole, 2, &before, |key, acc| step(key, acc, false));
+                let after = fb.loop_unrolled(even(keys.0), whole, 2, STEPS, &before, |key, acc| step(key, acc, false));
                 fb.if_else(fb.cmp(Cmp::Lt, whole, keys.1), || step(whole, &after, true), || after.clone())
             }
-            _ => fb.loop_(keys.0, keys.1, 1, &before, |key, acc| step(key, acc, false)),
+            _ => fb.loop_unrolled(keys.0, keys.1, 1, STEPS, &before, |key, acc| step(key, acc, false)),
         };
         for (i, &value) in after.iter().enumerate() {
             fb.store(value, acc_at(i as u32), self.lanes * 4);
@@ -790,7 +821,7 @@ fn pairs_of_halves<'c>(fb: &Fb<'_, 'c>, halves: Value<'c>) -> Value<'c> {
 
 /// `exp(x)` for `x <= 0`, but zero where it is nothing beside the 1 of the maximum.
 fn weight<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
-    math::exp_beside_one(fb, fb.max(fb.f32s(-88.0, x.lanes()), x))
+    math::exp_of_negative(fb, fb.max(fb.f32s(-88.0, x.lanes()), x))
 }
 
 /// The first `count` of `lanes` lanes.

@@ -919,6 +919,25 @@ impl<'m, 'c> Fb<'m, 'c> {
         }
         results
     }
+
+    /// [`Fb::loop_`] with `unroll` steps in an iteration, and a second loop for what is left. `unroll * step` is a power of two.
+    pub fn loop_unrolled(
+        &self,
+        begin: Value<'c>,
+        end: Value<'c>,
+        step: i64,
+        unroll: i64,
+        carried: &[Value<'c>],
+        body: impl Fn(Value<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        let long = unroll * step;
+        assert!(long.count_ones() == 1, "steps of a loop");
+        let whole = self.add(begin, self.and(self.sub(end, begin), self.int(-long)));
+        let carried = self.loop_(begin, whole, long, carried, |i, carried| {
+            (0..unroll).fold(carried.to_vec(), |carried, n| body(self.add_int(i, n * step), &carried))
+        });
+        self.loop_(whole, end, step, &carried, body)
+    }
     /// [`Fb::loop_`] without carried values.
     pub fn for_(&self, begin: Value<'c>, end: Value<'c>, step: i64, body: impl FnOnce(Value<'c>)) {
         self.loop_(begin, end, step, &[], |i, _| {

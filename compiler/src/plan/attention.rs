@@ -110,8 +110,7 @@ impl Plan<'_> {
         let key_var = k.var((0, positions));
         let vars = [head_var, query_var, key_var].map(|v| k.var_expr(v));
         let score = attn_float(&mut k, score, &vars).map_err(|w| PlanError::Unsupported(format!("attention score: {w}")))?;
-        let (lower, upper) = mask_bounds(&mut k, mask, vars[1]);
-        let mask = attn_bool(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
+        let seen = Seen::new(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
         let head_pitch = match cols {
             Cols::Grouped { padded, .. } => padded,
             Cols::Plain => layout.head_dim,
@@ -139,9 +138,9 @@ impl Plan<'_> {
             query_var,
             key_var,
             score,
-            mask,
-            key_lower: lower,
-            key_upper: upper,
+            key_lower: seen.lower,
+            key_upper: seen.upper,
+            mask: seen.mask,
         };
         self.region("attention", Kernel::Attention(kernel));
         // Only the end of the chain has the buffer's type; views between share it.
@@ -310,31 +309,61 @@ fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<
     }
 }
 
-/// Bounds of the keys that a query may see, from the terms of a conjunction: `key <= query + c`, `key > query - c`.
-fn mask_bounds(k: &mut KernelBuilder, mask: &AttnExpr, query: ExprId) -> (Option<ExprId>, Option<ExprId>) {
-    let mut bounds = (None, None);
-    let mut terms = vec![mask];
-    while let Some(term) = terms.pop() {
-        match term {
-            AttnExpr::Binary(Binary::And, a, b) => terms.extend([&**a, &**b]),
-            AttnExpr::Compare(op, key, limit) if **key == AttnExpr::Var(AttnVar::Key) => {
-                let Some(offset) = query_offset(limit) else { continue };
-                let extra = match op {
-                    Compare::Le | Compare::Gt => 1,
-                    Compare::Lt | Compare::Ge => 0,
-                    _ => continue,
-                };
-                let c = k.int(offset + extra);
-                let limit = k.add(query, c);
-                match op {
-                    Compare::Le | Compare::Lt => bounds.1 = bounds.1.or(Some(limit)),
-                    _ => bounds.0 = bounds.0.or(Some(limit)),
+/// Which keys a query sees: `lower <= key < upper`, and of them those of the mask.
+#[derive(Default)]
+struct Seen {
+    lower: Option<ExprId>,
+    upper: Option<ExprId>,
+    mask: Option<ExprId>,
+}
+
+impl Seen {
+    /// Terms of a conjunction like `key <= query + c` become bounds, the first of each side; all others stay in the mask.
+    fn new(k: &mut KernelBuilder, mask: &AttnExpr, vars: &[ExprId; 3]) -> Result<Seen, String> {
+        let mut seen = Seen::default();
+        let mut terms = vec![mask];
+        while let Some(term) = terms.pop() {
+            if let AttnExpr::Binary(Binary::And, a, b) = term {
+                terms.extend([&**b, &**a]);
+                continue;
+            }
+            let bound = match bound(term) {
+                Some((Side::Lower, offset)) => Some((&mut seen.lower, offset)),
+                Some((Side::Upper, offset)) => Some((&mut seen.upper, offset)),
+                None => None,
+            };
+            match bound {
+                Some((bound @ None, offset)) => {
+                    let offset = k.int(offset);
+                    *bound = Some(k.add(vars[1], offset));
+                }
+                _ if *term == AttnExpr::True => {}
+                _ => {
+                    let term = attn_bool(k, term, vars)?;
+                    seen.mask = Some(seen.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
                 }
             }
-            _ => {}
         }
+        Ok(seen)
     }
-    bounds
+}
+
+enum Side {
+    Lower,
+    Upper,
+}
+
+/// `key >= query + c` or `key < query + c` with its `c`, of the four comparisons that are one of them.
+fn bound(term: &AttnExpr) -> Option<(Side, i64)> {
+    let AttnExpr::Compare(op, key, limit) = term else { return None };
+    let offset = query_offset(limit).filter(|_| **key == AttnExpr::Var(AttnVar::Key))?;
+    match op {
+        Compare::Ge => Some((Side::Lower, offset)),
+        Compare::Gt => Some((Side::Lower, offset + 1)),
+        Compare::Lt => Some((Side::Upper, offset)),
+        Compare::Le => Some((Side::Upper, offset + 1)),
+        Compare::Eq | Compare::Ne => None,
+    }
 }
 
 /// `c` if the expression is `query + c` or `query - c`.
@@ -342,9 +371,55 @@ fn query_offset(e: &AttnExpr) -> Option<i64> {
     match e {
         AttnExpr::Var(AttnVar::Query) => Some(0),
         AttnExpr::Binary(op @ (Binary::Add | Binary::Sub), a, b) => match (&**a, &**b) {
-            (AttnExpr::Var(AttnVar::Query), AttnExpr::Const(c)) => Some(if *op == Binary::Add { *c as i64 } else { -(*c as i64) }),
+            (AttnExpr::Var(AttnVar::Query), AttnExpr::Const(c)) if c.fract() == 0.0 => {
+                Some(if *op == Binary::Add { *c as i64 } else { -(*c as i64) })
+            }
             _ => None,
         },
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bounds as offsets from the query, and whether there is a mask.
+    fn seen(mask: &AttnExpr) -> (Option<i64>, Option<i64>, bool) {
+        let mut k = KernelBuilder::default();
+        let vars = [0, 1, 2].map(|_| {
+            let v = k.var((0, 99));
+            k.var_expr(v)
+        });
+        let seen = Seen::new(&mut k, mask, &vars).unwrap();
+        let offset = |e: ExprId| match k.exprs.get(e) {
+            Expr::Binary(p::BinaryOp::Add, x, c) if x == vars[1] => match k.exprs.get(c) {
+                Expr::Int(c) => c,
+                other => panic!("{other:?}"),
+            },
+            _ if e == vars[1] => 0,
+            other => panic!("{other:?}"),
+        };
+        (seen.lower.map(offset), seen.upper.map(offset), seen.mask.is_some())
+    }
+
+    #[test]
+    fn masks_are_bounds_and_what_they_do_not_say() {
+        let var = |v| Box::new(AttnExpr::Var(v));
+        let key = |op, c: f64| {
+            let limit = AttnExpr::Binary(Binary::Add, var(AttnVar::Query), Box::new(AttnExpr::Const(c)));
+            AttnExpr::Compare(op, var(AttnVar::Key), Box::new(limit))
+        };
+        let and = |a, b| AttnExpr::Binary(Binary::And, Box::new(a), Box::new(b));
+        assert_eq!(seen(&AttnExpr::True), (None, None, false));
+        assert_eq!(seen(&AttnExpr::causal()), (None, Some(1), false));
+        assert_eq!(seen(&AttnExpr::causal_window(5)), (Some(-4), Some(1), false));
+        assert_eq!(seen(&and(key(Compare::Ge, -5.0), key(Compare::Lt, 6.0))), (Some(-5), Some(6), false));
+        // A second bound of a side, an alternative, a comparison for equality: masks.
+        assert_eq!(seen(&and(AttnExpr::causal(), key(Compare::Le, 3.0))), (None, Some(1), true));
+        assert_eq!(seen(&and(AttnExpr::causal(), key(Compare::Ne, -3.0))), (None, Some(1), true));
+        let either = AttnExpr::Binary(Binary::Or, Box::new(AttnExpr::causal()), Box::new(key(Compare::Ge, 9.0)));
+        assert_eq!(seen(&either), (None, None, true));
+        assert_eq!(seen(&and(either, key(Compare::Gt, -9.0))), (Some(-8), None, true));
     }
 }
