@@ -3,6 +3,7 @@
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
 //! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
 //! measured against four times the FMA peak; shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts weights and caches into large pages, as models have them.
 
 #[path = "../tests/kernel_harness/mod.rs"]
 mod kernel_harness;

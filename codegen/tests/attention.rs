@@ -482,6 +482,13 @@ fn hot_loop_asm() {
                     for l in &hot {
                         l.problems(pairs).into_iter().for_each(|p| fail(p, l.text()));
                     }
+                    // Steps of several columns and keys: beside 24 multiply-adds no more than 12 factors, 4 vectors and 3 that count.
+                    if cpu == "x86-64-v3" && kv == DType::F32 && pairs == 6 && head_dim != 80 {
+                        let sizes: Vec<_> = hot.iter().map(|l| (l.text().lines().count(), l.count("vfmadd"))).collect();
+                        if sizes.iter().filter(|(lines, products)| 24 * lines <= 43 * products).count() != 2 {
+                            fail(format!("instructions, multiply-adds: {sizes:?}"), asm.clone());
+                        }
+                    }
                 }
             }
         }

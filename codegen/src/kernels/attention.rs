@@ -15,7 +15,7 @@
 //!
 //! Bits: a score is one `fma` chain over d; the running sum is one chain per lane (key modulo lanes) over all keys; an output element
 //! is one chain over keys, rescaled at block borders (multiples of 256 from key 0). Keys that a row does not see add an exact zero,
-//! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
+//! blocks that it does not see multiply by an exact one, and a block that lies within a row's bounds is not compared with them. So a row has the same bits alone, in a tile of any shape, on any thread.
 //! V rows at or beyond the last key that the tile sees are never read: memory there may hold anything.
 //!
 //! With [`Compute::Bf16Dot`] queries and weights are rounded to bf16 and both products take two d, or two keys, a step: chains of the
