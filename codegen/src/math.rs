@@ -46,6 +46,7 @@ pub fn exp_of_negative<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
 }
 
 /// `2^x` from -1/2 to 1/2, relative error 1.1e-7; 1 at 0.
+#[expect(clippy::approx_constant, reason = "a coefficient of a fit is near ln 2")]
 const HALF_POWER: [f32; 6] = [1.0, 0.693_147, 0.240_222_42, 0.055_507_336, 0.009_671_513, 0.001_326_473_1];
 
 /// Adding it rounds to the nearest integer, in the low bits of the mantissa: 1.5 * 2^23.
@@ -78,7 +79,6 @@ pub fn sigmoid<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
 }
 
 /// `x (1 + erf(x / sqrt 2)) / 2`: absolute error below 7e-8 for `x < 0`, relative error below 3e-7 from -1 on; below -10 less than 1e-33 is left.
-#[expect(clippy::approx_constant, reason = "a coefficient of a fit is near ln 2")]
 pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());
     // The normal distribution below -a is 2^(a q(a)) / 2; weighted by its 0.85th power the error of a q(a) is below 3e-8 up to 9.
