@@ -15,7 +15,7 @@
 //!
 //! Bits: a score is one `fma` chain over d; the running sum is one chain per lane (key modulo lanes) over all keys; an output element
 //! is one chain over keys, rescaled at block borders (multiples of 256 from key 0). Keys that a row does not see add an exact zero,
-//! blocks that it does not see multiply by an exact one, and a block that lies within a row's bounds is not compared with them. So a row has the same bits alone, in a tile of any shape, on any thread.
+//! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
 //! V rows at or beyond the last key that the tile sees are never read: memory there may hold anything.
 //!
 //! With [`Compute::Bf16Dot`] queries and weights are rounded to bf16 and both products take two d, or two keys, a step: chains of the
@@ -83,7 +83,7 @@ const MAX_PAIRS: u32 = 6;
 /// the pieces of columns that [`Generator::values`] reads are no stream that a CPU follows. Five and six are more often a chunk of a prompt, whose
 /// chunks read a block again and again from a cache.
 const STREAMED_PAIRS: u32 = 4;
-/// Columns of a step over a score, keys of a step over values (or pairs of them): instructions beside the multiply-adds count, as in matmuls
+/// Columns in a step of [`Generator::scores`], keys in one of [`Generator::values`] (of both pairs with dots): instructions beside the multiply-adds count, as in matmuls
 /// (`microkernel::BLOCK_STEP`).
 const STEPS: i64 = 4;
 /// Keys per block.
@@ -471,8 +471,9 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`: masks and scales scores `begin .. end` (multiples of the
-    /// lanes) of the block's rows, pairs `first` and following; updates their maxima, sets `alpha`.
+    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`: of the block's rows, pairs `first` and following, scales scores
+    /// `begin .. end` (multiples of the lanes) and makes those minus infinity that the row does not see; updates their maxima, sets `alpha`.
+    /// Scores between a row's bounds, all of them, are not compared with them.
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     fn maxima(&self) -> Function<'c> {
