@@ -327,22 +327,22 @@ impl Seen {
                 terms.extend([&**b, &**a]);
                 continue;
             }
-            let bound = match bound(term) {
-                Some((Side::Lower, offset)) => Some((&mut seen.lower, offset)),
-                Some((Side::Upper, offset)) => Some((&mut seen.upper, offset)),
-                None => None,
-            };
-            match bound {
-                Some((bound @ None, offset)) => {
+            if *term == AttnExpr::True {
+                continue;
+            }
+            if let Some((side, offset)) = bound(term) {
+                let place = match side {
+                    Side::Lower => &mut seen.lower,
+                    Side::Upper => &mut seen.upper,
+                };
+                if place.is_none() {
                     let offset = k.int(offset);
-                    *bound = Some(k.add(vars[1], offset));
-                }
-                _ if *term == AttnExpr::True => {}
-                _ => {
-                    let term = attn_bool(k, term, vars)?;
-                    seen.mask = Some(seen.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
+                    *place = Some(k.add(vars[1], offset));
+                    continue;
                 }
             }
+            let term = attn_bool(k, term, vars)?;
+            seen.mask = Some(seen.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
         }
         Ok(seen)
     }
