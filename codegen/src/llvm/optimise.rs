@@ -1,7 +1,7 @@
 //! LLVM's middle-end pipeline: what generators leave to LLVM, and no more.
 //!
-//! Generators write vectors, register tiles and rotated loops themselves, so that most of `default<O3>` finds nothing to do in half of a
-//! build's time. Left are addresses (common subexpressions, constants taken out of them, invariant ones moved out of loops), small helpers to
+//! Generators write vectors, register tiles and rotated loops themselves: most of `default<O3>`, about half of LLVM's time, finds nothing to
+//! do. Left are addresses (common subexpressions, constants taken out of them, invariant ones moved out of loops), small helpers to
 //! inline, scalar tails, and the steps of short loops.
 
 use crate::error::Error;
@@ -9,8 +9,7 @@ use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::TargetMachine;
 
-/// Pass by pass; `LEVEL` is that of `-O`. `reassociate` shares parts of addresses among the streams of a panel (3 % of the instructions of
-/// one row of codes), `slp-vectorizer` joins scalar code of a few elements.
+/// Pass by pass; `LEVEL` is that of `-O`. Without `reassociate` one row of int8 runs 2 % more instructions; docs/benchmarks.md, "LLVM's passes".
 const PIPELINE: &str = "cgscc(inline),globaldce,function(\
     sroa,early-cse<memssa>,simplifycfg,instcombine<no-verify-fixpoint>,reassociate,\
     loop-mssa(licm),gvn,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),\
