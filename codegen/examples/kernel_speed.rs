@@ -392,7 +392,6 @@ fn attend(
         scales,
         tile_rows,
         exprs: e,
-        layer_ints: vec![],
         head_var: VarId(0),
         query_var: VarId(1),
         key_var: VarId(2),

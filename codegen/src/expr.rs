@@ -37,7 +37,7 @@ pub fn types(exprs: &Exprs, operands: &[DType]) -> Result<Vec<Type>, (ExprId, St
             ty.ok_or_else(|| (id, format!("uses e{} before it is defined", e.0)))
         };
         let ty = match *node {
-            Expr::Int(_) | Expr::Var(_) | Expr::PagesPerSlot | Expr::LayerInt(_) => Type::Int,
+            Expr::Int(_) | Expr::Var(_) | Expr::PagesPerSlot => Type::Int,
             Expr::Float(_) | Expr::Scalar(_) | Expr::Acc(_) | Expr::Score => Type::Float,
             Expr::Load(operand, index) => {
                 if get(index)? != Type::Int {
@@ -136,6 +136,26 @@ fn free_vars(exprs: &Exprs) -> Vec<(Vec<VarId>, bool)> {
     list
 }
 
+/// Loads below `roots` that read other elements for every `row` and `col`, as operand and index. Those with an index from memory, and within folds, are
+/// left out.
+pub fn loads_by_row_and_col(exprs: &Exprs, roots: &[ExprId], (row, col): (VarId, VarId)) -> Vec<(OperandId, ExprId)> {
+    fn loads(exprs: &Exprs, id: ExprId) -> Vec<(OperandId, ExprId)> {
+        let node = exprs.get(id);
+        match node {
+            Expr::Load(operand, index) if loads(exprs, index).is_empty() => vec![(operand, index)],
+            Expr::Load(_, index) => loads(exprs, index),
+            Expr::Fold { .. } => vec![],
+            _ => children(&node).into_iter().flat_map(|child| loads(exprs, child)).collect(),
+        }
+    }
+    let free = free_vars(exprs);
+    let by_both = |index: ExprId| [row, col].iter().all(|v| free[index.index()].0.contains(v));
+    let mut found: Vec<_> = roots.iter().flat_map(|&root| loads(exprs, root)).filter(|l| by_both(l.1)).collect();
+    found.sort();
+    found.dedup();
+    found
+}
+
 fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
@@ -149,8 +169,6 @@ pub struct Scope<'a, 'c> {
     pub operands: &'a [Operand],
     /// Their base addresses.
     pub bases: Vec<Value<'c>>,
-    /// `LayerInt` values (i64).
-    pub layer_ints: Vec<Value<'c>>,
     /// `ctx.pages_per_slot` (i64).
     pub pages_per_slot: Value<'c>,
     /// Variables outside the point (i64) and a number that divides each (1: nothing known, 0: is zero).
@@ -270,6 +288,11 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
             other => panic!("expression {} is not uniform: {other:?}", id.0),
         }
     }
+    /// Address of an operand's element; the index must not depend on the point, or the point has one lane.
+    pub fn address(&self, operand: OperandId, index: ExprId) -> Value<'c> {
+        let operand = operand.index();
+        self.fb.index(self.scope.bases[operand], self.int(index), self.scope.operands[operand].dtype.size())
+    }
     /// Stores values to their operands for all active lanes; everything is loaded before the first store.
     pub fn store(&self, stores: &[Store]) {
         let value = |s: &Store| match self.scope.exprs.get(s.value) {
@@ -343,7 +366,6 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
             }
             Expr::Scalar(s) => uniform(*self.scope.scalars.get(&s).unwrap_or_else(|| panic!("scalar {} has no value", s.0))),
             Expr::PagesPerSlot => uniform(self.scope.pages_per_slot),
-            Expr::LayerInt(i) => uniform(self.scope.layer_ints[i as usize]),
             Expr::Acc(way) => Val::Lanes(self.point.acc[way as usize]),
             Expr::Score => Val::Lanes(self.point.score.expect("score outside attention")),
             Expr::Load(operand, index) => {

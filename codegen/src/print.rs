@@ -176,7 +176,7 @@ fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
 fn loops(out: &mut String, nest: &LoopNest) -> fmt::Result {
     let outer: Vec<_> = nest.outer.iter().map(|(v, e)| format!("v{} < {e}", v.0)).collect();
     writeln!(out, "for ({}) {{", outer.join(", "))?;
-    tables(out, &nest.operands, &nest.layer_ints)?;
+    operands(out, &nest.operands)?;
     let mut roots = vec![];
     for stage in &nest.stages {
         match &stage.kind {
@@ -201,12 +201,9 @@ fn loops(out: &mut String, nest: &LoopNest) -> fmt::Result {
     writeln!(out, "}}")
 }
 
-fn tables(out: &mut String, operands: &[Operand], layer_ints: &[Vec<i64>]) -> fmt::Result {
+fn operands(out: &mut String, operands: &[Operand]) -> fmt::Result {
     for (i, o) in operands.iter().enumerate() {
         writeln!(out, "  o{i} = {o}")?;
-    }
-    for (i, t) in layer_ints.iter().enumerate() {
-        writeln!(out, "  layer_int {i} = {t:?}")?;
     }
     Ok(())
 }
@@ -240,7 +237,7 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
         loops(&mut text, nest)?;
         write!(out, "  {}", indent(&text, 2))?;
     }
-    tables(out, &m.operands, &[])?;
+    operands(out, &m.operands)?;
     let roots: Vec<_> = m.stores.iter().flat_map(|s| [s.index, s.value]).collect();
     let text = Text::new(&m.exprs, &roots);
     text.names(out)?;
@@ -263,7 +260,6 @@ fn attention(out: &mut String, a: &Attention) -> fmt::Result {
     let scales = a.scales.map_or(String::new(), |at| format!(", scales {at}"));
     let (page, head, v) = (a.page_bytes, a.head_bytes, a.v_offset);
     writeln!(out, "  cache {} {{page {page}, head {head}, v {v}{scales}}} at {:?}", a.kv_dtype, a.state_offsets)?;
-    tables(out, &[], &a.layer_ints)?;
     let optional = [("key_lower", a.key_lower), ("key_upper", a.key_upper), ("mask", a.mask)];
     let mut roots = vec![a.score];
     roots.extend(optional.iter().filter_map(|o| o.1));
@@ -378,7 +374,6 @@ impl<'a> Text<'a> {
             Expr::Var(v) => format!("v{}", v.0),
             Expr::Scalar(s) => format!("s{}", s.0),
             Expr::PagesPerSlot => "pages_per_slot".into(),
-            Expr::LayerInt(i) => format!("layer_int({i})"),
             Expr::Acc(way) => format!("acc{way}"),
             Expr::Score => "score".into(),
             Expr::Load(o, index) => format!("o{}[{}]", o.0, plain(index)),

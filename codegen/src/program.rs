@@ -445,8 +445,6 @@ pub enum Expr {
     Scalar(ScalarId),
     /// `ctx.pages_per_slot` (i64).
     PagesPerSlot,
-    /// Per-layer i64 constant: `layer_ints[id][layer]` of the kernel.
-    LayerInt(u32),
     /// Matmul epilogue: accumulator of this row and column, way 0 or 1 (f32).
     Acc(u32),
     /// Attention: the raw score q . k of this (query, key) (f32).
@@ -616,8 +614,6 @@ pub struct LoopNest {
     pub operands: Vec<Operand>,
     /// Expressions.
     pub exprs: Exprs,
-    /// Per-layer integer constants: `layer_ints[i][layer]`, see [`Expr::LayerInt`].
-    pub layer_ints: Vec<Vec<i64>>,
     /// Executed in order.
     pub stages: Vec<Stage>,
 }
@@ -840,8 +836,6 @@ pub struct Attention {
     pub tile_rows: u32,
     /// Expressions of score and mask.
     pub exprs: Exprs,
-    /// Per-layer integer constants for `LayerInt`.
-    pub layer_ints: Vec<Vec<i64>>,
     /// Variables of the expressions (i64).
     pub head_var: VarId,
     /// Query's place: `ctx.kv_index[row]`.

@@ -68,7 +68,6 @@ struct Context<'a> {
     /// Bounds of variables, inclusive.
     vars: HashMap<VarId, (i64, i64)>,
     scalars: HashSet<ScalarId>,
-    layer_ints: usize,
     ways: u32,
     score: bool,
 }
@@ -162,15 +161,12 @@ impl<'a> Verifier<'a> {
     /// `outer`: bounds of the outer variables where a matmul sets them.
     fn nest(&mut self, nest: &'a LoopNest, outer: Option<&[i64]>, layers: usize) {
         self.operands(&nest.operands, layers);
-        for (i, t) in nest.layer_ints.iter().enumerate() {
-            self.table(&format!("layer_int {i}"), t.len(), layers);
-        }
         if let Some(outer) = outer {
             self.check(outer.len() == nest.outer.len(), || {
                 format!("a nest of a matmul has {} outer variables, not {}", nest.outer.len(), outer.len())
             });
         }
-        let mut place = Context { operands: nest.operands.iter().collect(), layer_ints: nest.layer_ints.len(), ..Default::default() };
+        let mut place = Context { operands: nest.operands.iter().collect(), ..Default::default() };
         for (i, (var, extent)) in nest.outer.iter().enumerate() {
             let n = outer.and_then(|o| o.get(i).copied()).unwrap_or_else(|| self.extent(*extent));
             self.check(!place.vars.contains_key(var), || format!("v{} is bound twice", var.0));
@@ -235,7 +231,6 @@ impl<'a> Verifier<'a> {
         match node {
             Expr::Var(v) => self.check(place.vars.contains_key(&v), || format!("v{} is not bound here", v.0)),
             Expr::Scalar(s) => self.check(place.scalars.contains(&s), || format!("s{} is used before its reduction", s.0)),
-            Expr::LayerInt(i) => self.check((i as usize) < place.layer_ints, || format!("layer_int({i}) does not exist")),
             Expr::Acc(way) => self.check(way < place.ways, || format!("acc{way} does not exist here")),
             Expr::Score => self.check(place.score, || "score outside attention".into()),
             Expr::Binary(BinaryOp::Div | BinaryOp::Rem, _, b) => {
@@ -448,9 +443,6 @@ impl<'a> Verifier<'a> {
         self.operand("q", &a.q, layers);
         self.operand("out", &a.out, layers);
         self.table("state_offsets", a.state_offsets.len(), layers);
-        for (i, t) in a.layer_ints.iter().enumerate() {
-            self.table(&format!("layer_int {i}"), t.len(), layers);
-        }
         let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.head_dim > 0 && a.tile_rows > 0;
         self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.head_dim));
         let last = |row: u32, head: u32| {
@@ -470,8 +462,8 @@ impl<'a> Verifier<'a> {
         self.check(scales, || format!("a cache of {} with scales at {:?}", a.kv_dtype, a.scales));
         let pages = a.v_offset >= half && a.head_bytes >= end && a.page_bytes >= u64::from(a.kv_heads) * a.head_bytes;
         self.check(pages, || format!("a page of {} bytes is too small or overlaps", a.page_bytes));
-        let mut place = Context { layer_ints: a.layer_ints.len(), score: true, ..Default::default() };
-        let mut bound = Context { layer_ints: a.layer_ints.len(), ..Default::default() };
+        let mut place = Context { score: true, ..Default::default() };
+        let mut bound = Context::default();
         let unknown = (i64::MIN, i64::MAX);
         bound.vars.insert(a.query_var, unknown);
         place.vars.extend([(a.head_var, unknown), (a.query_var, unknown), (a.key_var, unknown)]);

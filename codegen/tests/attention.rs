@@ -114,9 +114,8 @@ impl Case {
         let next = e.binary(BinaryOp::Add, query, one);
         let (key_lower, key_upper) = match self.mask {
             Mask::Causal | Mask::Except(_) => (None, Some(next)),
-            Mask::Window(_) => {
-                // The window comes from a table by layer.
-                let window = e.add(Expr::LayerInt(0));
+            Mask::Window(window) => {
+                let window = e.int(window);
                 (Some(e.binary(BinaryOp::Sub, next, window)), Some(next))
             }
             Mask::Full => (None, None),
@@ -129,7 +128,6 @@ impl Case {
             }
             _ => None,
         };
-        let window = if let Mask::Window(w) = self.mask { w } else { 0 };
         let kernel = Attention {
             q: Operand { place: Place::Buffer(BufferId(0)), dtype: self.q },
             q_stride: self.q_stride(),
@@ -148,7 +146,6 @@ impl Case {
             scales: self.scales(),
             tile_rows: self.tile_rows,
             exprs: e,
-            layer_ints: vec![vec![3, window]],
             head_var,
             query_var,
             key_var,

@@ -60,7 +60,6 @@ fn norms(n: u32, stride: u32, dtype: DType) -> LoopNest {
             buffer(3, DType::F32),
         ],
         exprs: e.0,
-        layer_ints: vec![],
         stages: vec![
             reduce(1, n, ReduceOp::Sum, xx, 0),
             stores(1, n, vec![store(2, at, rms)]),
@@ -179,12 +178,10 @@ fn rope_and_append() {
         let block = e.at(block, hd.into(), d);
         let lane = e.rem_int(in_page, 16);
         let inner = e.at(block, 16, lane);
-        let layer_offset = e.0.add(Expr::LayerInt(0));
         let index = e.mul_int(page, page_elements);
         let of_head = e.mul_int(head, 256 * i64::from(hd));
         let index = e.add(index, of_head);
         let index = e.add(index, inner);
-        let index = e.add(index, layer_offset);
         let nest = LoopNest {
             outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(heads))],
             operands: vec![
@@ -199,7 +196,6 @@ fn rope_and_append() {
                 operand(Place::Buffer(BufferId(1)), DType::F32),
             ],
             exprs: e.0,
-            layer_ints: vec![vec![0, 32, 7]],
             stages: vec![stores(2, hd, vec![store(1, index, value), store(8, own_at, value)])],
         };
         let (rows, positions) = (5usize, 300usize);
@@ -229,7 +225,7 @@ fn rope_and_append() {
         Memory::put_floats(&mut memory.arena, 0, DType::F32, &x);
         for isa in support::isas() {
             let compiled = build(&p, &isa);
-            for (layer, bytes, elements) in [(0, 0u64, 0usize), (1, 64, 32), (2, 4096, 7)] {
+            for (layer, bytes) in [(0, 0u64), (1, 64), (2, 4096)] {
                 let mut memory = memory.clone();
                 compiled.kernel(0, &mut memory, 3, layer);
                 for row in 0..rows {
@@ -252,7 +248,7 @@ fn rope_and_append() {
                         let cached: Vec<f32> = (0..hd as usize)
                             .map(|d| {
                                 let inner = (kv % 256 / 16 * hd as usize + d) * 16 + kv % 16;
-                                let index = page * page_elements as usize + head * 256 * hd as usize + inner + elements;
+                                let index = page * page_elements as usize + head * 256 * hd as usize + inner;
                                 Memory::get_floats(&memory.state, bytes + 2 * index as u64, DType::Bf16, 1)[0]
                             })
                             .collect();
@@ -305,7 +301,6 @@ fn embedding_from_plain_and_panels() {
                 operand(Place::Buffer(BufferId(panelled.into())), DType::F32),
             ],
             exprs: e.0,
-            layer_ints: vec![],
             stages: vec![stores(1, dim, vec![store(3, at, value)])],
         }
     };
@@ -376,9 +371,6 @@ fn pooling_by_folds_in_a_layer_loop() {
     let both = e.bin(BinaryOp::And, is_odd, late);
     let two = e.float(2.0);
     let chosen = e.select(both, two, most);
-    let layer = e.0.add(Expr::LayerInt(0));
-    let layer = e.un(UnaryOp::IntToFloat, layer);
-    let mean = e.mul(mean, layer);
     // Output rows: mean, then the other; accumulated over layers.
     let first = e.at(run, 2 * stride, d);
     let width = e.int(stride);
@@ -399,7 +391,6 @@ fn pooling_by_folds_in_a_layer_loop() {
             operand(Place::Buffer(BufferId(1)), DType::F32),
         ],
         exprs: e.0,
-        layer_ints: vec![vec![1, 10, 5]],
         stages: vec![stores(1, n, vec![store(2, first, mean), store(2, second, chosen), store(3, reversed, chosen)])],
     };
     let list = buffers(&[("x", DType::F32, 8, 64), ("reversed", DType::F32, 8, 64)]);
@@ -422,7 +413,7 @@ fn pooling_by_folds_in_a_layer_loop() {
         for run in 0..3usize {
             let rows = memory.run_begin[run] as usize..memory.run_begin[run + 1] as usize;
             let column = |d: usize| rows.clone().map(move |r| r * 64 + d);
-            let mean: Vec<f64> = (0..45).map(|d| 16.0 * column(d).map(|i| f64::from(x[i])).sum::<f64>() / rows.len() as f64).collect();
+            let mean: Vec<f64> = (0..45).map(|d| 3.0 * column(d).map(|i| f64::from(x[i])).sum::<f64>() / rows.len() as f64).collect();
             let chosen: Vec<f64> = (0..45)
                 .map(|d| if d % 2 == 1 && d >= 20 { 2.0 } else { column(d).map(|i| f64::from(x[i])).fold(f64::MIN, f64::max) })
                 .collect();

@@ -225,7 +225,6 @@ impl Case {
             outer: vec![(VarId(0), Extent::Rows)],
             operands: vec![Operand { place: Place::Buffer(BufferId(0)), dtype }, Operand { place: Place::Private(64), dtype }],
             exprs: e,
-            layer_ints: vec![],
             stages: vec![Stage {
                 var: VarId(1),
                 range: 0..self.k,
@@ -251,7 +250,6 @@ impl Case {
             outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(self.groups - 1))],
             operands: vec![Operand { place: Place::Buffer(BufferId(2)), dtype: self.out }],
             exprs: e,
-            layer_ints: vec![],
             stages: vec![Stage {
                 var: VarId(2),
                 range: 0..self.group_cols,
@@ -825,6 +823,30 @@ fn prefetches_and_ways_by_the_number_of_rows() {
             assert!(l.count(caches[0]) > 0 && l.count(caches[1]) == 0, "{m} rows: {}", l.text());
             let weights = l.lines.iter().filter(|line| line.starts_with("vmov") && line.contains(&second_way)).count();
             assert_eq!(weights > 0, ways == 2, "{m} rows: {}", l.text());
+        }
+    }
+}
+
+/// Blocks of rows ask for the lines of a residual before their arithmetic; where the epilogue reads nothing by row and column, there is nothing to ask for.
+#[test]
+fn residuals_are_asked_for() {
+    for (triple, cpu, prefetch) in
+        [(HOST_TRIPLE, "znver4", "prefetcht1"), (HOST_TRIPLE, "x86-64-v3", "prefetcht1"), (ARM, "neoverse-v1", "prfm")]
+    {
+        let isa = Isa::lookup(triple, cpu, &[]).unwrap();
+        for epilogue in [Epilogue::Plain, Epilogue::BiasResidual, Epilogue::SiluGate] {
+            let (program, kernel) = Case { epilogue, ..Case::new(&isa, DType::F32) }.program(&isa);
+            let asm = assembly(&isa, &program, &kernel);
+            let body = |name: String| asm.split_once(&format!("\n{name}:")).map(|(_, rest)| rest.split_once(".Lfunc_end").unwrap().0);
+            let block = body(format!("kernel.block{}", isa.tile_rows)).unwrap();
+            let (function, calls) = (body("kernel.ahead".into()), block.matches("kernel.ahead").count());
+            let what = format!("{cpu}, {epilogue:?}: {calls} calls of\n{}", function.unwrap_or("nothing"));
+            if epilogue == Epilogue::BiasResidual {
+                let lines = function.expect(&what).matches(prefetch).count();
+                assert!(calls == 1 && lines > 0 && lines.is_multiple_of(isa.panel_nr.div_ceil(16) as usize), "{what}");
+            } else {
+                assert!(function.is_none() && calls == 0, "{what}");
+            }
         }
     }
 }

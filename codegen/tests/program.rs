@@ -46,7 +46,6 @@ fn sample() -> Program {
                 operand(Place::Weight(WeightId(0)), DType::F32),
             ],
             exprs: e.0,
-            layer_ints: vec![],
             stages: vec![reduce(1, 64, ReduceOp::Sum, xx, 0), stores(1, 64, vec![store(1, at, y)])],
         }
     };
@@ -77,8 +76,6 @@ fn sample() -> Program {
         let lane = e.rem_int(place, 16);
         let index = e.at(block, 32, d);
         let index = e.at(index, 16, lane);
-        let window = e.0.add(Expr::LayerInt(0));
-        let index = e.add(index, window);
         LoopNest {
             outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(2))],
             operands: vec![
@@ -87,7 +84,6 @@ fn sample() -> Program {
                 operand(Place::State(vec![0, 65536]), DType::F32),
             ],
             exprs: e.0,
-            layer_ints: vec![vec![0, 5]],
             stages: vec![stores(2, 32, vec![store(2, index, value)])],
         }
     };
@@ -152,7 +148,6 @@ fn sample() -> Program {
             scales: None,
             tile_rows: 8,
             exprs: e.0,
-            layer_ints: vec![],
             head_var: VarId(0),
             query_var: VarId(1),
             key_var: VarId(2),
@@ -210,9 +205,8 @@ fn text_form() {
               o0 = b2: f32
               o1 = table.kv_index: i32
               o2 = state + [0, 65536]: f32
-              layer_int 0 = [0, 5]
               e12 = o1[v0]
-              store v2 in 0..32: o2[(e12 / 16 * 32 + v2) * 16 + e12 % 16 + layer_int(0)] = o0[v0 * 192 + (v1 * 32 + v2 + 64)]
+              store v2 in 0..32: o2[(e12 / 16 * 32 + v2) * 16 + e12 % 16] = o0[v0 * 192 + (v1 * 32 + v2 + 64)]
             }
           }
           region r2 layers.attention = attention f32 {heads 2, kv_heads 2, head_dim 32, tile_rows 8} {

@@ -25,7 +25,6 @@ fn softmax() -> Program {
         outer: vec![(VarId(0), Extent::Rows)],
         operands: vec![operand(Place::Buffer(BufferId(0)), DType::F32), operand(Place::Buffer(BufferId(1)), DType::Bf16)],
         exprs: e.0,
-        layer_ints: vec![],
         stages: vec![reduce(1, 90, ReduceOp::Max, x, 0), reduce(1, 90, ReduceOp::Sum, exp, 1), stores(1, 90, vec![store(1, at, value)])],
     };
     let mut p = program(buffers(&[("x", DType::F32, 8, 96), ("y", DType::Bf16, 8, 96)]), vec![], vec![nest.clone(), nest]);
@@ -271,7 +270,6 @@ fn indices_become_vector_accesses() {
             weight(1),
         ],
         exprs: e.0,
-        layer_ints: vec![],
         stages: vec![stores(2, 64, vec![store(1, to, sum)])],
     };
     let table = |name: &str, at| Weight { name: name.into(), dtype: DType::F32, layout: Layout::Plain, offsets: vec![at] };

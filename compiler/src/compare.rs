@@ -120,7 +120,8 @@ fn next_tokens(exes: &[Executable; 2], text: &Path, options: &Compare, progress:
     let [a, b] = exes.each_ref().map(|exe| &exe.manifest);
     same(&exes[1], "vocabulary", a.vocab_size, b.vocab_size)?;
     let window = options.window.unwrap_or(WINDOW.min(a.ctx_size).min(b.ctx_size));
-    let mut args: Vec<OsString> = vec!["perplexity".into(), "-f".into(), text.into(), "-c".into(), window.to_string().into()];
+    let mut args: Vec<OsString> =
+        vec!["perplexity".into(), "--quiet".into(), "-f".into(), text.into(), "-c".into(), window.to_string().into()];
     args.extend(flag("--chunks", options.chunks).chain(flag("-t", options.threads)));
     both(exes, &args, Channel::Logits, progress, score)
 }
@@ -134,7 +135,7 @@ fn embeddings(exes: &[Executable; 2], text: &Path, options: &Compare, progress: 
     if lines == 0 {
         return Err(Error::usage(format!("{}: expected a text on each line, found none", text.display())));
     }
-    let mut args: Vec<OsString> = vec!["embed".into(), "-f".into(), text.into()];
+    let mut args: Vec<OsString> = vec!["embed".into(), "--quiet".into(), "-f".into(), text.into()];
     args.extend(flag("-t", options.threads));
     both(exes, &args, Channel::Stdout, progress, |pipes, progress| cosines(pipes, lines, progress))
 }

@@ -482,6 +482,9 @@ impl Build {
         if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
             return Err(Error::usage("-o and --emit exe=PATH name the executable twice"));
         }
+        if exe.is_some_and(|e| e.path.is_some()) && self.stop_after.is_some() {
+            return Err(Error::usage("--emit exe=PATH writes an executable, which --stop-after rules out"));
+        }
         if self.dry_run && self.dump_dir.is_some() {
             return Err(Error::usage("--dump-dir writes files, which --dry-run rules out"));
         }
@@ -695,6 +698,8 @@ mod tests {
             assert_eq!(code(fine), 0, "{fine}");
         }
         assert_eq!(build("--model m").unwrap_err().exit_code(), 2);
+        assert_eq!(build("--model m --emit exe=x --stop-after trace").unwrap_err().exit_code(), 2);
+        assert!(build("--model m --emit exe=x").is_ok());
         assert!(build("--model m --dry-run").is_ok() && build("--model m --stop-after trace").is_ok());
     }
 }

@@ -189,6 +189,21 @@ fn company_of_an_encoder() {
     assert_eq!(found, alone[2][2 * 60..3 * 60], "executable and step interface");
 }
 
+/// `-O0` runs no pass of LLVM and the fewest of ours: the same model in other code.
+#[test]
+fn levels_of_optimisation() {
+    for (model, prompt) in [("qwen3", "5,9,33,7,61,2,2,90,14"), ("granite", "3,17,40,8")] {
+        let prompt: Vec<u32> = prompt.split(',').map(|id| id.parse().unwrap()).collect();
+        let [plain, fast] = ["-O0", "-O3"].map(|level| build(&golden(model), &format!("--no-tokenizer --buckets 1,8 {level}")));
+        let (plain_logits, fast_logits) = (plain.logits(&prompt, &[]), fast.logits(&prompt, &[]));
+        assert_eq!(plain_logits.len(), fast_logits.len());
+        let distance = plain_logits.iter().zip(&fast_logits).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(distance <= 1e-4, "{model}: logits differ by {distance}");
+        let greedy = |exe: &Exe| exe.greedy(&prompt, 12, &[]);
+        assert_eq!(greedy(&plain), greedy(&fast), "{model}");
+    }
+}
+
 fn copy_dir(from: &Path, to: &Path) {
     std::fs::create_dir_all(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap().flatten() {

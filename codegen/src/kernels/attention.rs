@@ -349,7 +349,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         let k = self.kernel;
         let q = call.base(&k.q.place);
         let kv_index = call.base(&Place::Table(Table::KvIndex));
-        let scope = call.scope(&[], &k.exprs, &k.layer_ints);
+        let scope = call.scope(&[], &k.exprs);
         let bound = |e: ExprId, query: Value<'c>, head: Value<'c>| {
             let mut scope = scope.clone();
             scope.set(k.query_var, query);
@@ -485,7 +485,7 @@ impl<'a, 'c> Generator<'a, 'c> {
             let k = self.kernel;
             let lanes = self.lanes;
             let vector = Ty::vec(Elem::F32, lanes);
-            let scope = Call::new(fb, self.program, args).scope(&[], &k.exprs, &k.layer_ints);
+            let scope = Call::new(fb, self.program, args).scope(&[], &k.exprs);
             let group = fb.int(self.group);
             let point = |key: Value<'c>, score: Value<'c>| Point {
                 var: Some(k.key_var),

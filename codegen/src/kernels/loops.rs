@@ -43,7 +43,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, symbol: &str, nest:
 
 /// Resolves a nest's operands at the builder's position.
 pub fn bind<'a, 'c>(call: &Call<'_, '_, 'c>, nest: &'a LoopNest) -> Scope<'a, 'c> {
-    call.scope(&nest.operands, &nest.exprs, &nest.layer_ints)
+    call.scope(&nest.operands, &nest.exprs)
 }
 
 /// All stages for given values of the outer variables (i64).

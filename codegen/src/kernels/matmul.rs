@@ -12,6 +12,7 @@
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
+//! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
 //! ```
 //!
 //! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and
@@ -25,10 +26,10 @@
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
 
-use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
+use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, L2, LINE_WORDS, Microkernel, Start, Walk};
 use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, loops, mmla, quantise};
 use crate::error::Error;
-use crate::expr::{Eval, Point};
+use crate::expr::{Eval, Point, loads_by_row_and_col};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Coding, Compute, DType, Matmul, Place, Program, Quantise};
@@ -40,12 +41,13 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let blocks = Blocks::new(mb.isa(), program, kernel);
     let generator = Generator { mb, program, kernel, name, dtype: weight_type(program, kernel) };
     let epilogue = generator.epilogue();
+    let ahead = generator.ahead();
     let rows = program.capacity(kernel.rows);
     let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
     let blocked = blocks.map(|blocks| {
         // Balanced blocks of more than mr rows have at least half of mr.
         let least = kernel.tile.mr.div_ceil(2);
-        let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue)).collect();
+        let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
         match blocks.widen {
             true => Blocked { blocks, least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
             false => Blocked { blocks, least, rows: rows(Weights::Stored), first: None },
@@ -511,7 +513,14 @@ impl<'c> Generator<'_, 'c> {
 
     /// `block.m(.., a, w, widened, kb, k, tiles, row, first_panel, last_panel, ahead, ahead_part)`: block `kb` of k of the `m` rows at `a`
     /// times the panels from `w` on, and the epilogue after the last block of k.
-    fn block(&self, m: u32, blocks: &Blocks, weights: Weights, epilogue: &Function<'c>) -> Function<'c> {
+    fn block(
+        &self,
+        m: u32,
+        blocks: &Blocks,
+        weights: Weights,
+        epilogue: &Function<'c>,
+        epilogue_ahead: Option<&Function<'c>>,
+    ) -> Function<'c> {
         let own = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
         let params = [&KERNEL_PARAMS[..], &own].concat();
         let name = format!("{}.{}{m}", self.name, if weights == Weights::Widen { "widen" } else { "block" });
@@ -538,6 +547,16 @@ impl<'c> Generator<'_, 'c> {
                 let w = fb.offset(w, fb.mul_int(panel, (micro.panel_bytes * u64::from(panels.ways)) as i64));
                 let ahead = fb.offset(ahead, fb.mul_int(panel, self.panel_bytes()));
                 let widened = fb.offset(widened, fb.mul_int(panel, (blocks.widened_panel * u64::from(panels.ways)) as i64));
+                let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
+                let at_last = |then: &dyn Fn()| match blocks.count {
+                    1 => then(),
+                    n => fb.if_(fb.cmp(Cmp::Eq, kb, fb.int(i64::from(n) - 1)), then),
+                };
+                if let Some(function) = epilogue_ahead {
+                    at_last(&|| {
+                        fb.call(function, &[call, &[row, fb.int(m.into()), column]].concat());
+                    });
+                }
                 self.pieces(&micro, walk, fb, (a, w, tile), |at, way, piece| {
                     let start = if one_tile.is_some() { Start::Zero } else { Start::Tile { keep } };
                     let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
@@ -551,14 +570,9 @@ impl<'c> Generator<'_, 'c> {
                     });
                     micro.emit(fb, walk, at, steps, start, feed, widened);
                 });
-                let finish = || {
-                    let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
+                at_last(&|| {
                     fb.call(epilogue, &[call, &[tile, row, fb.int(m.into()), column, fb.int(panels.nr.into())]].concat());
-                };
-                match blocks.count {
-                    1 => finish(),
-                    n => fb.if_(fb.cmp(Cmp::Eq, kb, fb.int(i64::from(n) - 1)), finish),
-                }
+                });
             });
         })
     }
@@ -588,6 +602,36 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
+    /// `ahead(.., row, rows, column)`: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart for prefetchers. None: it
+    /// reads nothing by row and column.
+    fn ahead(&self) -> Option<Function<'c>> {
+        let kernel = self.kernel;
+        let values: Vec<_> = kernel.stores.iter().map(|s| s.value).collect();
+        let loads = loads_by_row_and_col(&kernel.exprs, &values, (kernel.row, kernel.col));
+        if loads.is_empty() {
+            return None;
+        }
+        let params = [&KERNEL_PARAMS[..], &[Ty::I64, Ty::I64, Ty::I64]].concat();
+        Some(self.mb.define(&format!("{}.ahead", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [row, rows, column] = *rest else { unreachable!() };
+            let scope = Call::new(fb, self.program, call).scope(&kernel.operands, &kernel.exprs);
+            fb.for_(row, fb.add(row, rows), 1, |row| {
+                let mut scope = scope.clone();
+                scope.set(kernel.row, row);
+                for &(operand, index) in &loads {
+                    let line = LINE_WORDS * 4 / kernel.operands[operand.index()].dtype.size() as u32;
+                    for c in (0..kernel.panels.nr).step_by(line as usize) {
+                        let first = fb.add_int(column, c.into());
+                        let point =
+                            Point { var: Some(kernel.col), first, divisor: line.into(), lanes: 1, active: 1, acc: vec![], score: None };
+                        fb.prefetch(Eval::new(fb, &scope, point).address(operand, index), L2);
+                    }
+                }
+            });
+        }))
+    }
+
     /// `epilogue(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
     fn epilogue(&self) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
@@ -597,7 +641,7 @@ impl<'c> Generator<'_, 'c> {
             let [tile, row, rows, column, columns] = *rest else { unreachable!() };
             let kernel = self.kernel;
             let call = Call::new(fb, self.program, call);
-            let scope = call.scope(&kernel.operands, &kernel.exprs, &[]);
+            let scope = call.scope(&kernel.operands, &kernel.exprs);
             let lanes = fb.lanes();
             // Scales of whole columns lie behind the codes of each panel.
             let panels = &kernel.panels;

@@ -29,7 +29,7 @@ pub(super) const L2: u32 = 2;
 /// Locality argument of a prefetch into L1.
 const L1: u32 = 3;
 /// 32-bit words of a cache line.
-const LINE_WORDS: u32 = 16;
+pub(super) const LINE_WORDS: u32 = 16;
 /// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
 const PAGE: u32 = 4096;
 /// Pages of a prefetch window, see [`window_line`].

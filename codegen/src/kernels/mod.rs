@@ -117,12 +117,11 @@ impl<'s, 'm, 'c> Call<'s, 'm, 'c> {
     }
 
     /// Resolves what expressions need, at the builder's position (best in the kernel's entry). Variables are set by the caller.
-    pub fn scope<'a>(&self, operands: &'a [Operand], exprs: &'a Exprs, layer_ints: &[Vec<i64>]) -> Scope<'a, 'c> {
+    pub fn scope<'a>(&self, operands: &'a [Operand], exprs: &'a Exprs) -> Scope<'a, 'c> {
         Scope {
             exprs,
             operands,
             bases: operands.iter().map(|o| self.base(&o.place)).collect(),
-            layer_ints: layer_ints.iter().map(|table| self.per_layer(table)).collect(),
             pages_per_slot: self.u32_field(field::PAGES_PER_SLOT),
             vars: Default::default(),
             scalars: Default::default(),

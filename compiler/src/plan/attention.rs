@@ -58,7 +58,7 @@ impl Plan<'_> {
                 Ok(vec![Store { operand, index, value: scale }])
             })?;
         }
-        Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, layer_ints: vec![], stages: k.stages })
+        Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, stages: k.stages })
     }
 
     pub(super) fn kv_layout(&self, frame: &Frame<'_>, state: StateId) -> KvLayout {
@@ -133,7 +133,7 @@ impl Plan<'_> {
             scales: layout.scales,
             tile_rows: self.program.tile_rows,
             exprs: k.exprs,
-            layer_ints: vec![],
+
             head_var,
             query_var,
             key_var,

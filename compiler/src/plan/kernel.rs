@@ -186,7 +186,7 @@ impl KernelBuilder {
             Expr::Binary(_, a, b) | Expr::Cmp(_, a, b) => self.is_outer(a) && self.is_outer(b),
             Expr::Select(a, b, c) => self.is_outer(a) && self.is_outer(b) && self.is_outer(c),
             Expr::Fold { .. } | Expr::Acc(_) | Expr::Score => false,
-            Expr::Int(_) | Expr::Float(_) | Expr::Scalar(_) | Expr::PagesPerSlot | Expr::LayerInt(_) => true,
+            Expr::Int(_) | Expr::Float(_) | Expr::Scalar(_) | Expr::PagesPerSlot => true,
         }
     }
     /// Adds a reduction stage over `range` of `var`.

@@ -194,7 +194,7 @@ impl Plan<'_> {
             let value = frame.at(k, plan, v, idx)?;
             Ok(vec![Store { operand: k.operand(operand), index, value }])
         })?;
-        Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, layer_ints: vec![], stages: k.stages })
+        Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, stages: k.stages })
     }
 
     /// Adds store stages over `0..n`, cut where a formula changes. With `has_inner` false the index is not extended (rank 1).

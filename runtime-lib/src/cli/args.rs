@@ -158,6 +158,9 @@ pub struct PerplexityArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// No progress on stderr
+    #[arg(long)]
+    pub quiet: bool,
 }
 
 /// Pooling of an embedding.
@@ -192,6 +195,9 @@ pub struct EmbedArgs {
     /// Print one JSON object
     #[arg(long)]
     pub json: bool,
+    /// No progress on stderr
+    #[arg(long)]
+    pub quiet: bool,
 }
 
 /// Form of a table.

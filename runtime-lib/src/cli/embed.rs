@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use super::args::{EmbedArgs, Pooling, only_one, token_list};
 use super::error::{Failure, warn};
+use super::progress::Progress;
 use super::{Cx, print, print_json, read_text};
 use crate::encode::Encoder;
 
@@ -45,7 +46,12 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
     };
     let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
     let vector = vector_of(pooling, normalize);
-    let embeddings = encoder.encode(&texts, |session, run| session.pooled(run, vector).to_vec())?;
+    let progress = Progress::new("texts", texts.len(), args.quiet);
+    let embeddings = encoder.encode(&texts, |session, run| {
+        progress.advance();
+        session.pooled(run, vector).to_vec()
+    })?;
+    drop(progress);
     if args.json {
         return print_json(&Report { embeddings });
     }

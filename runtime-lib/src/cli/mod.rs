@@ -11,6 +11,7 @@ mod error;
 mod generate;
 mod info;
 mod profile;
+mod progress;
 mod score;
 mod text;
 

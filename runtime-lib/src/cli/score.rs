@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::Failure;
+use super::progress::Progress;
 use super::{Cx, Input, input, print, print_json, read_text};
 use crate::decode::Decoder;
 use crate::logits::{Header, LogitsWriter, Row, WINDOW};
@@ -67,6 +68,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let create = |path: &PathBuf| File::create(path).and_then(|file| LogitsWriter::new(file, header)).map_err(failed);
     let mut rows = args.logits.as_ref().map(create).transpose()?;
     let (mut sum, mut tokens) = (0.0, 0);
+    let progress = Progress::new("windows", count, args.quiet);
     for window in windows.take(count) {
         decoder.truncate(0, 0);
         let mut written = Ok(());
@@ -79,7 +81,9 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
             }
         })?;
         written.map_err(failed)?;
+        progress.advance();
     }
+    drop(progress);
     rows.map_or(Ok(()), LogitsWriter::finish).map_err(failed)?;
     let nll = sum / tokens as f64;
     let report = Report { tokens, nll, ppl: nll.exp() };
