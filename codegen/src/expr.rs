@@ -139,20 +139,27 @@ fn free_vars(exprs: &Exprs) -> Vec<(Vec<VarId>, bool)> {
 /// Loads below `roots` that read other elements for every `row` and `col`, as operand and index. Those with an index from memory, and within folds, are
 /// left out.
 pub fn loads_by_row_and_col(exprs: &Exprs, roots: &[ExprId], (row, col): (VarId, VarId)) -> Vec<(OperandId, ExprId)> {
-    fn loads(exprs: &Exprs, id: ExprId) -> Vec<(OperandId, ExprId)> {
-        let node = exprs.get(id);
-        match node {
-            Expr::Load(operand, index) if loads(exprs, index).is_empty() => vec![(operand, index)],
-            Expr::Load(_, index) => loads(exprs, index),
-            Expr::Fold { .. } => vec![],
-            _ => children(&node).into_iter().flat_map(|child| loads(exprs, child)).collect(),
+    let (nodes, free) = (exprs.nodes(), free_vars(exprs));
+    // Nodes follow their operands.
+    let mut used = vec![false; nodes.len()];
+    roots.iter().for_each(|root| used[root.index()] = true);
+    for (i, node) in nodes.iter().enumerate().rev() {
+        if used[i] && !matches!(node, Expr::Fold { .. }) {
+            children(node).iter().for_each(|child| used[child.index()] = true);
         }
     }
-    let free = free_vars(exprs);
-    let by_both = |index: ExprId| [row, col].iter().all(|v| free[index.index()].0.contains(v));
-    let mut found: Vec<_> = roots.iter().flat_map(|&root| loads(exprs, root)).filter(|l| by_both(l.1)).collect();
-    found.sort();
-    found.dedup();
+    let mut reads = vec![false; nodes.len()];
+    let mut found = vec![];
+    for (i, node) in nodes.iter().enumerate() {
+        reads[i] = matches!(node, Expr::Load(..)) || children(node).iter().any(|child| reads[child.index()]);
+        if let Expr::Load(operand, index) = *node
+            && used[i]
+            && !reads[index.index()]
+            && [row, col].iter().all(|v| free[index.index()].0.contains(v))
+        {
+            found.push((operand, index));
+        }
+    }
     found
 }
 

@@ -133,7 +133,6 @@ impl Plan<'_> {
             scales: layout.scales,
             tile_rows: self.program.tile_rows,
             exprs: k.exprs,
-
             head_var,
             query_var,
             key_var,
