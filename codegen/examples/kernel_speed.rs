@@ -1,7 +1,8 @@
 //! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
-//! `WEIGHTS=int4g32` takes only these weights; `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it, are for trials. Integer dots are
+//! `WEIGHTS=int4g32` takes only these weights; `ROUNDS` is their number (short kernels in many rounds are compared best where the clock moves); `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `N` alone, large enough for
+//! weights that no cache holds), are for trials. Integer dots are
 //! measured against four times the FMA peak; shares are of the best rounds (a shared machine has bad ones), and of the median round in brackets.
 //! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts weights and caches into large pages, as models have them.
 
@@ -15,7 +16,7 @@ use rcompile_codegen::llvm::builder::{Elem, Ty, Visibility};
 use rcompile_codegen::program::*;
 use rcompile_runtime::abi::Tile;
 
-const ROUNDS: usize = 15;
+const ROUNDS: u32 = 15;
 
 fn main() {
     let isa = match std::env::args().nth(1).filter(|a| a != "native") {
@@ -52,10 +53,14 @@ fn main() {
             }
         }
     }
+    let distances = match std::env::var("FAR") {
+        Ok(_) => vec![env("FAR", 0)],
+        Err(_) => vec![1024, 2048, 4096, 8192],
+    };
     for &weights in types.iter().filter(|_| wanted("gemv")) {
-        for rows in [1, 4, 8, 12].into_iter().filter(|r| env("ROWS", *r) == *r) {
-            for prefetch in [1024, 2048, 4096, 8192] {
-                let n = if weights.0 == DType::F32 { 32_768 } else { 65_536 };
+        for rows in [1, 2, 3, 4, 6, 8, 12].into_iter().filter(|r| env("ROWS", *r) == *r) {
+            for &prefetch in &distances {
+                let n = env("N", if weights.0 == DType::F32 { 32_768 } else { 65_536 });
                 Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, 2048, n) }.memory_bound(&peak);
             }
         }
@@ -318,13 +323,13 @@ impl Matmuls {
         let flop = 2.0 * f64::from(self.rows) * f64::from(self.k) * f64::from(self.n);
         let repeat = (8e8 / flop).ceil() as usize;
         let mut rounds = Rounds::default();
-        for _ in 0..ROUNDS {
+        for _ in 0..env("ROUNDS", ROUNDS) {
             // An integer dot does four multiply-adds per lane.
             let lanes = if self.compute == Compute::Int8Dot { 4.0 } else { 1.0 };
             let before = lanes * peak.flops();
             let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
             let rate = flop * repeat as f64 / t;
-            rounds.0.push((rate, before.max(lanes * peak.flops())));
+            rounds.0.push((rate, (before + lanes * peak.flops()) / 2.0));
         }
         println!(
             "matmul {} prefetch {:>4}: {:6.1} GFLOP/s, {} of peak",
@@ -338,7 +343,7 @@ impl Matmuls {
         let (loaded, mut step) = self.build();
         let bytes = self.panels().bytes(self.dtype) as f64;
         let mut rounds = Rounds::default();
-        for _ in 0..ROUNDS {
+        for _ in 0..env("ROUNDS", ROUNDS) {
             let read = peak.read(&mut step);
             let t = seconds(|| _ = step.run(&loaded, 1, 0));
             rounds.0.push((bytes / t, read.max(peak.read(&mut step))));
@@ -437,7 +442,7 @@ fn attend(
     let bytes = 2.0 * f64::from(kv_heads) * f64::from(keys) * f64::from(head_dim) * kv.size() as f64;
     let repeat = (4e8 / flop).ceil() as usize;
     let mut rounds = Rounds::default();
-    for _ in 0..ROUNDS {
+    for _ in 0..env("ROUNDS", ROUNDS) {
         let before = peak.flops();
         let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
         let rate = flop * repeat as f64 / t;

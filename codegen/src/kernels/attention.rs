@@ -13,6 +13,9 @@
 //! Rows of a group's heads are pairs alike, so that all of them share the reads of K and V. Scores of a block live in L1, and so do
 //! neither rows nor keys that nobody sees cost anything.
 //!
+//! A single row reads its cache from memory, at the speed of which the products of a block are too short to wait for: while a block is computed, the same places
+//! of the thread's next block are asked for, of the next unit where this one ends.
+//!
 //! Bits: a score is one `fma` chain over d; the running sum is one chain per lane (key modulo lanes) over all keys; an output element
 //! is one chain over keys, rescaled at block borders (multiples of 256 from key 0). Keys that a row does not see add an exact zero,
 //! blocks that it does not see multiply by an exact one. So a row has the same bits alone, in a tile of any shape, on any thread.
@@ -79,15 +82,16 @@ fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result
 
 /// Most (row, head) pairs in a register tile: with 4 vectors of keys or columns 24 accumulators of 32 registers, with 2 vectors 12 of 16.
 const MAX_PAIRS: u32 = 6;
-/// Up to so many pairs, mostly those of a single row, a block comes from memory: its V is asked for while K is read, at the same places, because
-/// the pieces of columns that [`Generator::values`] reads are no stream that a CPU follows. Five and six are more often a chunk of a prompt, whose
-/// chunks read a block again and again from a cache.
+/// Up to so many pairs, mostly those of a single row, a block comes from memory: each of its loops asks for the lines that the same loop of the thread's next block
+/// will read. Five and six are more often a chunk of a prompt, whose chunks read a block again and again from a cache.
 const STREAMED_PAIRS: u32 = 4;
 /// Columns in a step of [`Generator::scores`], keys in one of [`Generator::values`] (of both pairs with dots): instructions beside the multiply-adds count, as in matmuls
 /// (`microkernel::BLOCK_STEP`).
 const STEPS: i64 = 4;
 /// Keys per block.
 const BLOCK: i64 = PAGE_POSITIONS as i64;
+/// Bytes of a cache line.
+const LINE: u64 = 64;
 /// Keys that lie together in K: `[256 / 16][head_dim][16]`.
 const KEY_GROUP: u32 = 16;
 /// Bytes from the scales of a block's keys to those of its values.
@@ -254,44 +258,59 @@ impl<'a, 'c> Generator<'a, 'c> {
             let tiles = call.u32_field(field::TILES);
             let tile_table = call.pointer_field(field::TILE);
             let tile_at = |i: Value<'c>| fb.index(tile_table, i, TILE_BYTES);
-            let weight = |tile: Value<'c>| {
-                let part = |i: u64| fb.sext(fb.load(Ty::I32, fb.offset_const(tile, i * 4), 4), Elem::I64);
-                fb.mul(part(1), fb.add_int(part(3), UNIT_KEYS))
-            };
+            let weight = |tile: Value<'c>| fb.mul(tile_field(fb, tile, 1), fb.add_int(tile_field(fb, tile, 3), UNIT_KEYS));
             let sum = fb.loop_(fb.int(0), tiles, 1, &[fb.int(0)], |i, sum| vec![fb.add(sum[0], weight(tile_at(i)))]);
             let (begin, end) = call.share(fb.mul_int(sum[0], self.kernel.kv_heads.into()));
             let narrow = |v| fb.trunc(v, Elem::I32);
             let args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
+            let (last_tile, last_head) = (fb.add_int(tiles, -1), fb.int(i64::from(self.kernel.kv_heads) - 1));
             fb.loop_(fb.int(0), fb.int(self.kernel.kv_heads.into()), 1, &[fb.int(0)], |kv_head, sum| {
                 fb.loop_(fb.int(0), tiles, 1, sum, |i, sum| {
                     let tile = tile_at(i);
+                    let after = fb.add(sum[0], weight(tile));
                     let mine = fb.and(fb.cmp(Cmp::Le, begin, sum[0]), fb.cmp(Cmp::Lt, sum[0], end));
                     fb.if_(mine, || {
-                        fb.call(unit, &[&args[..], &[tile, kv_head, scratch]].concat());
+                        // Where the thread goes on: with the next tile, or the next head's first; at its end with nothing new.
+                        let is_last = fb.cmp(Cmp::Eq, i, last_tile);
+                        let next_tile = tile_at(fb.select(is_last, fb.int(0), fb.add_int(i, 1)));
+                        let next_head = fb.min(fb.add(kv_head, fb.zext(is_last, Elem::I64)), last_head);
+                        let goes_on = fb.cmp(Cmp::Lt, after, end);
+                        let next = [fb.select(goes_on, next_tile, tile), fb.select(goes_on, next_head, kv_head)];
+                        fb.call(unit, &[&args[..], &[tile, kv_head], &next, &[scratch]].concat());
                     });
-                    vec![fb.add(sum[0], weight(tile))]
+                    vec![after]
                 })
             });
         })
     }
 
-    /// `unit(.., tile, kv_head, scratch)`.
+    /// `unit(.., tile, kv_head, next_tile, next_kv_head, scratch)`: what is next is asked for.
     fn unit(&self, blocks: &[Function<'c>], widened: Option<&Widened<'c>>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR]].concat();
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR, Ty::I64, Ty::PTR]].concat();
         self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [tile, kv_head, scratch] = *rest else { unreachable!() };
+            let [tile, kv_head, next_tile, next_kv_head, scratch] = *rest else { unreachable!() };
             let call = Call::new(fb, self.program, args);
             let k = self.kernel;
-            let tile_field = |i: u64| fb.sext(fb.load(Ty::I32, fb.offset_const(tile, i * 4), 4), Elem::I64);
-            let [row_begin, row_count, slot, key_end] = [0, 1, 2, 3].map(tile_field);
+            let [row_begin, row_count, slot, key_end] = [0, 1, 2, 3].map(|i| tile_field(fb, tile, i));
             let pairs = fb.mul_int(row_count, self.group);
             let seen = self.begin_pairs(&call, scratch, kv_head, row_begin, pairs, key_end);
 
             let pages_per_slot = call.u32_field(field::PAGES_PER_SLOT);
-            let page_table = fb.index(call.pointer_field(field::PAGE_TABLE), fb.mul(slot, pages_per_slot), 4);
+            let page_tables = call.pointer_field(field::PAGE_TABLE);
             let state = call.base(&Place::State(k.state_offsets.clone()));
-            let state = fb.offset(state, fb.mul_int(kv_head, k.head_bytes as i64));
+            // A head's part of the page of a block.
+            let page_of = |slot: Value<'c>, block: Value<'c>, kv_head: Value<'c>| {
+                let page = fb.index(page_tables, fb.add(fb.mul(slot, pages_per_slot), block), 4);
+                let page = fb.sext(fb.load(Ty::I32, page, 4), Elem::I64);
+                fb.offset(state, fb.add(fb.mul_int(page, k.page_bytes as i64), fb.mul_int(kv_head, k.head_bytes as i64)))
+            };
+            let next_page = {
+                let [row, slot, key_end] = [0, 2, 3].map(|i| tile_field(fb, next_tile, i));
+                let (_, lower) = self.first_key(&call, row, fb.mul_int(next_kv_head, self.group));
+                let lower = fb.min(lower, fb.max(fb.add_int(key_end, -1), fb.int(0)));
+                page_of(slot, fb.lshr(lower, BLOCK.trailing_zeros()), next_kv_head)
+            };
             // Balanced chunks of pairs, so that no small tile is left over where it can be avoided.
             let most = blocks.len() as i64;
             let chunks = fb.div(fb.add_int(pairs, most - 1), fb.int(most));
@@ -300,8 +319,10 @@ impl<'a, 'c> Generator<'a, 'c> {
             let first = fb.lshr(seen.0, BLOCK.trailing_zeros());
             let end = fb.lshr(fb.add_int(seen.1, BLOCK - 1), BLOCK.trailing_zeros());
             fb.for_(first, end, 1, |block| {
-                let page = fb.sext(fb.load(Ty::I32, fb.index(page_table, block, 4), 4), Elem::I64);
-                let keys = fb.offset(state, fb.mul_int(page, k.page_bytes as i64));
+                let keys = page_of(slot, block, kv_head);
+                let is_last = fb.cmp(Cmp::Eq, fb.add_int(block, 1), end);
+                let following = page_of(slot, fb.select(is_last, block, fb.add_int(block, 1)), kv_head);
+                let next = fb.select(is_last, next_page, following);
                 let scales = fb.offset_const(keys, k.scales.unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
                 let all = |keys: Value<'c>, blocks: &[Function<'c>]| {
@@ -310,7 +331,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
                         for (i, function) in blocks.iter().enumerate() {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
-                                let own = [scratch, keys, scales, key_begin, kv_head, first];
+                                let own = [scratch, keys, next, scales, key_begin, kv_head, first];
                                 fb.call(function, &[args, &own[..]].concat());
                             });
                         }
@@ -335,6 +356,24 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
+    /// A bound of the keys that a query sees.
+    fn bound(&self, call: &Call<'_, '_, 'c>, bound: ExprId, query: Value<'c>, head: Value<'c>) -> Value<'c> {
+        let mut scope = call.scope(&[], &self.kernel.exprs);
+        scope.set(self.kernel.query_var, query);
+        scope.set(self.kernel.head_var, head);
+        let point = Point { var: None, first: call.fb.int(0), divisor: 0, lanes: 1, active: 1, acc: vec![], score: None };
+        Eval::new(call.fb, &scope, point).int(bound)
+    }
+
+    /// Place of a row's query, and the first key that it sees.
+    fn first_key(&self, call: &Call<'_, '_, 'c>, row: Value<'c>, head: Value<'c>) -> (Value<'c>, Value<'c>) {
+        let fb = call.fb;
+        let kv_index = call.base(&Place::Table(Table::KvIndex));
+        let query = fb.sext(fb.load(Ty::I32, fb.index(kv_index, row, 4), 4), Elem::I64);
+        let lower = self.kernel.key_lower.map_or(fb.int(0), |e| fb.max(self.bound(call, e, query, head), fb.int(0)));
+        (query, lower)
+    }
+
     /// Fills scratch for each pair; returns the keys that some row sees, `begin .. end`.
     fn begin_pairs(
         &self,
@@ -348,26 +387,10 @@ impl<'a, 'c> Generator<'a, 'c> {
         let fb = call.fb;
         let k = self.kernel;
         let q = call.base(&k.q.place);
-        let kv_index = call.base(&Place::Table(Table::KvIndex));
-        let scope = call.scope(&[], &k.exprs);
-        let bound = |e: ExprId, query: Value<'c>, head: Value<'c>| {
-            let mut scope = scope.clone();
-            scope.set(k.query_var, query);
-            scope.set(k.head_var, head);
-            let point = Point { var: None, first: fb.int(0), divisor: 0, lanes: 1, active: 1, acc: vec![], score: None };
-            Eval::new(fb, &scope, point).int(e)
-        };
         let seen = fb.loop_(fb.int(0), pairs, 1, &[key_end, fb.int(0)], |pair, seen| {
             let (row, head) = self.row_and_head(fb, row_begin, kv_head, pair);
-            let query = fb.sext(fb.load(Ty::I32, fb.index(kv_index, row, 4), 4), Elem::I64);
-            let lower = match k.key_lower {
-                Some(e) => fb.max(bound(e, query, head), fb.int(0)),
-                None => fb.int(0),
-            };
-            let upper = match k.key_upper {
-                Some(e) => fb.min(bound(e, query, head), key_end),
-                None => key_end,
-            };
+            let (query, lower) = self.first_key(call, row, head);
+            let upper = k.key_upper.map_or(key_end, |e| fb.min(self.bound(call, e, query, head), key_end));
             let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
             for (i, value) in [lower, upper, query].into_iter().enumerate() {
                 fb.store(value, fb.offset_const(bounds, i as u64 * 8), 8);
@@ -424,13 +447,14 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `block(.., scratch, keys, scales, key_begin, kv_head, first_pair)` for `pairs` pairs and 256 keys.
+    /// `block(.., scratch, keys, next, scales, key_begin, kv_head, first_pair)` for `pairs` pairs and 256 keys; `next`: the block that the thread reads after this one.
     fn block(&self, pairs: u32, cache: Cache, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
         let name = format!("{}.{}{pairs}", self.name, if cache.dtype == self.kernel.kv_dtype { "block" } else { "wide" });
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, keys, scales, key_begin, kv_head, first] = *rest else { unreachable!() };
+            let [scratch, keys, next, scales, key_begin, kv_head, first] = *rest else { unreachable!() };
+            let next = (pairs <= STREAMED_PAIRS).then_some(next);
             let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(first, 32));
             let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * 32 + i * 8), 8);
             let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
@@ -441,12 +465,12 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let tile_keys = self.vectors(pairs, 4) * self.lanes;
                 let tiles =
                     (fb.div(begin, fb.int(tile_keys.into())), fb.div(fb.add_int(end, i64::from(tile_keys) - 1), fb.int(tile_keys.into())));
-                self.scores(fb, pairs, cache, scratch, keys, first, tiles);
+                self.scores(fb, pairs, cache, scratch, (keys, next), first, tiles);
                 let columns = (fb.mul_int(tiles.0, tile_keys.into()), fb.mul_int(tiles.1, tile_keys.into()));
                 let own = [scratch, scales, key_begin, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
                 fb.call(maxima, &[args, &own[..]].concat());
                 fb.call(softmax, &[scratch, scales, first, fb.int(pairs.into()), columns.0, columns.1]);
-                self.values(fb, pairs, cache, scratch, keys, first, (begin, end));
+                self.values(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
             });
         })
     }
@@ -591,7 +615,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of keys.
+    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of keys; asks for the same tiles of the next block.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
     fn scores(
         &self,
@@ -599,7 +623,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         pairs: u32,
         cache: Cache,
         scratch: Value<'c>,
-        keys: Value<'c>,
+        (keys, next): (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
         tiles: (Value<'c>, Value<'c>),
     ) {
@@ -611,16 +635,24 @@ impl<'a, 'c> Generator<'a, 'c> {
         let q = self.pair_row(fb, scratch, self.at.q, first);
         fb.for_(tiles.0, tiles.1, 1, |tile| {
             let begin = fb.mul_int(tile, tile_keys as i64);
-            let k_tile = match tile_keys.is_multiple_of(u64::from(KEY_GROUP)) {
-                true => fb.offset(keys, fb.mul_int(tile, (tile_keys / u64::from(KEY_GROUP) * group_bytes) as i64)),
+            let offset = match tile_keys.is_multiple_of(u64::from(KEY_GROUP)) {
+                true => fb.mul_int(tile, (tile_keys / u64::from(KEY_GROUP) * group_bytes) as i64),
                 false => {
                     let group = fb.lshr(begin, KEY_GROUP.trailing_zeros());
                     let inside = fb.and(begin, fb.int(i64::from(KEY_GROUP) - 1));
-                    fb.offset(fb.offset(keys, fb.mul_int(group, group_bytes as i64)), fb.mul_int(inside, size as i64))
+                    fb.add(fb.mul_int(group, group_bytes as i64), fb.mul_int(inside, size as i64))
                 }
             };
+            let k_tile = fb.offset(keys, offset);
+            // Groups of keys lie behind each other: lines in their order, so many for each d.
+            let next_tile = next.map(|next| fb.offset(next, offset));
+            let step_bytes = tile_keys.max(u64::from(KEY_GROUP)) * size * self.step() as u64;
             let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); (pairs * vectors) as usize];
             let scores = fb.loop_unrolled(fb.int(0), fb.int(k.head_dim.into()), self.step(), STEPS, &zeros, |d, acc| {
+                if let Some(next_tile) = next_tile {
+                    let at = fb.offset(next_tile, fb.mul_int(d, step_bytes as i64 / self.step()));
+                    (0..step_bytes).step_by(LINE as usize).for_each(|line| fb.prefetch(fb.offset_const(at, line), L2));
+                }
                 let q = fb.index(q, d, self.factor().size());
                 let k_row = fb.offset(k_tile, fb.mul_int(d, (u64::from(KEY_GROUP) * size) as i64));
                 let k_vectors: Vec<_> = (0..vectors)
@@ -628,9 +660,6 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let key = v * self.lanes;
                         let at = fb.offset_const(k_row, u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size);
                         let align = (u64::from(self.lanes) * size) as u32;
-                        if pairs <= STREAMED_PAIRS && key.is_multiple_of(KEY_GROUP) {
-                            fb.prefetch(fb.offset_const(at, cache.v_offset), L2);
-                        }
                         match k.compute {
                             Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align)),
                             _ => fb.load_f32(cache.dtype, self.lanes, at, align),
@@ -654,7 +683,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block.
+    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block; asks for the same ones of the next.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
     fn values(
         &self,
@@ -662,7 +691,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         pairs: u32,
         cache: Cache,
         scratch: Value<'c>,
-        page: Value<'c>,
+        pages: (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
         keys: (Value<'c>, Value<'c>),
     ) {
@@ -679,12 +708,12 @@ impl<'a, 'c> Generator<'a, 'c> {
         let equal = head_dim / (each * self.lanes);
         fb.for_(fb.int(0), fb.int(equal.into()), 1, |piece| {
             let column = fb.mul_int(piece, (each * self.lanes).into());
-            self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, each, None);
+            self.values_piece(fb, pairs, cache, scratch, pages, first, keys, column, each, None);
         });
         if equal * each < all {
             let tail = (!head_dim.is_multiple_of(self.lanes)).then(|| lane_mask(fb, head_dim % self.lanes, self.lanes));
             let column = fb.int((equal * each * self.lanes).into());
-            self.values_piece(fb, pairs, cache, scratch, page, first, keys, column, all - equal * each, tail);
+            self.values_piece(fb, pairs, cache, scratch, pages, first, keys, column, all - equal * each, tail);
         }
     }
 
@@ -696,7 +725,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         pairs: u32,
         cache: Cache,
         scratch: Value<'c>,
-        page: Value<'c>,
+        pages: (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
         keys: (Value<'c>, Value<'c>),
         column: Value<'c>,
@@ -713,15 +742,25 @@ impl<'a, 'c> Generator<'a, 'c> {
         };
         let alpha = |pair: u32| fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(scratch, self.at.alpha + u64::from(pair) * 4));
         let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), self.lanes * 4), alpha(i / vectors))).collect();
-        let values = fb.index(fb.offset_const(page, cache.v_offset), column, size);
+        let values_of = |page: Value<'c>| fb.index(fb.offset_const(page, cache.v_offset), column, size);
+        let (values, next) = (values_of(pages.0), pages.1.map(values_of));
+        let row_bytes = u64::from(k.head_dim) * size;
         let p = fb.offset_const(scratch, self.at.scores);
         // `last`: the key after it is not there.
         let step = |key: Value<'c>, acc: &[Value<'c>], last: bool| {
             let p = fb.index(p, key, self.factor().size());
-            let row = fb.offset(values, fb.mul_int(key, (u64::from(k.head_dim) * size) as i64));
+            let offset = fb.mul_int(key, row_bytes as i64);
+            let row = fb.offset(values, offset);
+            if let Some(next) = next {
+                let next = fb.offset(next, offset);
+                for row in 0..self.step() as u64 {
+                    let lines = (0..u64::from(vectors * self.lanes) * size).step_by(LINE as usize);
+                    lines.for_each(|line| fb.prefetch(fb.offset_const(next, row * row_bytes + line), L2));
+                }
+            }
             let columns = match k.compute {
                 Compute::Bf16Dot => {
-                    let next = (!last).then(|| fb.offset_const(row, u64::from(k.head_dim) * size));
+                    let next = (!last).then(|| fb.offset_const(row, row_bytes));
                     self.pairs_of_rows(fb, row, next, vectors, tail)
                 }
                 _ => (0..vectors)
@@ -823,6 +862,11 @@ fn pairs_of_halves<'c>(fb: &Fb<'_, 'c>, halves: Value<'c>) -> Value<'c> {
 /// `exp(x)` for `x <= 0`, but zero where it is nothing beside the 1 of the maximum.
 fn weight<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     math::exp_of_negative(fb, fb.max(fb.f32s(-88.0, x.lanes()), x))
+}
+
+/// Field `i` of an `abi::Tile`.
+fn tile_field<'c>(fb: &Fb<'_, 'c>, tile: Value<'c>, i: u64) -> Value<'c> {
+    fb.sext(fb.load(Ty::I32, fb.offset_const(tile, i * 4), 4), Elem::I64)
 }
 
 /// The first `count` of `lanes` lanes.
