@@ -477,6 +477,11 @@ fn hot_loop_asm() {
                     if asked.iter().any(|&n| (n > 0) != (pairs <= 4)) || counted && !asked.starts_with(&[8, 8]) {
                         fail(format!("asks for lines in its loops: {asked:?}"), String::new());
                     }
+                    // Widened blocks are in a cache.
+                    let wide = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.wide{pairs}"));
+                    if wide.is_empty() == (kv == DType::Bf16 && compute == Compute::F32) || wide.iter().any(|l| l.count("prefetch") > 0) {
+                        fail(format!("{} loops over widened blocks, or they ask for lines", wide.len()), String::new());
+                    }
                     for l in &hot {
                         l.problems(pairs).into_iter().for_each(|p| fail(p, l.text()));
                     }

@@ -454,7 +454,8 @@ impl<'a, 'c> Generator<'a, 'c> {
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
             let [scratch, keys, next, scales, key_begin, kv_head, first] = *rest else { unreachable!() };
-            let next = (pairs <= STREAMED_PAIRS).then_some(next);
+            // What was widened is in a cache.
+            let next = (pairs <= STREAMED_PAIRS && cache.dtype == self.kernel.kv_dtype).then_some(next);
             let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(first, 32));
             let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * 32 + i * 8), 8);
             let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
