@@ -33,8 +33,8 @@ const GENERIC_L2: u64 = 1024;
 /// CPUs that were not measured: several streams far ahead.
 const FAR: Streams =
     Streams { row: Stream { side_by_side: 6, l2: 8192, l1: 1024 }, rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 }, busy: None };
-/// Measured on Emerald Rapids, weights that no cache holds. One row, share of a plain read with 8 and 2 KB into L2: int8 102 and 104 %, bf16 97 to 99 and 104 %, int4 by 32 99 and 100 %, f32 103
-/// and 105 % (AVX2: int8 99 and 105 %, bf16 107 both, int4 93 and 97 %). Several rows want them far ahead (int4, 4 rows: 2 KB 71 %, 8 KB 92 %) and 3 KB into L1 (2 KB: int8, 4 rows, 97 and 98 %, 8 rows
+/// Measured on Emerald Rapids, weights that no cache holds. One row, share of a plain read with 8 and 2 KB into L2: int8 102 and 104 %, bf16 97 and 104 (8 KB in two runs) and 104 %, int4 by 32 99 and 100 %, f32 103
+/// and 105 % (AVX2: int8 99 and 105 %, bf16 107 both, int4 93 and 97 %). Several rows want them far ahead (int4, 4 rows: 2 KB 73 %, 8 KB 92 %) and 3 KB into L1 (2 KB: int8, 4 rows, 97 and 98 %, 8 rows
 /// 95 and 96 %; bf16 92.2 and 92.5, 84.3 and 85.6 %; int4 alike).
 const INTEL_STREAMS: Streams =
     Streams { row: Stream { side_by_side: 6, l2: 2048, l1: 1024 }, rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 }, busy: None };
