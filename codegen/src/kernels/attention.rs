@@ -463,11 +463,7 @@ impl<'a, 'c> Generator<'a, 'c> {
             let begin = fb.max(fb.sub(lower, key_begin), fb.int(0));
             let end = fb.min(fb.sub(upper, key_begin), fb.int(BLOCK));
             fb.if_(fb.cmp(Cmp::Lt, begin, end), || {
-                let tile_keys = self.vectors(pairs, 4) * self.lanes;
-                let tiles =
-                    (fb.div(begin, fb.int(tile_keys.into())), fb.div(fb.add_int(end, i64::from(tile_keys) - 1), fb.int(tile_keys.into())));
-                self.scores(fb, pairs, cache, scratch, (keys, next), first, tiles);
-                let columns = (fb.mul_int(tiles.0, tile_keys.into()), fb.mul_int(tiles.1, tile_keys.into()));
+                let columns = self.all_scores(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
                 let own = [scratch, scales, key_begin, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
                 fb.call(maxima, &[args, &own[..]].concat());
                 fb.call(softmax, &[scratch, scales, first, fb.int(pairs.into()), columns.0, columns.1]);
@@ -616,12 +612,41 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of keys; asks for the same tiles of the next block.
+    /// Scores of the keys `seen.0 .. seen.1`, and of what their tiles hold beside them: returns which in all. Causal rows see to the middle of a tile: there half a tile
+    /// is enough, if it is no less than a group of keys.
+    #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
+    fn all_scores(
+        &self,
+        fb: &Fb<'_, 'c>,
+        pairs: u32,
+        cache: Cache,
+        scratch: Value<'c>,
+        pages: (Value<'c>, Option<Value<'c>>),
+        first: Value<'c>,
+        seen: (Value<'c>, Value<'c>),
+    ) -> (Value<'c>, Value<'c>) {
+        let vectors = self.vectors(pairs, 4);
+        let tile_keys = i64::from(vectors * self.lanes);
+        let half = (tile_keys / 2 >= KEY_GROUP.into()).then_some(tile_keys / 2);
+        let smallest = half.unwrap_or(tile_keys);
+        let begin = fb.div(seen.0, fb.int(tile_keys));
+        let end = fb.mul_int(fb.div(fb.add_int(seen.1, smallest - 1), fb.int(smallest)), smallest);
+        let whole = fb.div(end, fb.int(tile_keys));
+        self.scores(fb, pairs, vectors, cache, scratch, pages, first, (begin, whole));
+        if let Some(half) = half {
+            let halves = fb.div(end, fb.int(half));
+            self.scores(fb, pairs, vectors / 2, cache, scratch, pages, first, (fb.mul_int(whole, 2), halves));
+        }
+        (fb.mul_int(begin, tile_keys), end)
+    }
+
+    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of so many vectors of keys; asks for the same tiles of the next block.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
     fn scores(
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
+        vectors: u32,
         cache: Cache,
         scratch: Value<'c>,
         (keys, next): (Value<'c>, Option<Value<'c>>),
@@ -630,7 +655,6 @@ impl<'a, 'c> Generator<'a, 'c> {
     ) {
         let k = self.kernel;
         let size = cache.dtype.size();
-        let vectors = self.vectors(pairs, 4);
         let group_bytes = u64::from(k.head_dim) * u64::from(KEY_GROUP) * size;
         let tile_keys = u64::from(vectors * self.lanes);
         let q = self.pair_row(fb, scratch, self.at.q, first);

@@ -89,6 +89,8 @@ pub struct PlanCx<'a> {
     pub slots: u32,
     /// Positions per sequence.
     pub ctx_size: u32,
+    /// Cores that there should be work for.
+    pub cores: u32,
     /// Tiles that were measured.
     pub tuning: Option<&'a Tuning>,
 }
@@ -186,13 +188,13 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
     let (state, state_offsets) = plan_state(module, cx);
     let bucket = bound("T");
-    let heads_per_kv = heads_per_kv(module);
+    let (heads_per_kv, kv_heads) = heads(module);
     let program = Program {
         entry: module.main().name.clone(),
         bucket: bucket as u32,
         max_logit_rows: bound("L") as u32,
         max_runs: bound("S") as u32,
-        tile_rows: tiling::attention_rows(bucket, heads_per_kv),
+        tile_rows: tiling::attention_rows(bucket, heads_per_kv, kv_heads, cx.cores),
         buffers: vec![],
         weights: vec![],
         regions: vec![],
@@ -323,17 +325,18 @@ fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, Vec<u64>) {
     (plan, offsets)
 }
 
-/// Largest number of query heads per kv head.
-fn heads_per_kv(module: &Module) -> u64 {
-    let mut most = 1;
+/// Largest number of query heads per KV head, and least number of KV heads.
+fn heads(module: &Module) -> (u64, u64) {
+    let mut heads = vec![];
     for f in &module.functions {
         for node in &f.nodes {
-            if let (Op::Sdpa { state, .. }, Some(Dim::Const(heads))) = (&node.op, node.ty.shape.get(1)) {
-                most = most.max(heads / module.states[state.index()].kv_heads.max(1));
+            if let (Op::Sdpa { state, .. }, Some(Dim::Const(heads_of_queries))) = (&node.op, node.ty.shape.get(1)) {
+                let kv_heads = module.states[state.index()].kv_heads.max(1);
+                heads.push((heads_of_queries / kv_heads, kv_heads));
             }
         }
     }
-    most
+    (heads.iter().map(|h| h.0).fold(1, u64::max), heads.iter().map(|h| h.1).min().unwrap_or(1))
 }
 
 /// Tables of lookups that a matmul of the entry reads too (tied head): stored once, as panels.
