@@ -189,9 +189,7 @@ impl Peak {
         let (chain, _) = Loaded::build(isa, |mb, name| {
             mb.define(name, &params, None, Visibility::Export, |fb, args| {
                 let first = fb.zext(args[1], Elem::I64);
-                let end = fb.loop_(fb.int(0), fb.int(CLOCK_STEPS), 1, &[first], |_, x| {
-                    vec![(0..10).fold(x[0], |x, _| fb.mul(x, x))]
-                });
+                let end = fb.loop_(fb.int(0), fb.int(CLOCK_STEPS), 1, &[first], |_, x| vec![(0..10).fold(x[0], |x, _| fb.mul(x, x))]);
                 fb.store(end[0], fb.offset_const(args[0], 64), 4);
             });
             Ok(())

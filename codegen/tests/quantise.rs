@@ -50,10 +50,13 @@ fn check(k: u32, group: u32, dtype: DType, bias_factor: i32) {
     };
     rcompile_codegen::verify::verify(&program).unwrap();
     for isa in isas() {
-        let (loaded, _) = Loaded::build(&isa, |mb, name| {
+        let (loaded, asm) = Loaded::build(&isa, |mb, name| {
             quantise::define(mb, &program, name, &kernel);
             Ok(())
         });
+        // Each line of a group is asked for once.
+        let asked = asm.lines().filter(|l| l.trim_start().starts_with("prefetch")).count();
+        assert_eq!(asked as u64, (u64::from(group) * dtype.size()).div_ceil(64), "{}: lines of a group of {group} {dtype}", isa.name);
         for threads in [1, 3] {
             let mut step = Step::new(0, 0, program.arena_bytes as usize, program.private_bytes);
             step.rows = ROWS;

@@ -504,7 +504,8 @@ fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settin
 /// Plans all buckets, with these tiles where some were measured.
 fn plan_all(modules: &[Module], source: &Source, tuning: Option<&Tuning>) -> Result<Plans, Error> {
     let mut weights = WeightTable::default();
-    let cx = PlanCx { isa: &source.isa, slots: source.settings.slots, ctx_size: source.settings.ctx_size, cores: source.settings.cores, tuning };
+    let cx =
+        PlanCx { isa: &source.isa, slots: source.settings.slots, ctx_size: source.settings.ctx_size, cores: source.settings.cores, tuning };
     let plan_one = |module: &Module| {
         let planned = plan::plan(module, &cx, &mut weights)?;
         verify::verify(&planned.program)?;

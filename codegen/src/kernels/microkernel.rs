@@ -27,7 +27,7 @@ pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
 /// Locality argument of a prefetch into L2.
 pub(super) const L2: u32 = 2;
 /// Locality argument of a prefetch into L1.
-const L1: u32 = 3;
+pub(super) const L1: u32 = 3;
 /// 32-bit words of a cache line.
 pub(super) const LINE_WORDS: u32 = 16;
 /// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
