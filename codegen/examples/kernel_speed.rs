@@ -125,15 +125,9 @@ fn env(name: &str, default: u32) -> u32 {
 #[derive(Default)]
 struct Rounds(Vec<(f64, f64)>);
 
-/// The same of clocks: behind the kernel and behind the reference.
-#[derive(Default)]
-struct Clocks(Vec<f64>);
-
-impl Clocks {
-    fn ratio(&mut self) -> f64 {
-        self.0.sort_by(f64::total_cmp);
-        self.0[self.0.len() / 2]
-    }
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
 }
 
 impl Rounds {
@@ -141,10 +135,9 @@ impl Rounds {
         self.0.iter().fold((0.0, 0.0), |a, b| (f64::max(a.0, b.0), f64::max(a.1, b.1)))
     }
     fn share(&self) -> String {
-        let mut shares: Vec<f64> = self.0.iter().map(|r| 100.0 * r.0 / r.1).collect();
-        shares.sort_by(f64::total_cmp);
+        let shares = self.0.iter().map(|r| 100.0 * r.0 / r.1).collect();
         let (rate, reference) = self.best();
-        format!("{:5.1} % [{:5.1} %]", 100.0 * rate / reference, shares[shares.len() / 2])
+        format!("{:5.1} % [{:5.1} %]", 100.0 * rate / reference, median(shares))
     }
 }
 
@@ -371,13 +364,13 @@ impl Matmuls {
         let flop = 2.0 * f64::from(self.rows) * f64::from(self.k) * f64::from(self.n);
         let repeat = (8e8 / flop).ceil() as usize;
         let mut rounds = Rounds::default();
-        let mut clocks = Clocks::default();
+        let mut clocks = vec![];
         let peak_rate = || if self.compute == Compute::Int8Dot { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
             let before = peak_rate();
             let clock = peak.clock();
             let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
-            clocks.0.push(peak.clock() / clock);
+            clocks.push(peak.clock() / clock);
             let rate = flop * repeat as f64 / t;
             rounds.0.push((rate, (before + peak_rate()) / 2.0));
         }
@@ -387,7 +380,7 @@ impl Matmuls {
             self.prefetch,
             rounds.best().0 / 1e9,
             rounds.share(),
-            clocks.ratio(),
+            median(clocks),
         );
     }
     fn memory_bound(&self, peak: &Peak) {

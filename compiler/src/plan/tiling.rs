@@ -108,7 +108,7 @@ const UNITS_PER_CORE: u64 = 16;
 
 /// Rows per attention tile of a bucket: (row, head) pairs that share reads of K and V, more of them where there are units enough for all cores.
 pub fn attention_rows(bucket: u64, heads_per_kv: u64, kv_heads: u64, cores: u32) -> u32 {
-    let rows = |pairs: u64| (pairs / heads_per_kv.max(1)).clamp(1, pairs).min(bucket);
+    let rows = |pairs: u64| (pairs / heads_per_kv.max(1)).max(1).min(bucket);
     let enough = |pairs: u64| kv_heads * bucket / rows(pairs) >= UNITS_PER_CORE * u64::from(cores);
     let mut pairs = MOST_TILE_PAIRS;
     while pairs > TILE_PAIRS && !enough(pairs) {
