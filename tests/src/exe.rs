@@ -2,8 +2,9 @@
 //!
 //! [`build`] keeps what it built in `<target>/rcompile-tests/<test binary>-<its hash>/`, under a key of model directory and
 //! arguments, so that tests of one binary share executables and a second run of the same binary builds nothing. The compiler
-//! is part of the test binary: another compiler is another hash. Directories of older binaries are removed. Objects go through
-//! the compile cache in `<target>/rcompile-tests/rcompile`, which all test binaries share: its keys hold the sources of the code generator.
+//! is part of the test binary: another compiler is another hash. Directories of binaries that do not run now are removed, since all of them would be
+//! 4 GB. Objects go through the compile cache in `<target>/rcompile-tests/rcompile`, which all test binaries share: its keys hold the sources of the
+//! code generator, so that what was removed is soon built again.
 
 use crate::Machine;
 use crate::machine::qemu;
@@ -14,7 +15,7 @@ use serde_json::Value;
 use std::collections::HashMap;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, TryLockError};
-use std::io::Write;
+use std::io::{ErrorKind, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
@@ -25,6 +26,8 @@ use std::time::{Duration, Instant, UNIX_EPOCH};
 const RUN_MAX: Duration = Duration::from_secs(300);
 /// The same on an emulated CPU, where a trained model's perplexity takes minutes.
 const EMULATED_RUN_MAX: Duration = Duration::from_secs(1800);
+/// What a directory of executables is known by; a test binary holds it while it runs.
+const LOCK: &str = "lock";
 /// Longest time for which a fresh executable may be busy.
 const BUSY_MAX: std::time::Duration = std::time::Duration::from_secs(10);
 
@@ -223,7 +226,7 @@ fn spawn(command: &mut Command) -> std::process::Child {
     loop {
         match command.spawn() {
             Ok(child) => return child,
-            Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy && start.elapsed() < BUSY_MAX => {
+            Err(e) if e.kind() == ErrorKind::ExecutableFileBusy && start.elapsed() < BUSY_MAX => {
                 std::thread::sleep(std::time::Duration::from_millis(5));
             }
             Err(e) => panic!("{command:?}: {e}"),
@@ -263,22 +266,32 @@ pub fn cache() -> &'static Path {
         let target = this.ancestors().find(|d| d.join("CACHEDIR.TAG").is_file()).or(this.parent()).expect("a target directory");
         let all = target.join("rcompile-tests");
         let own = all.join(format!("{name}-{hash}"));
-        std::fs::create_dir_all(&own).unwrap_or_else(|e| panic!("{}: {e}", own.display()));
         // A shared lock says that the directory is in use.
-        let lock = lock_of(&own);
-        lock.lock_shared().expect("lock");
+        let lock = loop {
+            std::fs::create_dir_all(&own).unwrap_or_else(|e| panic!("{}: {e}", own.display()));
+            let lock = match File::create(own.join(LOCK)) {
+                // Another binary removed the directory meanwhile.
+                Err(e) if e.kind() == ErrorKind::NotFound => continue,
+                lock => lock.unwrap_or_else(|e| panic!("{}: {e}", own.display())),
+            };
+            lock.lock_shared().expect("lock");
+            // Or it removed it while this one waited for the lock.
+            if own.join(LOCK).is_file() {
+                break lock;
+            }
+        };
         for other in std::fs::read_dir(&all).into_iter().flatten().flatten() {
-            let file = other.file_name().to_string_lossy().into_owned();
-            let same_test = file.rsplit_once('-').is_some_and(|(other, _)| other == name);
-            if same_test && other.path() != own && !matches!(lock_of(&other.path()).try_lock(), Err(TryLockError::WouldBlock)) {
-                let _ = std::fs::remove_dir_all(other.path());
+            let other = other.path();
+            if other == own {
+                continue;
+            }
+            // Opened, not created: what has no lock is not such a directory.
+            let Ok(lock) = File::open(other.join(LOCK)) else { continue };
+            if !matches!(lock.try_lock(), Err(TryLockError::WouldBlock)) {
+                let _ = std::fs::remove_dir_all(other);
             }
         }
         (own, lock)
     });
     path
-}
-
-fn lock_of(dir: &Path) -> File {
-    File::create(dir.join("lock")).unwrap_or_else(|e| panic!("{}: {e}", dir.display()))
 }
