@@ -232,22 +232,26 @@ impl Case {
             }],
         }
     }
-    /// `out[row, (1 + g) * padded_group + i] *= -1`.
+    /// The first group that a nest is for.
+    fn first_nested(&self) -> u32 {
+        (self.groups / 2).max(1)
+    }
+    /// `out[row, (first_nested + g) * padded_group + i] *= -1`.
     fn negate_nest(&self, columns: u32) -> GroupNest {
         let mut e = Exprs::default();
         let [r, g, i] = [0, 1, 2].map(|v| e.add(Expr::Var(VarId(v))));
         let stride = e.int(columns.into());
         let padded = e.int(self.panels().padded_group().into());
-        let one = e.int(1);
+        let first = e.int(self.first_nested().into());
         let at = e.binary(BinaryOp::Mul, r, stride);
-        let group = e.binary(BinaryOp::Add, g, one);
+        let group = e.binary(BinaryOp::Add, g, first);
         let group = e.binary(BinaryOp::Mul, group, padded);
         let at = e.binary(BinaryOp::Add, at, group);
         let at = e.binary(BinaryOp::Add, at, i);
         let x = e.add(Expr::Load(OperandId(0), at));
         let value = e.add(Expr::Unary(UnaryOp::Neg, x));
         let nest = LoopNest {
-            outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(self.groups - 1))],
+            outer: vec![(VarId(0), Extent::Rows), (VarId(1), Extent::Const(self.groups - self.first_nested()))],
             operands: vec![Operand { place: Place::Buffer(BufferId(2)), dtype: self.out }],
             exprs: e,
             stages: vec![Stage {
@@ -256,7 +260,7 @@ impl Case {
                 kind: StageKind::Store(vec![Store { operand: OperandId(0), index: at, value }]),
             }],
         };
-        GroupNest { groups: 1..self.groups, nest }
+        GroupNest { groups: self.first_nested()..self.groups, nest }
     }
 
     /// Compiles, runs all row counts with 1 to 3 threads (in turns), compares numbers with f64 and bits with each other. Returns the assembly.
@@ -385,7 +389,7 @@ impl Case {
                     Epilogue::BiasResidual => dot(0) + f64::from(bias[column]) + f64::from(residual[row][column]),
                     Epilogue::SiluGate => dot(0) / (1.0 + (-dot(0)).exp()) * dot(1),
                 };
-                let negated = self.group_nest && column >= p.group_cols as usize;
+                let negated = self.group_nest && column >= (self.first_nested() * p.group_cols) as usize;
                 let want = if negated { -want } else { want };
                 error += (f64::from(got) - want).powi(2);
                 signal += want.powi(2);
@@ -579,6 +583,31 @@ fn claimed_pieces() {
                 Case { groups, group_cols, group_nest: groups > 1, tile, ..case.clone() }.check(&isa);
             }
         }
+    }
+}
+
+/// With many rows every thread has its share of the groups without a nest and of those with one, which take longer; more threads than there are of these share
+/// groups alone.
+#[test]
+fn shares_of_groups_with_nests() {
+    for isa in isas() {
+        let new = Case::new(&isa, DType::F32);
+        let case = Case { k: 16, groups: 8, group_cols: new.nr, group_nest: true, ..new };
+        let (program, kernel) = case.program(&isa);
+        let (loaded, _) = Loaded::build(&isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let out = &program.buffers[2];
+        let groups_of = |thread: u32, threads: u32| -> Vec<u32> {
+            let mut step = Step::new(program.weights[1].offsets[1] as usize + 4096, 0, program.arena_bytes as usize, program.private_bytes);
+            step.rows = CAPACITY;
+            let untouched = vec![0xff; (CAPACITY * out.stride) as usize * 4];
+            step.arena.put(out.offset as usize, &untouched);
+            step.run_some(&loaded, thread..thread + 1, threads, 0);
+            let is_written = |group: &u32| !step.arena.f32(out.offset as usize + (group * case.nr) as usize * 4).is_nan();
+            (0..8).filter(is_written).collect()
+        };
+        assert_eq!([0, 1].map(|thread| groups_of(thread, 2)), [[0, 1, 4, 5], [2, 3, 6, 7]], "{}", isa.name);
+        assert_eq!([0, 3].map(|thread| groups_of(thread, 4)), [[0, 4], [3, 7]], "{}", isa.name);
+        assert_eq!([0, 4].map(|thread| groups_of(thread, 5)), [vec![0], vec![6, 7]], "{}", isa.name);
     }
 }
 

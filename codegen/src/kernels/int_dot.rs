@@ -42,15 +42,15 @@ fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
     fb.f32s(Quantise::INTEGERS, fb.lanes())
 }
 
-/// Bytes of a group of unpacked nibbles.
-fn unpacked_group(panels: &Panels, group: u32) -> u64 {
-    let factors = if panels.coding.has_zeros() { 2 } else { 1 };
+/// Bytes of a group of unpacked nibbles: one to a byte, scales, and zero points or what scaled sums have too much.
+fn unpacked_group(isa: &Isa, panels: &Panels, group: u32) -> u64 {
+    let factors = if panels.coding.has_zeros() || isa.fma_into_factor { 2 } else { 1 };
     u64::from(panels.nr) * (u64::from(group) + factors * DType::F32.size())
 }
 
 /// Bytes of `k` unpacked nibbles of a panel.
-pub(super) fn unpacked_bytes(panels: &Panels, k: u32) -> u64 {
-    panels.coding.group().map_or(0, |group| u64::from(k.div_ceil(group)) * unpacked_group(panels, group))
+pub(super) fn unpacked_bytes(isa: &Isa, panels: &Panels, k: u32) -> u64 {
+    panels.coding.group().map_or(0, |group| u64::from(k.div_ceil(group)) * unpacked_group(isa, panels, group))
 }
 
 impl Microkernel<'_> {
@@ -100,10 +100,10 @@ impl Microkernel<'_> {
         }
     }
     /// Bytes of a group, and of its codes.
-    fn group_bytes(&self) -> (u64, u64) {
+    fn group_bytes(&self, isa: &Isa) -> (u64, u64) {
         let panels = &self.kernel.panels;
         let group = self.coding.group().expect("codes");
-        let all = if self.is_unpacked() { unpacked_group(panels, group) } else { panels.bytes_before(group, self.dtype) };
+        let all = if self.is_unpacked() { unpacked_group(isa, panels, group) } else { panels.bytes_before(group, self.dtype) };
         (all, self.codes_bytes())
     }
 
@@ -124,7 +124,7 @@ impl Microkernel<'_> {
         let group = self.coding.group().expect("codes");
         let most_code = if self.coding.has_zeros() { 255 } else { 128 };
         assert!(most_code * 127 * group < 1 << 22, "sums over groups of {group} are no f32");
-        let (group_bytes, code_bytes) = self.group_bytes();
+        let (group_bytes, code_bytes) = self.group_bytes(fb.isa());
         let step_k = self.group_step(fb.isa(), walk.m, feed);
         let steps = group / step_k;
         let packs = step_k / self.k_pack;
@@ -169,7 +169,7 @@ impl Microkernel<'_> {
                 (0..rows).map(start).flat_map(|start| vec![start; sums_per_row]).collect()
             };
             let keep = keep.map(|keep| {
-                let [to, scales] = [keep.to, keep.scales].map(|at| fb.index(at, i, unpacked_group(panels, group)));
+                let [to, scales] = [keep.to, keep.scales].map(|at| fb.index(at, i, unpacked_group(fb.isa(), panels, group)));
                 Keep { to, scales, ..keep }
             });
             // `span_steps` steps from `first` on.
@@ -224,7 +224,8 @@ impl Microkernel<'_> {
                     begin().into_iter().zip(sums).map(|(start, sum)| fb.add(start, sum)).collect()
                 }
             };
-            let mut zeros = None;
+            let in_factor = fb.isa().fma_into_factor && !self.coding.has_zeros();
+            let (mut zeros, mut less) = (None, None);
             let mut scales: Option<Vec<_>> = self.coding.has_group_scales().then(|| {
                 if matches!(feed, Feed::Stream) {
                     let scales = fb.add_int(here, code_bytes as i64);
@@ -233,8 +234,12 @@ impl Microkernel<'_> {
                 let at = fb.offset(at.scales, here);
                 let scales = self.scales(fb, walk, at);
                 zeros = self.coding.has_zeros().then(|| self.zeros(fb, walk, at));
+                less = in_factor.then(|| match self.is_unpacked() {
+                    true => self.zeros(fb, walk, at),
+                    false => scales.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect::<Vec<_>>(),
+                });
                 if let Some(keep) = keep {
-                    for (factors, place) in [Some(&scales), zeros.as_ref()].into_iter().flatten().zip(0..) {
+                    for (factors, place) in [Some(&scales), zeros.as_ref().or(less.as_ref())].into_iter().flatten().zip(0..) {
                         let to = fb.offset_const(keep.scales, u64::from(panels.nr) * place * DType::F32.size());
                         self.keep(fb, walk, Keep { to, ..keep }, factors.iter().copied());
                     }
@@ -248,9 +253,6 @@ impl Microkernel<'_> {
             let n = sums.len() / rows as usize;
             let floats = Ty::vec(Elem::F32, lanes);
             let value = |sum: Value<'c>| fb.sub(fb.bitcast(sum, floats), integers(fb));
-            let in_factor = fb.isa().fma_into_factor && zeros.is_none();
-            let less: Option<Vec<_>> =
-                scales.as_ref().filter(|_| in_factor).map(|all| all.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect());
             let mut acc = acc.to_vec();
             for r in 0..rows {
                 let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };

@@ -7,7 +7,7 @@
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels, most of them shared out beforehand, the rest as threads get on { stream.m; group nests }
 //!   two times mr, where more rows widen weights: the same for blocks of panels, by one half of the rows and then the other
-//!   more:            for the thread's share of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
+//!   more:            for the thread's shares of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
@@ -34,6 +34,7 @@ use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Coding, Compute, DType, Matmul, Place, Program, Quantise};
 use rcompile_runtime::abi::field;
+use std::collections::BTreeSet;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
@@ -167,7 +168,7 @@ impl Blocks {
         let count = depth.div_ceil(k);
         let block_panels = block_units * unit_panels;
         let widened_panel = match kernel.compute {
-            compute if compute.takes_codes() => int_dot::unpacked_bytes(panels, k),
+            compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
             _ => u64::from(k * panels.nr) * 4,
         };
         let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
@@ -307,9 +308,11 @@ impl<'c> Generator<'_, 'c> {
                 });
             };
             let many = || {
-                let (begin, end) = call.share(fb.int(units.into()));
-                let share = Share { call: args, a, w, rows: row_count, begin, end };
-                self.all_blocks(fb, &share, blocked, self.scratch(call), &nests);
+                let scratch = self.scratch(call);
+                self.shares(call, |begin, end| {
+                    let share = Share { call: args, a, w, rows: row_count, begin, end };
+                    self.all_blocks(fb, &share, blocked, scratch, &nests);
+                });
             };
             let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
             fb.if_else(
@@ -327,6 +330,31 @@ impl<'c> Generator<'_, 'c> {
     fn side_by_side(&self) -> u32 {
         let isa = self.mb.isa();
         Walk::stream(isa, &Microkernel::stored(isa, self.kernel, self.dtype, 1), 1, self.kernel.panels.panels()).panels
+    }
+
+    /// The thread's units, `body(begin, end)`: its share of each run of groups with the same nests, where every thread gets some of each, else its share of all. Heads
+    /// whose keys go to the cache take longest, and lie together.
+    fn shares(&self, call: &Call<'_, '_, 'c>, body: impl FnOnce(Value<'c>, Value<'c>)) {
+        let fb = call.fb;
+        let (units, _) = units(self.kernel);
+        let groups = self.kernel.group_nests.iter().flat_map(|nest| [nest.groups.start, nest.groups.end]);
+        let cuts: Vec<u32> = groups.chain([0, units]).collect::<BTreeSet<_>>().into_iter().collect();
+        let runs = cuts.len() as i64 - 1;
+        if runs == 1 {
+            let (begin, end) = call.share(fb.int(units.into()));
+            return body(begin, end);
+        }
+        let least = cuts.windows(2).map(|run| run[1] - run[0]).min().unwrap_or(units);
+        let by_run = fb.cmp(Cmp::Le, call.threads, fb.int(least.into()));
+        let table: Vec<i64> = cuts.iter().map(|cut| (*cut).into()).collect();
+        let table = fb.module().const_table("runs", &table);
+        let cut = |n: Value<'c>| fb.load(Ty::I64, fb.index(table, n, 8), 8);
+        fb.for_(fb.int(0), fb.select(by_run, fb.int(runs), fb.int(1)), 1, |run| {
+            let first = cut(run);
+            let last = fb.select(by_run, cut(fb.add_int(run, 1)), fb.int(units.into()));
+            let (begin, end) = call.share(fb.sub(last, first));
+            body(fb.add(first, begin), fb.add(first, end));
+        });
     }
 
     /// This kernel's part of the thread's private area.

@@ -9,6 +9,7 @@ use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_runtime::abi::{ABI_VERSION, StepCtx, Tile};
 use std::ffi::{CString, c_char, c_int, c_void};
+use std::ops::Range;
 use std::process::Command;
 
 /// xorshift64*: the same numbers in every run.
@@ -151,6 +152,11 @@ impl Step {
     /// Runs the kernel for every thread, one after the other (kernels hold no barrier). Returns what they have claimed of the work that is shared out
     /// meanwhile: the first thread gets all of it, the others only try.
     pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) -> u64 {
+        self.run_some(kernel, 0..threads, threads, layer)
+    }
+
+    /// The same for some of the threads.
+    pub fn run_some(&mut self, kernel: &Loaded, some: Range<u32>, threads: u32, layer: u32) -> u64 {
         let nothing = [0i32; 4];
         let mut claims = 0;
         let ctx = StepCtx {
@@ -180,7 +186,7 @@ impl Step {
             profile: std::ptr::null_mut(),
             profile_stride: 0,
         };
-        for thread in 0..threads {
+        for thread in some {
             // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.
             unsafe { (kernel.function)(&ctx, thread, threads, layer) }
         }
