@@ -11,7 +11,7 @@
 //!
 //! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, so with many blocks of rows the first one keeps what it took
 //! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
-//! `[group / 8][nr][8]`).
+//! `[group / 8][nr][8]`). Where there are no zeros, their place has the `3 * 2^22 * scale` of below, where that is wanted.
 //!
 //! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
 //! code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation. Where x86 has no such
