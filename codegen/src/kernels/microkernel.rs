@@ -79,13 +79,11 @@ impl Walk {
         Walk { panels, ..walk }
     }
 
-    /// `m` rows over one panel from a cache. Pieces of less than a cache line would read each line several times: one way after the other, then.
+    /// `m` rows over one panel from a cache. In pieces each block of rows would read every second line of it, twice, which the prefetcher into L1 does not
+    /// follow: one way after the other, then.
     pub fn block(isa: &Isa, micro: &Microkernel<'_>, m: u32) -> Walk {
         let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways);
-        match together.pieces > 1 && together.vectors * isa.lanes < LINE_WORDS {
-            true => Walk::panel(isa, micro, m, 1),
-            false => together,
-        }
+        if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together }
     }
 
     fn panel(isa: &Isa, micro: &Microkernel<'_>, m: u32, ways: u32) -> Walk {
