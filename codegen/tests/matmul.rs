@@ -3,7 +3,7 @@
 mod asm_check;
 mod kernel_harness;
 
-use asm_check::hot_loops;
+use asm_check::{HotLoop, hot_loops};
 use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
@@ -840,6 +840,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     let asm = assembly(&isa, &program, &kernel);
     // The second way's panel lies behind the first.
     let second_way = format!("{}(", k * isa.panel_nr * 2);
+    let reads_both = |l: &HotLoop| l.lines.iter().any(|line| line.starts_with("vmov") && line.contains(&second_way));
     for (m, caches, ways) in [
         (4, ["prefetcht1", "prefetcht0"], 2),
         (6, ["prefetcht1", "prefetcht0"], 2),
@@ -850,9 +851,14 @@ fn prefetches_and_ways_by_the_number_of_rows() {
         assert!(!hot.is_empty());
         for l in hot {
             assert!(l.count(caches[0]) > 0 && l.count(caches[1]) == 0, "{m} rows: {}", l.text());
-            let weights = l.lines.iter().filter(|line| line.starts_with("vmov") && line.contains(&second_way)).count();
-            assert_eq!(weights > 0, ways == 2, "{m} rows: {}", l.text());
+            assert_eq!(reads_both(&l), ways == 2, "{m} rows: {}", l.text());
         }
+    }
+    // Blocks of rows go on through a panel as it lies, too: a piece of each way would be every second line.
+    for (m, ways) in [(6, 2), (7, 1), (12, 1)] {
+        let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.block{m}"));
+        assert!(!hot.is_empty());
+        hot.iter().for_each(|l| assert_eq!(reads_both(l), ways == 2, "block of {m} rows: {}", l.text()));
     }
 }
 
