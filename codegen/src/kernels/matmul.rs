@@ -9,7 +9,7 @@
 //!   two times mr, where more rows widen weights: the same for blocks of panels, by one half of the rows and then the other
 //!   more:            for the thread's shares of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
-//! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic
+//! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
