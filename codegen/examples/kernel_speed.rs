@@ -38,6 +38,9 @@ fn main() {
         let dtype = if coding.has_bytes() { isa.code_type() } else { DType::U8 };
         if isa.int8_dot(isa.lanes).is_some() {
             types.push((dtype, Compute::Int8Dot, coding));
+            if isa.int8_tiles {
+                types.push((dtype, Compute::Int8Tiles, coding));
+            }
         }
         types.push((dtype, Compute::F32, coding));
     }
@@ -269,11 +272,11 @@ impl Matmuls {
     fn build(&self) -> (Loaded, Step) {
         let panels = self.panels();
         let (a_dtype, width) = match (self.compute, self.coding.group()) {
-            (Compute::Int8Dot, Some(group)) => (DType::U8, Quantise::row_bytes(self.k, group).next_multiple_of(64)),
+            (compute, Some(group)) if compute.takes_codes() => (DType::U8, compute.record_stride(self.k, group)),
             (Compute::Bf16Dot, _) => (DType::Bf16, self.k),
             _ => (DType::F32, self.k),
         };
-        let a_stride = width.next_multiple_of(32) + env("PAD", 0);
+        let a_stride = if a_dtype == DType::U8 { width } else { width.next_multiple_of(32) + env("PAD", 0) };
         let columns = panels.padded_cols();
         let a_bytes = u64::from(self.rows * a_stride) * 4;
         let buffer =
@@ -285,15 +288,14 @@ impl Matmuls {
         let index = e.binary(BinaryOp::Add, at, c);
         let value = e.add(Expr::Acc(0));
         let nibbles = matches!(self.coding, Coding::Int4 { .. });
-        let widen = self.dtype != DType::F32
-            && (self.compute == Compute::F32 || self.compute == Compute::Int8Dot && nibbles)
-            && env("WIDEN", 1) == 1;
+        let widen =
+            self.dtype != DType::F32 && (self.compute == Compute::F32 || self.compute.takes_codes() && nibbles) && env("WIDEN", 1) == 1;
         let k_block = self
             .k
-            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute == Compute::Int8Dot { 2048 } else { (12 << 10) / self.isa.tile_rows })))
+            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute.takes_codes() { 2048 } else { (12 << 10) / self.isa.tile_rows })))
             .next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
-            (true, Compute::Int8Dot) => u64::from(k_block * panels.nr),
+            (true, compute) if compute.takes_codes() => u64::from(k_block * panels.nr),
             (true, _) => u64::from(k_block * panels.nr) * 4,
             _ => panels.bytes_before(k_block, self.dtype),
         };
@@ -365,7 +367,7 @@ impl Matmuls {
         let repeat = (8e8 / flop).ceil() as usize;
         let mut rounds = Rounds::default();
         let mut clocks = vec![];
-        let peak_rate = || if self.compute == Compute::Int8Dot { peak.dots() } else { peak.flops() };
+        let peak_rate = || if self.compute.takes_codes() { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
             let before = peak_rate();
             let clock = peak.clock();

@@ -659,12 +659,32 @@ pub enum Compute {
     Int8Dot,
     /// The same values, with matrix instructions: codes in blocks of 8 k of two rows and two columns (SMMLA).
     Int8Mmla,
+    /// The same values, of more than a few rows by tiles of 16 rows, 16 columns and 64 k (AMX); panels are those of [`Compute::Int8Dot`].
+    Int8Tiles,
 }
 
 impl Compute {
     /// Are both operands codes, the left one in records?
     pub fn takes_codes(self) -> bool {
-        matches!(self, Compute::Int8Dot | Compute::Int8Mmla)
+        matches!(self, Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles)
+    }
+    /// Do few rows take integer dots for it ([`Isa::int8_dot`](crate::isa::Isa::int8_dot))?
+    pub fn dots_codes(self) -> bool {
+        matches!(self, Compute::Int8Dot | Compute::Int8Tiles)
+    }
+    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows of codes that begin with a cache line (they read others at a quarter of the rate).
+    pub fn record(self, group: u32) -> u32 {
+        let bytes = group + 8;
+        if self == Compute::Int8Tiles { bytes.next_multiple_of(64) } else { bytes }
+    }
+    /// Bytes of the records of a row of `k` codes.
+    pub fn row_bytes(self, k: u32, group: u32) -> u32 {
+        k.div_ceil(group) * self.record(group)
+    }
+    /// Elements from row to row of records: whole cache lines; for tiles, whose rows are read at once, an odd number of them, so that they lie in different sets of L1.
+    pub fn record_stride(self, k: u32, group: u32) -> u32 {
+        let lines = self.row_bytes(k, group).div_ceil(64);
+        64 * if self == Compute::Int8Tiles { lines | 1 } else { lines }
     }
 }
 
@@ -672,7 +692,7 @@ impl Compute {
 ///
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
 /// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
-/// start. The last group is padded with zero codes.
+/// start. Bytes after that are not written. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -689,6 +709,8 @@ pub struct Quantise {
     pub k: u32,
     /// Elements per group.
     pub group: u32,
+    /// Bytes of a record, as [`Compute::record`] of the matmuls that read it has it.
+    pub record: u32,
     /// Of the weights that the records are multiplied with, see [`Coding::bias_factor`].
     pub bias_factor: i32,
 }
@@ -697,13 +719,9 @@ impl Quantise {
     /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a subtraction.
     pub const INTEGERS: f32 = 12_582_912.0;
 
-    /// Bytes of a record.
-    pub fn record(group: u32) -> u32 {
-        group + 8
-    }
     /// Bytes of a row's records.
-    pub fn row_bytes(k: u32, group: u32) -> u32 {
-        k.div_ceil(group) * Self::record(group)
+    pub fn row_bytes(&self) -> u32 {
+        self.k.div_ceil(self.group) * self.record
     }
 }
 

@@ -370,7 +370,7 @@ impl<'a> Verifier<'a> {
                     self.check(m.panels.k_pack == pack, || format!("codes in packs of {} k, not {pack}", m.panels.k_pack));
                 }
                 let pack = match m.compute {
-                    Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla => None,
+                    Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => None,
                     Compute::Bf16Dot => Some(2),
                     Compute::Bf16Mmla => Some(4),
                 };
@@ -383,7 +383,7 @@ impl<'a> Verifier<'a> {
         self.check(matches!(m.rows, Extent::Rows | Extent::LogitRows), || format!("rows are {}", m.rows));
         // Elements of a row that are read: floats by k, or records.
         let width = match m.panels.coding.group() {
-            Some(group) if m.compute.takes_codes() => Quantise::row_bytes(m.panels.k, group),
+            Some(group) if m.compute.takes_codes() => m.compute.row_bytes(m.panels.k, group),
             Some(_) => m.panels.k,
             None => m.panels.padded_k(),
         };
@@ -421,10 +421,11 @@ impl<'a> Verifier<'a> {
     fn quantise(&mut self, q: &'a Quantise, of: Option<&Matmul>, layers: usize) {
         self.operand("x", &q.x, layers);
         self.operand("out", &q.out, layers);
-        let width = Quantise::row_bytes(q.k, q.group);
+        let width = q.row_bytes();
         self.check(matches!(q.group, 32 | 64 | 128 | 256), || format!("groups of {}", q.group));
         self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
         self.check(q.out.dtype == DType::U8, || format!("records of type {}", q.out.dtype));
+        self.check(q.record >= q.group + 8 && q.record.is_multiple_of(4), || format!("records of {} bytes", q.record));
         self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));
         let good = q.out_stride >= width && q.out_stride.is_multiple_of(4);
         self.check(good, || format!("rows of out have {} bytes for {width}", q.out_stride));
@@ -434,6 +435,7 @@ impl<'a> Verifier<'a> {
         if let Some(m) = of {
             let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
             let coding = Some(q.group) == m.panels.coding.group()
+                && q.record == m.compute.record(q.group)
                 && self.program.weights.get(m.weight.index()).is_none_or(|w| q.bias_factor == m.panels.coding.bias_factor(w.dtype));
             self.check(same && coding, || "the records are not those that the matmul reads".into());
         }

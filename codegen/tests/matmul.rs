@@ -98,7 +98,7 @@ impl Case {
     }
     /// Records of the matmul's rows, in scratch behind the floats of a prologue.
     fn records(&self) -> (Operand, u32) {
-        let bytes = self.record_group().map_or(0, |group| Quantise::row_bytes(self.k, group));
+        let bytes = self.record_group().map_or(0, |group| self.compute.row_bytes(self.k, group));
         (Operand { place: Place::Private(64 + u64::from(CAPACITY * (self.k + 32)) * 4), dtype: DType::U8 }, bytes)
     }
     fn a_dtype(&self) -> DType {
@@ -166,6 +166,7 @@ impl Case {
             out_stride: record_stride,
             k: self.k,
             group,
+            record: self.compute.record(group),
             bias_factor: self.coding.bias_factor(self.dtype),
         });
         let (a, a_stride_read) = if quantise.is_some() { (records, record_stride) } else { (x, a_stride) };
@@ -466,8 +467,7 @@ fn coded(isa: &Isa, codings: &[Coding]) -> Vec<Case> {
     for &coding in codings {
         let case = Case { coding, ..Case::new(isa, code_type(isa, coding)) };
         if isa.int8_dot(isa.lanes).is_some() {
-            let compute = if coding.fits_mmla() { isa.matmul_of_codes() } else { Compute::Int8Dot };
-            list.push(Case { compute, ..case.clone() });
+            list.push(Case { compute: isa.matmul_of_codes(coding), ..case.clone() });
         }
         if isa.code_type() == DType::U8 && coding.has_bytes() {
             list.push(Case { dtype: DType::I8, ..case.clone() });
@@ -729,8 +729,10 @@ fn hot_loop_asm_of_codes() {
         (ARM, "neoverse-v2", "smmla"),
         (ARM, "apple-m2", "smmla"),
     ] {
-        let isa = Isa::lookup(triple, cpu, &[]).unwrap();
-        let compute = isa.matmul_of_codes();
+        // Of blocks of rows without tiles; few rows are the same with them.
+        let edits = if cpu == "sapphirerapids" { vec!["-amx-tile".to_string()] } else { vec![] };
+        let isa = Isa::lookup(triple, cpu, &edits).unwrap();
+        let compute = isa.matmul_of_codes(Coding::Int8 { group: 256 });
         assert_eq!(compute == Compute::Int8Mmla, dot == "smmla", "{cpu}");
         let int4 = |group| Coding::Int4 { group, zeros: false };
         let zeros = [Coding::Int4 { group: 128, zeros: true }, Coding::Int8Groups { group: 32, zeros: true }];

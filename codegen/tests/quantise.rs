@@ -28,13 +28,30 @@ fn rows(k: u32, group: u32) -> Vec<Vec<f32>> {
 }
 
 fn check(k: u32, group: u32, dtype: DType, bias_factor: i32) {
+    for compute in [Compute::Int8Dot, Compute::Int8Tiles] {
+        check_for(compute, k, group, dtype, bias_factor);
+    }
+}
+
+/// Records for matmuls of this kind.
+fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i32) {
     let rows = rows(k, group);
-    let (x_stride, out_stride) = (k.next_multiple_of(32) + 32, Quantise::row_bytes(k, group).next_multiple_of(64));
+    let record_bytes = compute.record(group);
+    let (x_stride, out_stride) = (k.next_multiple_of(32) + 32, compute.record_stride(k, group));
     let buffer = |name: &str, dtype: DType, stride: u32, offset: u64| Buffer { name: name.into(), dtype, rows: ROWS, stride, offset };
     let out_at = u64::from(ROWS * x_stride) * 4;
     let operand = |b: u32, dtype: DType| Operand { place: Place::Buffer(BufferId(b)), dtype };
-    let kernel =
-        Quantise { rows: Extent::Rows, x: operand(0, dtype), x_stride, out: operand(1, DType::U8), out_stride, k, group, bias_factor };
+    let kernel = Quantise {
+        rows: Extent::Rows,
+        x: operand(0, dtype),
+        x_stride,
+        out: operand(1, DType::U8),
+        out_stride,
+        k,
+        group,
+        record: record_bytes,
+        bias_factor,
+    };
     let program = Program {
         entry: "step".into(),
         bucket: ROWS,
@@ -80,11 +97,13 @@ fn check(k: u32, group: u32, dtype: DType, bias_factor: i32) {
             for (r, row) in seen.iter().enumerate() {
                 let row_at = out_at as usize + r * out_stride as usize;
                 for (g, x) in row.chunks(group as usize).enumerate() {
-                    let at = row_at + g * Quantise::record(group) as usize;
+                    let at = row_at + g * record_bytes as usize;
                     let what = format!("k {k}, groups of {group} of {dtype} on {}, {threads} threads, [{r}, group {g}]", isa.name);
                     record(&step.arena, at, x, group, bias_factor, &what);
+                    let padding = &step.arena.bytes()[at + group as usize + 8..at + record_bytes as usize];
+                    assert!(padding.iter().all(|b| *b == UNTOUCHED), "{what}: written behind the record");
                 }
-                let end = row_at + Quantise::row_bytes(k, group) as usize..row_at + out_stride as usize;
+                let end = row_at + compute.row_bytes(k, group) as usize..row_at + out_stride as usize;
                 assert!(step.arena.bytes()[end].iter().all(|b| *b == UNTOUCHED), "k {k}: written beyond the records");
             }
         }

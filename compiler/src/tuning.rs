@@ -275,6 +275,7 @@ mod compute {
             Compute::Bf16Dot => "dot",
             Compute::Int8Dot => "int8",
             Compute::Int8Mmla => "int8mmla",
+            Compute::Int8Tiles => "int8tiles",
             Compute::Bf16Mmla => "mmla",
         }
     }
@@ -287,8 +288,9 @@ mod compute {
             "dot" => Ok(Compute::Bf16Dot),
             "int8" => Ok(Compute::Int8Dot),
             "int8mmla" => Ok(Compute::Int8Mmla),
+            "int8tiles" => Ok(Compute::Int8Tiles),
             "mmla" => Ok(Compute::Bf16Mmla),
-            other => Err(D::Error::custom(format!("compute: expected f32, dot, mmla, int8 or int8mmla, found {other}"))),
+            other => Err(D::Error::custom(format!("compute: expected f32, dot, mmla, int8, int8mmla or int8tiles, found {other}"))),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Does this CPU have what the kernels were compiled for?
 //!
 //! Features are spelled as LLVM spells them. What the operating system has not switched on (AVX state in XCR0) does not count
-//! as present. A feature that cannot be asked for counts as missing: a clear refusal is better than an illegal instruction.
+//! as present; the permission for tiles is asked for here. A feature that cannot be asked for counts as missing: a clear refusal is better than an illegal instruction.
 
 /// Names in `needed` that this CPU lacks, in their order.
 pub fn missing(needed: &[String]) -> Vec<&str> {
@@ -20,6 +20,9 @@ fn present(name: &str) -> bool {
             match name {
                 // Part of every x86-64 CPU.
                 "64bit" | "cmov" | "cx8" | "fxsr" | "mmx" | "sse" | "sse2" | "x87" => true,
+                // The CPU's, and the system's permission.
+                "amx-tile" => crate::tiles::permit(),
+                "amx-int8" => tile_features() & 1 << 25 != 0,
                 $($llvm => std::is_x86_feature_detected!($rust),)*
                 _ => false,
             }
@@ -76,6 +79,13 @@ fn present(name: &str) -> bool {
         "xsaveopt" => "xsaveopt",
         "xsaves" => "xsaves",
     }
+}
+
+/// CPUID.(EAX=7,ECX=0):EDX, which lists what the tiles can do.
+#[cfg(target_arch = "x86_64")]
+fn tile_features() -> u32 {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx }
 }
 
 #[cfg(target_arch = "aarch64")]
@@ -137,6 +147,8 @@ mod tests {
             ("avx512_vnni", "avx512vnni"),
             ("fma", "fma"),
             ("f16c", "f16c"),
+            ("amx_tile", "amx-tile"),
+            ("amx_int8", "amx-int8"),
         ] {
             assert_eq!(flags.contains(&kernel), present(llvm), "{llvm}");
         }

@@ -16,6 +16,7 @@ pub mod cost;
 pub mod logits;
 #[cfg(feature = "text")]
 pub mod text;
+pub mod tiles;
 
 #[cfg(feature = "exe")]
 mod cli;

@@ -8,7 +8,7 @@ pub mod aarch64;
 pub mod x86_64;
 
 use crate::error::Error;
-use crate::program::{Compute, DType};
+use crate::program::{Coding, Compute, DType};
 use std::collections::BTreeSet;
 
 /// Architecture, for the few places that choose an intrinsic.
@@ -104,6 +104,8 @@ pub struct Isa {
     pub bf16_mmla: bool,
     /// Has SMMLA (twice the rate of SDOT there).
     pub int8_mmla: bool,
+    /// Has TDPBUSD and its kin on tiles of 16 rows, 16 columns and 64 k (AMX; eight times the rate of VPDPBUSD). Blocks of rows want it.
+    pub int8_tiles: bool,
     /// FMA may overwrite a factor: an addend that is used again needs no copy (FMLA of NEON overwrites the addend).
     pub fma_into_factor: bool,
 }
@@ -167,8 +169,12 @@ impl Isa {
     }
 
     /// How a matmul of codes of both operands is computed.
-    pub fn matmul_of_codes(&self) -> Compute {
-        if self.int8_mmla { Compute::Int8Mmla } else { Compute::Int8Dot }
+    pub fn matmul_of_codes(&self, coding: Coding) -> Compute {
+        match (self.int8_mmla && coding.fits_mmla(), self.int8_tiles) {
+            (true, _) => Compute::Int8Mmla,
+            (_, true) => Compute::Int8Tiles,
+            _ => Compute::Int8Dot,
+        }
     }
 
     /// How attention over a cache of this type and width is computed.
@@ -183,7 +189,7 @@ impl Isa {
     pub fn rows(&self, compute: Compute) -> u32 {
         match compute {
             Compute::Bf16Mmla | Compute::Int8Mmla => MMLA_ROWS,
-            Compute::Int8Dot => self.code_rows,
+            Compute::Int8Dot | Compute::Int8Tiles => self.code_rows,
             Compute::F32 | Compute::Bf16Dot => self.tile_rows,
         }
     }

@@ -14,8 +14,10 @@ const V4: &[&str] = &["avx512bw", "avx512cd", "avx512dq", "avx512f", "avx512vl"]
 const VNNI: &[&str] = &["avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni", "avx512vpopcntdq", "avx512bitalg"];
 /// On top of that: Sapphire Rapids and its successors.
 const INTEL: &[&str] = &["avx512bf16", "avx512fp16", "avxvnni"];
+/// Their matrix unit.
+const AMX: &[&str] = &["amx-tile", "amx-int8"];
 /// Features that code may come to use; of a host's features only these count.
-const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL];
+const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL, AMX];
 
 /// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA, second cache, how weights stream.
 struct Row {
@@ -64,13 +66,20 @@ const ROWS: &[Row] = &[
     Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true, l2: 1024, streams: FAR },
     Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false, l2: 1024, streams: INTEL_STREAMS },
     Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false, l2: 1280, streams: INTEL_STREAMS },
-    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
-    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
-    Row { name: "graniterapids", features: &[V4, VNNI, INTEL], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL, AMX], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL, AMX], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "graniterapids", features: &[V4, VNNI, INTEL, AMX], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
 ];
 
 pub(super) fn names() -> Vec<&'static str> {
     ROWS.iter().map(|r| r.name).collect()
+}
+
+/// Row of a name. Hypervisors may call a CPU by another's: one with all that Intel's servers have is like the last of those whose features it has.
+fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
+    let has = |lists: &[&[&str]]| lists.iter().all(|list| list.iter().all(|f| features.contains(*f)));
+    let like_intel = has(&[INTEL]) && !name.starts_with("znver");
+    ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().rev().find(|r| like_intel && has(r.features)))
 }
 
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
@@ -104,8 +113,13 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
     if !wide {
         features.retain(|f| !f.starts_with("avx512"));
     }
+    // Their sums are scaled in vectors of as many columns as a tile has, and few rows take the dots.
+    let tiles = wide && features.contains("avx512vnni") && features.contains("amx-tile");
+    if !tiles {
+        features.retain(|f| !f.starts_with("amx"));
+    }
     let bf16_dot = features.contains("avx512bf16");
-    let (l2, streams) = ROWS.iter().find(|r| r.name == name).map_or((GENERIC_L2, FAR), |r| (r.l2, r.streams));
+    let (l2, streams) = row_of(&name, &features).map_or((GENERIC_L2, FAR), |r| (r.l2, r.streams));
     Ok(Isa {
         arch: Arch::X86_64,
         triple: triple.to_string(),
@@ -131,6 +145,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_dot_fast: bf16_dot && fast,
         bf16_mmla: false,
         int8_mmla: false,
+        int8_tiles: tiles && features.contains("amx-int8"),
         fma_into_factor: true,
         features,
     })

@@ -38,7 +38,7 @@ const WORDS_K: u32 = 32;
 const _: () = assert!(WORDS_K / 4 * 2 * 15 * 127 <= i16::MAX as u32);
 
 /// [`Quantise::INTEGERS`] in all lanes.
-fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
+pub(super) fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
     fb.f32s(Quantise::INTEGERS, fb.lanes())
 }
 
@@ -53,6 +53,28 @@ pub(super) fn unpacked_bytes(isa: &Isa, panels: &Panels, k: u32) -> u64 {
     panels.coding.group().map_or(0, |group| u64::from(k.div_ceil(group)) * unpacked_group(isa, panels, group))
 }
 
+/// What the sums of a group's columns are multiplied with, a vector for each vector of columns.
+pub(super) struct Factors<'c> {
+    /// Scales.
+    pub scales: Vec<Value<'c>>,
+    /// Zero points, where columns have their own.
+    pub zeros: Option<Vec<Value<'c>>>,
+    /// What scaled sums have too much, minus it, where an FMA takes it off.
+    pub less: Option<Vec<Value<'c>>>,
+}
+
+/// A group's sums of vector `c` of columns as f32, scaled where groups of columns have scales. `bias`: the word of the row's start, where columns have zero points.
+pub(super) fn scaled<'c>(fb: &Fb<'_, 'c>, sum: Value<'c>, factors: Option<&Factors<'c>>, c: usize, bias: Option<Value<'c>>) -> Value<'c> {
+    let value = |sum: Value<'c>| fb.sub(fb.bitcast(sum, sum.ty().with(Elem::F32)), integers(fb));
+    let Some(Factors { scales, zeros, less }) = factors else { return value(sum) };
+    if let Some(less) = less {
+        return fb.fma(fb.bitcast(sum, sum.ty().with(Elem::F32)), scales[c], less[c]);
+    }
+    let sum = value(sum);
+    let sum = zeros.as_ref().zip(bias).map_or(sum, |(zeros, bias)| fb.fma(zeros[c], value(bias), sum));
+    fb.mul(sum, scales[c])
+}
+
 impl Microkernel<'_> {
     /// Do the f32 sums of `m` rows leave the registers while a group is summed? Only then may the sums of a group fill them.
     pub(super) fn sums_spill(&self, isa: &Isa, m: u32) -> bool {
@@ -62,11 +84,11 @@ impl Microkernel<'_> {
         // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one after the other.)
         let vectors = self.kernel.panels.nr / isa.lanes;
         let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
-        m > 1 && self.kernel.compute == Compute::Int8Dot && !fits(2) && fits(1)
+        m > 1 && self.kernel.compute.dots_codes() && !fits(2) && fits(1)
     }
     /// Are products of nibbles summed in words first? Where a dot takes three instructions, two of them wait until [`WORDS_K`].
     fn sums_in_words(&self, isa: &Isa) -> bool {
-        isa.dots_in_pairs() && !self.coding.has_bytes() && self.kernel.compute == Compute::Int8Dot
+        isa.dots_in_pairs() && !self.coding.has_bytes() && self.kernel.compute.dots_codes()
     }
     /// Registers of a step beside the sums.
     fn held(&self, isa: &Isa, m: u32, vectors: u32) -> u32 {
@@ -87,7 +109,7 @@ impl Microkernel<'_> {
     }
     /// Do codes of `m` rows wait in registers, sixteen each?
     pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
-        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute == Compute::Int8Dot
+        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute.dots_codes()
     }
     /// k of a step of the loop over a group. Weights that come from a cache: more, for less of a loop. From memory one pack at a time is better, whose
     /// prefetches lie evenly among the dots. Nibbles and dots in pairs need the registers of the second pack.
@@ -95,12 +117,12 @@ impl Microkernel<'_> {
         match feed {
             _ if self.codes_in_lanes(isa, m) => 16,
             _ if self.has_nibbles() && isa.dots_in_pairs() => self.k_pack,
-            Feed::Ahead { .. } if self.kernel.compute == Compute::Int8Dot => 2 * self.k_pack,
+            Feed::Ahead { .. } if self.kernel.compute.dots_codes() => 2 * self.k_pack,
             _ => self.k_pack,
         }
     }
     /// Bytes of a group, and of its codes.
-    fn group_bytes(&self, isa: &Isa) -> (u64, u64) {
+    pub(super) fn group_bytes(&self, isa: &Isa) -> (u64, u64) {
         let panels = &self.kernel.panels;
         let group = self.coding.group().expect("codes");
         let all = if self.is_unpacked() { unpacked_group(isa, panels, group) } else { panels.bytes_before(group, self.dtype) };
@@ -135,7 +157,7 @@ impl Microkernel<'_> {
         let in_blocks = kernel.compute == Compute::Int8Mmla;
         let floats_in_blocks = in_blocks && walk.m > 1;
         let (rows, sums_per_row) = if in_blocks { (walk.m.div_ceil(2), 2 * vectors.len()) } else { (walk.m, vectors.len()) };
-        let a_group_bytes = if in_blocks { int_mmla::group_bytes(walk.m, group) } else { Quantise::record(group).into() };
+        let a_group_bytes = if in_blocks { int_mmla::group_bytes(walk.m, group) } else { kernel.compute.record(group).into() };
         let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
         let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
 
@@ -224,56 +246,54 @@ impl Microkernel<'_> {
                     begin().into_iter().zip(sums).map(|(start, sum)| fb.add(start, sum)).collect()
                 }
             };
-            let in_factor = fb.isa().fma_into_factor && !self.coding.has_zeros();
-            let (mut zeros, mut less) = (None, None);
-            let mut scales: Option<Vec<_>> = self.coding.has_group_scales().then(|| {
+            let mut factors = self.coding.has_group_scales().then(|| {
                 if matches!(feed, Feed::Stream) {
                     let scales = fb.add_int(here, code_bytes as i64);
                     self.prefetch_streams(fb, walk, &streams, at.panel, scales, (group_bytes - code_bytes, 1));
                 }
-                let at = fb.offset(at.scales, here);
-                let scales = self.scales(fb, walk, at);
-                zeros = self.coding.has_zeros().then(|| self.zeros(fb, walk, at));
-                less = in_factor.then(|| match self.is_unpacked() {
-                    true => self.zeros(fb, walk, at),
-                    false => scales.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect::<Vec<_>>(),
-                });
+                let factors = self.factors(fb, walk, fb.offset(at.scales, here));
                 if let Some(keep) = keep {
-                    for (factors, place) in [Some(&scales), zeros.as_ref().or(less.as_ref())].into_iter().flatten().zip(0..) {
-                        let to = fb.offset_const(keep.scales, u64::from(panels.nr) * place * DType::F32.size());
-                        self.keep(fb, walk, Keep { to, ..keep }, factors.iter().copied());
-                    }
+                    self.keep_factors(fb, walk, keep, &factors);
                 }
-                scales
+                factors
             });
             let sums = if in_blocks && !floats_in_blocks { mmla::rows_of_blocks(fb, walk.m, &sums) } else { sums };
             if floats_in_blocks {
-                scales = scales.map(|scales| block_scales(fb, &scales));
+                factors = factors.map(|factors| Factors { scales: block_scales(fb, &factors.scales), ..factors });
             }
             let n = sums.len() / rows as usize;
-            let floats = Ty::vec(Elem::F32, lanes);
-            let value = |sum: Value<'c>| fb.sub(fb.bitcast(sum, floats), integers(fb));
             let mut acc = acc.to_vec();
             for r in 0..rows {
                 let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
-                let bias = zeros.as_ref().map(|_| value(words_of(a, r, group + 4)));
+                let bias = self.coding.has_zeros().then(|| words_of(a, r, group + 4));
                 for c in 0..n {
                     let e = r as usize * n + c;
-                    let scaled = match (&scales, &less) {
-                        (Some(scales), Some(less)) => fb.fma(fb.bitcast(sums[e], floats), scales[c], less[c]),
-                        _ => {
-                            let sum = value(sums[e]);
-                            let sum = zeros.as_ref().zip(bias).map_or(sum, |(zeros, bias)| fb.fma(zeros[c], bias, sum));
-                            scales.as_ref().map_or(sum, |scales| fb.mul(sum, scales[c]))
-                        }
-                    };
-                    acc[e] = fb.fma(scaled, row, acc[e]);
+                    acc[e] = fb.fma(scaled(fb, sums[e], factors.as_ref(), c, bias), row, acc[e]);
                 }
             }
             acc
         });
         let last = if floats_in_blocks { mmla::rows_of_blocks(fb, walk.m, &last) } else { last };
         last.into_iter().zip(&tile).for_each(|(value, at)| fb.store(value, *at, lanes * 4));
+    }
+
+    /// Factors of the columns of a walk in the group whose scales are at `at`.
+    pub(super) fn factors<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: Value<'c>) -> Factors<'c> {
+        let scales = self.scales(fb, walk, at);
+        let has_zeros = self.coding.has_zeros();
+        let less = (fb.isa().fma_into_factor && !has_zeros).then(|| match self.is_unpacked() {
+            true => self.zeros(fb, walk, at),
+            false => scales.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect(),
+        });
+        Factors { scales, zeros: has_zeros.then(|| self.zeros(fb, walk, at)), less }
+    }
+    /// Stores them as f32.
+    pub(super) fn keep_factors<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, keep: Keep<'c>, factors: &Factors<'c>) {
+        let Factors { scales, zeros, less } = factors;
+        for (factors, place) in [Some(scales), zeros.as_ref().or(less.as_ref())].into_iter().flatten().zip(0..) {
+            let to = fb.offset_const(keep.scales, u64::from(self.kernel.panels.nr) * place * DType::F32.size());
+            self.keep(fb, walk, Keep { to, ..keep }, factors.iter().copied());
+        }
     }
 
     /// Stores a vector for each vector of columns.
@@ -283,6 +303,34 @@ impl Microkernel<'_> {
             let at = u64::from(stream) * keep.stream + u64::from(vector * fb.lanes()) * 4;
             fb.store(value, fb.offset_const(keep.to, at), (fb.lanes() * 4).min(64));
         }
+    }
+
+    /// A step's codes at `vectors` of `w`, one to a byte: of bytes one register each, of nibbles two, which are kept if that is asked for.
+    pub(super) fn codes<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        walk: Walk,
+        (w, keep): (Value<'c>, Option<Keep<'c>>),
+        vectors: &[u64],
+    ) -> Vec<Vec<Value<'c>>> {
+        let halves = self.k_pack / 4;
+        let align = (fb.lanes() * 4).min(64);
+        let codes = |at: &u64| {
+            let words = fb.load(Ty::vec(Elem::I32, fb.lanes()), fb.offset_const(w, *at), align);
+            if halves == 1 {
+                return vec![words];
+            }
+            let low = fb.splat(fb.int_of(Elem::I32, 0x0f0f_0f0f), fb.lanes());
+            vec![fb.and(words, low), fb.and(fb.lshr(words, 4), low)]
+        };
+        let columns: Vec<_> = vectors.iter().map(codes).collect();
+        if let Some(keep) = keep {
+            for half in 0..halves {
+                let at = fb.offset_const(keep.to, u64::from(half * self.kernel.panels.nr) * 4);
+                self.keep(fb, walk, Keep { to: at, ..keep }, columns.iter().map(|w| w[half as usize]));
+            }
+        }
+        columns
     }
 
     /// One step: the codes at `vectors` of `w` times the rows' words (`row(r, half)`: four codes).
@@ -296,28 +344,12 @@ impl Microkernel<'_> {
         row: impl Fn(u32, u32) -> Value<'c>,
     ) {
         let n = vectors.len();
-        let halves = self.k_pack / 4;
         let codes_are = if self.coding.has_bytes() { Codes::Bytes } else { Codes::Nibbles };
         let in_words = self.sums_in_words(fb.isa());
-        let align = (fb.lanes() * 4).min(64);
-        let codes = |c: usize| {
-            let words = fb.load(Ty::vec(Elem::I32, fb.lanes()), fb.offset_const(w, vectors[c]), align);
-            if halves == 1 {
-                return vec![words];
-            }
-            let low = fb.splat(fb.int_of(Elem::I32, 0x0f0f_0f0f), fb.lanes());
-            vec![fb.and(words, low), fb.and(fb.lshr(words, 4), low)]
-        };
         // All columns first, also of a single row: LLVM takes their codes when it needs them. Rows first were 3 % slower in decoding.
-        let columns: Vec<_> = (0..n).map(codes).collect();
-        if let Some(keep) = keep {
-            for half in 0..halves {
-                let at = fb.offset_const(keep.to, u64::from(half * self.kernel.panels.nr) * 4);
-                self.keep(fb, walk, Keep { to: at, ..keep }, columns.iter().map(|w| w[half as usize]));
-            }
-        }
+        let columns = self.codes(fb, walk, (w, keep), vectors);
         for r in 0..walk.m {
-            for half in 0..halves {
+            for half in 0..self.k_pack / 4 {
                 let x = row(r, half);
                 for (c, w) in columns.iter().enumerate() {
                     let e = r as usize * n + c;

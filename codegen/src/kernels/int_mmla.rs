@@ -18,7 +18,7 @@ use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::exchange_halves;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Compute, Matmul, Quantise};
+use crate::program::{Compute, Matmul};
 
 /// k of a row or column in one register.
 const K: u32 = 8;
@@ -68,7 +68,7 @@ pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul, m: u32, a: Value<'c>, k
     let row = |a: Value<'c>, r: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride));
     let pairs = || (0..m.div_ceil(2)).map(|pair| (pair, 2 * pair, (2 * pair + 1).min(m - 1)));
     fb.for_(fb.int(0), fb.lshr(k, group.trailing_zeros()), 1, |i| {
-        let a = fb.index(a, i, Quantise::record(group).into());
+        let a = fb.index(a, i, kernel.compute.record(group).into());
         let to = fb.index(to, i, group_bytes(m, group));
         fb.for_(fb.int(0), fb.int(group.into()), i64::from(2 * K), |inside| {
             let (a, to) = (fb.offset(a, inside), fb.offset(to, fb.mul_int(inside, (step / u64::from(K)) as i64)));

@@ -27,12 +27,12 @@
 //! distances were measured with `examples/kernel_speed.rs`.
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, L2, LINE_WORDS, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, loops, mmla, quantise};
+use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, int_tiles, loops, mmla, quantise};
 use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
-use crate::program::{Coding, Compute, DType, Matmul, Place, Program, Quantise};
+use crate::program::{Coding, Compute, DType, Matmul, Place, Program};
 use rcompile_runtime::abi::field;
 use std::collections::BTreeSet;
 
@@ -49,10 +49,15 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
         // Balanced blocks of more than mr rows have at least half of mr.
         let least = kernel.tile.mr.div_ceil(2);
         let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
-        match blocks.widen {
-            true => Blocked { blocks, least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
-            false => Blocked { blocks, least, rows: rows(Weights::Stored), first: None },
-        }
+        let functions = match (kernel.compute, blocks.widen) {
+            (Compute::Int8Tiles, widen) => BlockFunctions::Tiles {
+                rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
+                apart: widen.then(|| generator.take_apart(&blocks)),
+            },
+            (_, true) => BlockFunctions::Registers { least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
+            (_, false) => BlockFunctions::Registers { least, rows: rows(Weights::Stored), first: None },
+        };
+        Blocked { blocks, functions }
     });
     Ok(generator.kernel(&Rows { stream, blocked }))
 }
@@ -100,13 +105,16 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     let signed = panels.coding.has_bytes().then(|| isa.code_type());
     let has_dot = isa.int8_dot(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
     let has_codes = panels.coding != Coding::Elements && kernel.a.dtype == DType::U8;
-    if kernel.compute == Compute::Int8Dot && !(has_dot && has_codes) {
+    if kernel.compute.dots_codes() && !(has_dot && has_codes) {
         problems.push(format!("{name}: int8 dot of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
     if kernel.compute == Compute::Int8Mmla
         && !(isa.int8_mmla && signed.is_none_or(|wanted| dtype == wanted) && has_codes && panels.coding.fits_mmla())
     {
         problems.push(format!("{name}: int8 matrix product of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
+    }
+    if kernel.compute == Compute::Int8Tiles && !(isa.int8_tiles && [1, 2].contains(&(panels.nr / int_tiles::SIDE))) {
+        problems.push(format!("{name}: tiles of panels of {} columns on {}", panels.nr, isa.name));
     }
     if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));
@@ -155,9 +163,10 @@ impl Blocks {
         let takes_apart = match kernel.compute {
             Compute::F32 => weight_type(program, kernel) != DType::F32,
             Compute::Bf16Dot | Compute::Bf16Mmla => false,
-            Compute::Int8Dot | Compute::Int8Mmla => matches!(panels.coding, Coding::Int4 { .. }),
+            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => matches!(panels.coding, Coding::Int4 { .. }),
         };
-        let widen = kernel.tile.widen && takes_apart && rows > STREAMED_BLOCKS * kernel.tile.mr;
+        // Tiles want bytes.
+        let widen = takes_apart && (kernel.compute == Compute::Int8Tiles || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
         let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
         let (depth, unit) = (depth(kernel), micro.k_unit());
@@ -207,11 +216,36 @@ struct Rows<'c> {
 
 struct Blocked<'c> {
     blocks: Blocks,
-    /// For `least`, `least + 1`, .. rows.
-    least: u32,
-    rows: Vec<Function<'c>>,
-    /// For the first block of rows, where it widens the weights for the others.
-    first: Option<Vec<Function<'c>>>,
+    functions: BlockFunctions<'c>,
+}
+
+/// Functions of a block of rows.
+enum BlockFunctions<'c> {
+    /// Sums in vector registers.
+    Registers {
+        /// For `least`, `least + 1`, .. rows.
+        least: u32,
+        rows: Vec<Function<'c>>,
+        /// For the first block of rows, where it widens the weights for the others.
+        first: Option<Vec<Function<'c>>>,
+    },
+    /// Sums in tiles, see `int_tiles`.
+    Tiles {
+        /// For rows of one tile, and of two.
+        rows: [Function<'c>; 2],
+        /// Takes nibbles apart for them.
+        apart: Option<Function<'c>>,
+    },
+}
+
+impl BlockFunctions<'_> {
+    /// Most rows of a block.
+    fn most_rows(&self, kernel: &Matmul) -> u32 {
+        match self {
+            BlockFunctions::Registers { .. } => kernel.tile.mr,
+            BlockFunctions::Tiles { .. } => int_tiles::ROWS,
+        }
+    }
 }
 
 /// What a block of rows reads.
@@ -233,6 +267,43 @@ struct RowBlock<'c> {
     /// The first one.
     row: Value<'c>,
     rows: Value<'c>,
+}
+
+/// Arguments of a block of rows beside those of its kernel.
+#[derive(Clone, Copy)]
+struct Block<'c> {
+    /// Rows, at the block's first k.
+    a: Value<'c>,
+    /// The first panel as stored, there too, or as it is read.
+    w: Value<'c>,
+    /// The first one as widened.
+    widened: Value<'c>,
+    /// Number of the block of k.
+    kb: Value<'c>,
+    /// Its k.
+    k: Value<'c>,
+    /// Sums that are kept between blocks of k.
+    tiles: Value<'c>,
+    /// First row.
+    row: Value<'c>,
+    /// Rows.
+    rows: Value<'c>,
+    /// First panel.
+    first: Value<'c>,
+    /// Behind the last.
+    last: Value<'c>,
+    /// What to ask for meanwhile.
+    ahead: Value<'c>,
+    /// Bytes of that, of each panel of one way.
+    ahead_part: Value<'c>,
+}
+
+/// Addresses of one panel (of all ways) of a block of rows.
+struct PanelAt<'c> {
+    w: Value<'c>,
+    widened: Value<'c>,
+    tile: Value<'c>,
+    ahead: Value<'c>,
 }
 
 /// One kernel's generator.
@@ -303,7 +374,7 @@ impl<'c> Generator<'_, 'c> {
             let halves = || {
                 pieces(&|begin, end| {
                     self.blocks_of_units(fb, &blocked.blocks, (begin, end), |first, last| {
-                        self.blocks_of_rows(fb, (fb.int(0), row_count), |block| stream(block.row, block.rows, first, last));
+                        self.blocks_of_rows(fb, (fb.int(0), row_count), kernel.tile.mr, |block| stream(block.row, block.rows, first, last));
                     });
                 });
             };
@@ -318,7 +389,7 @@ impl<'c> Generator<'_, 'c> {
             fb.if_else(
                 up_to(1),
                 || done(few),
-                || match blocked.blocks.widen {
+                || match matches!(blocked.functions, BlockFunctions::Registers { first: Some(_), .. }) {
                     true => fb.if_else(up_to(STREAMED_BLOCKS), || done(halves), || done(many)),
                     false => done(many),
                 },
@@ -368,7 +439,7 @@ impl<'c> Generator<'_, 'c> {
         let pack = match self.kernel.compute {
             Compute::Bf16Mmla => mmla::pack,
             Compute::Int8Mmla => int_mmla::pack,
-            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot => return a,
+            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles => return a,
         };
         let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
         let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
@@ -431,22 +502,33 @@ impl<'c> Generator<'_, 'c> {
                 // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
                 let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
                 let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
-                self.blocks_of_rows(fb, pass, |RowBlock { number, count, row, rows }| {
+                if let BlockFunctions::Tiles { apart: Some(apart), .. } = &blocked.functions {
+                    fb.call(apart, &[w, scratch, k, panels]);
+                }
+                self.blocks_of_rows(fb, pass, blocked.functions.most_rows(kernel), |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
                     let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                     let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
                     let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
                     let call = |function: &Function<'c>| {
-                        let rest = [a, w, scratch, kb, k, tiles, row, first_panel, last_panel, ahead, ahead_part];
+                        let rest = [a, w, scratch, kb, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
                         fb.call(function, &[&share.call[..], &rest].concat());
                     };
-                    let others = || self.dispatch(fb, rows, blocked.least, &blocked.rows, call);
-                    match &blocked.first {
-                        None => others(),
-                        Some(first) => {
-                            let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
-                            let first = || self.dispatch(fb, rows, blocked.least, first, call);
-                            fb.if_else(is_first, || done(first), || done(others));
+                    match &blocked.functions {
+                        BlockFunctions::Registers { least, rows: functions, first } => {
+                            let others = || self.dispatch(fb, rows, *least, functions, call);
+                            match first {
+                                None => others(),
+                                Some(first) => {
+                                    let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
+                                    let first = || self.dispatch(fb, rows, *least, first, call);
+                                    fb.if_else(is_first, || done(first), || done(others));
+                                }
+                            }
+                        }
+                        BlockFunctions::Tiles { rows: [one, two], .. } => {
+                            let is_one = fb.cmp(Cmp::Le, rows, fb.int(int_tiles::SIDE.into()));
+                            fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
                         }
                     }
                     fb.if_(is_last, || nests(row, fb.add(row, rows), first, last));
@@ -460,10 +542,10 @@ impl<'c> Generator<'_, 'c> {
         fb.for_(begin, end, blocks.units.into(), |first| body(first, fb.min(fb.add_int(first, blocks.units.into()), end)));
     }
 
-    /// `rows` rows from `first` on in blocks of equal size, at most `mr`: no small one is left over.
-    fn blocks_of_rows(&self, fb: &Fb<'_, 'c>, (first, rows): (Value<'c>, Value<'c>), body: impl Fn(RowBlock<'c>)) {
-        let mr = i64::from(self.kernel.tile.mr);
-        let count = fb.div(fb.add_int(rows, mr - 1), fb.int(mr));
+    /// `rows` rows from `first` on in blocks of equal size, at most `most`: no small one is left over.
+    fn blocks_of_rows(&self, fb: &Fb<'_, 'c>, (first, rows): (Value<'c>, Value<'c>), most: u32, body: impl Fn(RowBlock<'c>)) {
+        let most = i64::from(most);
+        let count = fb.div(fb.add_int(rows, most - 1), fb.int(most));
         let (each, more) = (fb.div(rows, count), fb.rem(rows, count));
         fb.for_(fb.int(0), count, 1, |number| {
             let row = fb.add(first, fb.add(fb.mul(number, each), fb.min(number, more)));
@@ -497,7 +579,7 @@ impl<'c> Generator<'_, 'c> {
     fn a_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
         match self.kernel.panels.coding.group() {
             Some(group) if self.kernel.compute.takes_codes() => {
-                fb.mul_int(fb.lshr(k, group.trailing_zeros()), Quantise::record(group).into())
+                fb.mul_int(fb.lshr(k, group.trailing_zeros()), self.kernel.compute.record(group).into())
             }
             _ => k,
         }
@@ -539,7 +621,7 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `block.m(.., a, w, widened, kb, k, tiles, row, first_panel, last_panel, ahead, ahead_part)`: block `kb` of k of the `m` rows at `a`
+    /// `block.m(.., a, w, widened, kb, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part)`: block `kb` of k of the `m` rows at `a`
     /// times the panels from `w` on, and the epilogue after the last block of k.
     fn block(
         &self,
@@ -549,60 +631,138 @@ impl<'c> Generator<'_, 'c> {
         epilogue: &Function<'c>,
         epilogue_ahead: Option<&Function<'c>>,
     ) -> Function<'c> {
-        let own = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
-        let params = [&KERNEL_PARAMS[..], &own].concat();
         let name = format!("{}.{}{m}", self.name, if weights == Weights::Widen { "widen" } else { "block" });
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [a, w, widened, kb, k, tiles, row, first, last, ahead, ahead_part] = *rest else { unreachable!() };
+        self.define_block(&name, |fb, call, block| {
             let panels = &self.kernel.panels;
             let kept = Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, m);
             let (kept_vector, kept_codes) = (kept.vector_bytes(fb.lanes()), kept.codes_bytes());
             let (micro, w) = match weights {
-                Weights::Widened => (kept, widened),
-                _ => (Microkernel::cached(fb.isa(), self.kernel, self.dtype, m), w),
+                Weights::Widened => (kept, block.widened),
+                _ => (Microkernel::cached(fb.isa(), self.kernel, self.dtype, m), block.w),
             };
             let walk = Walk::block(fb.isa(), &micro, m);
-            let tile_bytes = u64::from(m * panels.nr * panels.ways) * 4;
-            let one_tile = (blocks.count == 1).then(|| fb.stack(tile_bytes, 64));
-            let a = self.rows(fb, call, m, a, k);
-            let steps = micro.steps(fb, k);
+            let one_tile = (blocks.count == 1).then(|| fb.stack(u64::from(m * panels.nr * panels.ways) * 4, 64));
+            let a = self.rows(fb, call, m, block.a, block.k);
+            let steps = micro.steps(fb, block.k);
             let rounds = walk.pieces * (panels.ways / walk.ways);
-            let step = fb.div(fb.mul_int(ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
-            let keep = fb.select(fb.cmp(Cmp::Eq, kb, fb.int(0)), fb.i32(0), fb.i32(-1));
-            fb.for_(fb.int(0), fb.sub(last, first), 1, |panel| {
-                let tile = one_tile.unwrap_or_else(|| fb.offset(tiles, fb.mul_int(panel, tile_bytes as i64)));
-                let w = fb.offset(w, fb.mul_int(panel, (micro.panel_bytes * u64::from(panels.ways)) as i64));
-                let ahead = fb.offset(ahead, fb.mul_int(panel, self.panel_bytes()));
-                let widened = fb.offset(widened, fb.mul_int(panel, (blocks.widened_panel * u64::from(panels.ways)) as i64));
-                let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
-                let at_last = |then: &dyn Fn()| match blocks.count {
-                    1 => then(),
-                    n => fb.if_(fb.cmp(Cmp::Eq, kb, fb.int(i64::from(n) - 1)), then),
-                };
-                if let Some(function) = epilogue_ahead {
-                    at_last(&|| {
-                        fb.call(function, &[call, &[row, fb.int(m.into()), column]].concat());
-                    });
-                }
-                self.pieces(&micro, walk, fb, (a, w, tile), |at, way, piece| {
-                    let start = if one_tile.is_some() { Start::Zero } else { Start::Tile { keep } };
+            let step = fb.div(fb.mul_int(block.ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
+            let start = self.start(fb, blocks, &block);
+            let block = Block { w, rows: fb.int(m.into()), ..block };
+            self.panels_of_block(fb, call, &block, blocks, (micro.panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
+                self.pieces(&micro, walk, fb, (a, at.w, at.tile), |piece_at, way, piece| {
                     let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
-                    let part = fb.div(fb.mul(round, ahead_part), fb.int(rounds.into()));
-                    let feed = Feed::Ahead { at: fb.offset(ahead, part), step, stream: panels.panel_bytes(self.dtype) };
+                    let part = fb.div(fb.mul(round, block.ahead_part), fb.int(rounds.into()));
+                    let feed = Feed::Ahead { at: fb.offset(at.ahead, part), step, stream: panels.panel_bytes(self.dtype) };
                     let widened = (weights == Weights::Widen).then(|| {
                         let vector = fb.mul_int(piece, walk.vectors.into());
-                        let widened = fb.index(widened, way, blocks.widened_panel);
+                        let widened = fb.index(at.widened, way, blocks.widened_panel);
                         let scales = fb.index(fb.offset_const(widened, kept_codes), vector, u64::from(fb.lanes()) * 4);
                         Keep { to: fb.index(widened, vector, kept_vector), scales, stream: blocks.widened_panel }
                     });
-                    micro.emit(fb, walk, at, steps, start, feed, widened);
-                });
-                at_last(&|| {
-                    fb.call(epilogue, &[call, &[tile, row, fb.int(m.into()), column, fb.int(panels.nr.into())]].concat());
+                    micro.emit(fb, walk, piece_at, steps, start, feed, widened);
                 });
             });
         })
+    }
+
+    /// `tiles<row_tiles>`, as [`Generator::block`]: block `kb` of k of up to 16 or 32 rows by tiles.
+    fn tiles(&self, row_tiles: u32, blocks: &Blocks, epilogue: &Function<'c>, epilogue_ahead: Option<&Function<'c>>) -> Function<'c> {
+        self.define_block(&format!("{}.tiles{row_tiles}", self.name), |fb, call, block| {
+            let panels = &self.kernel.panels;
+            let (micro, w) = match blocks.widen {
+                true => (Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1), block.widened),
+                false => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1), block.w),
+            };
+            let most_bytes = u64::from(row_tiles * int_tiles::SIDE * panels.nr * panels.ways) * 4;
+            let one_tile = (blocks.count == 1).then(|| fb.stack(most_bytes, 64));
+            let groups = micro.steps(fb, block.k);
+            let start = self.start(fb, blocks, &block);
+            let block = Block { w, ..block };
+            int_tiles::configure(fb, block.rows, panels.coding.group().expect("codes"));
+            self.panels_of_block(fb, call, &block, blocks, (micro.panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
+                fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
+                    let w = fb.index(at.w, way, micro.panel_bytes);
+                    let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
+                    let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
+                    let ahead = int_tiles::Ahead { at: ahead, bytes: block.ahead_part };
+                    let at = At { a: block.a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
+                    micro.emit_tiles(fb, (block.rows, row_tiles), at, groups, start, ahead);
+                });
+            });
+            fb.tile_release();
+        })
+    }
+
+    /// `apart(w, kept, k, panels)`: takes the nibbles of `k` k of the panels from `w` on apart.
+    fn take_apart(&self, blocks: &Blocks) -> Function<'c> {
+        let name = format!("{}.apart", self.name);
+        self.mb.define(&name, &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64], None, Visibility::InternalNoInline, |fb, args| {
+            let [w, kept_at, k, count] = *args else { unreachable!() };
+            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
+            let kept = Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1);
+            let groups = stored.steps(fb, k);
+            fb.for_(fb.int(0), fb.mul_int(count, self.kernel.panels.ways.into()), 1, |panel| {
+                let (w, to) = (fb.index(w, panel, stored.panel_bytes), fb.index(kept_at, panel, kept.panel_bytes));
+                stored.take_apart(fb, w, groups, to, &kept);
+            });
+        })
+    }
+
+    /// A function of a block of rows.
+    fn define_block(&self, name: &str, body: impl FnOnce(&Fb<'_, 'c>, &[Value<'c>], Block<'c>)) -> Function<'c> {
+        let own = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
+        let params = [&KERNEL_PARAMS[..], &own].concat();
+        self.mb.define(name, &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [a, w, widened, kb, k, tiles, row, rows, first, last, ahead, ahead_part] = *rest else { unreachable!() };
+            body(fb, call, Block { a, w, widened, kb, k, tiles, row, rows, first, last, ahead, ahead_part });
+        })
+    }
+
+    /// First sums of a block of k.
+    fn start(&self, fb: &Fb<'_, 'c>, blocks: &Blocks, block: &Block<'c>) -> Start<'c> {
+        match blocks.count {
+            1 => Start::Zero,
+            _ => Start::Tile { keep: fb.select(fb.cmp(Cmp::Eq, block.kb, fb.int(0)), fb.i32(0), fb.i32(-1)) },
+        }
+    }
+
+    /// The panels of a block of rows: `multiply` leaves a panel's sums in its tile; after the last block of k comes the epilogue. `(panel_bytes, one_tile)`: bytes
+    /// of a panel of one way as it is read, and where the sums of each panel go in its turn when there is one block of k.
+    #[expect(clippy::too_many_arguments, reason = "what a block of rows is made of")]
+    fn panels_of_block(
+        &self,
+        fb: &Fb<'_, 'c>,
+        call: &[Value<'c>],
+        block: &Block<'c>,
+        blocks: &Blocks,
+        (panel_bytes, one_tile): (u64, Option<Value<'c>>),
+        (epilogue, epilogue_ahead): (&Function<'c>, Option<&Function<'c>>),
+        multiply: impl FnOnce(PanelAt<'c>),
+    ) {
+        let panels = &self.kernel.panels;
+        let Block { row, rows, first, .. } = *block;
+        let tile_bytes = fb.mul_int(rows, i64::from(panels.nr * panels.ways) * 4);
+        fb.for_(fb.int(0), fb.sub(block.last, first), 1, |panel| {
+            let tile = one_tile.unwrap_or_else(|| fb.offset(block.tiles, fb.mul(panel, tile_bytes)));
+            let w = fb.offset(block.w, fb.mul_int(panel, (panel_bytes * u64::from(panels.ways)) as i64));
+            let ahead = fb.offset(block.ahead, fb.mul_int(panel, self.panel_bytes()));
+            let widened = fb.offset(block.widened, fb.mul_int(panel, (blocks.widened_panel * u64::from(panels.ways)) as i64));
+            let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
+            let at_last = |then: &dyn Fn()| match blocks.count {
+                1 => then(),
+                n => fb.if_(fb.cmp(Cmp::Eq, block.kb, fb.int(i64::from(n) - 1)), then),
+            };
+            if let Some(function) = epilogue_ahead {
+                at_last(&|| {
+                    fb.call(function, &[call, &[row, rows, column]].concat());
+                });
+            }
+            multiply(PanelAt { w, widened, tile, ahead });
+            at_last(&|| {
+                fb.call(epilogue, &[call, &[tile, row, rows, column, fb.int(panels.nr.into())]].concat());
+            });
+        });
     }
 
     /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by side.

@@ -210,7 +210,7 @@ impl<'a> Microkernel<'a> {
     pub fn stored(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
         let multiply = match kernel.compute {
             Compute::Bf16Mmla => Multiply::Blocks,
-            Compute::Int8Dot | Compute::Int8Mmla => Multiply::Groups,
+            compute if compute.takes_codes() => Multiply::Groups,
             Compute::F32 if isa.lane_fma && m >= LANE_ROWS && kernel.panels.coding == Coding::Elements => Multiply::Lane,
             _ => Multiply::Broadcast,
         };
@@ -300,8 +300,8 @@ impl<'a> Microkernel<'a> {
     pub(super) fn held_weights(&self, m: u32, vectors: u32) -> u32 {
         match (self.coding, self.kernel.compute) {
             // Nibbles, and the mask that takes them.
-            (Coding::Int4 { .. }, Compute::Int8Dot) if self.has_nibbles() => 2 * vectors + 1,
-            (Coding::Int4 { .. }, Compute::Int8Dot) => vectors,
+            (Coding::Int4 { .. }, compute) if compute.dots_codes() && self.has_nibbles() => 2 * vectors + 1,
+            (Coding::Int4 { .. }, compute) if compute.dots_codes() => vectors,
             // Words and what one k of them becomes; two forms of the scales.
             (Coding::Int8Groups { .. }, Compute::F32) | (Coding::Int4 { .. }, _) => 4 * vectors,
             (Coding::Int8 { .. }, Compute::F32) => 2 * vectors,
@@ -313,7 +313,7 @@ impl<'a> Microkernel<'a> {
     /// The same when a step holds its rows, and a weight.
     pub(super) fn held_rows(&self, m: u32) -> u32 {
         match (self.coding, self.kernel.compute) {
-            (Coding::Int4 { .. }, Compute::Int8Dot) => 2 * m + 3,
+            (Coding::Int4 { .. }, compute) if compute.dots_codes() => 2 * m + 3,
             (Coding::Elements, Compute::F32) => m * self.k_pack + 1,
             (_, Compute::F32) => m * self.k_pack + 4,
             _ => m + 1,

@@ -6,6 +6,7 @@
 pub mod attention;
 mod int_dot;
 mod int_mmla;
+mod int_tiles;
 pub mod loops;
 pub mod matmul;
 mod microkernel;

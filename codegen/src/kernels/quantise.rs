@@ -43,7 +43,7 @@ fn units<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise, (begin, end): (Value<'c
             let lines = (0..u64::from(kernel.group) * kernel.x.dtype.size()).step_by(64);
             lines.for_each(|line| fb.prefetch(fb.offset_const(x, ahead + line), L1));
         }
-        let record = fb.add(fb.mul_int(row, kernel.out_stride.into()), fb.mul_int(group, Quantise::record(kernel.group).into()));
+        let record = fb.add(fb.mul_int(row, kernel.out_stride.into()), fb.mul_int(group, kernel.record.into()));
         let out = fb.offset(out, record);
         let whole = || one_group(fb, kernel, x, out, kernel.group);
         if rest == 0 {

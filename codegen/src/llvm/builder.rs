@@ -869,6 +869,34 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn bfmmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {
         self.intrinsic("llvm.aarch64.neon.bfmmla", acc.ty, &[acc, a, b])
     }
+    /// Gives the tile registers the shapes of the 64 bytes at `config`, and zeros (AMX only, like all `tile_` functions; registers are numbers up to 7).
+    pub fn tile_config(&self, config: Value<'c>) {
+        self.intrinsic_void("llvm.x86.ldtilecfg", &[config]);
+    }
+    /// Gives them up, so that the system need not save them.
+    pub fn tile_release(&self) {
+        self.intrinsic_void("llvm.x86.tilerelease", &[]);
+    }
+    /// Zeros.
+    pub fn tile_zero(&self, tile: u32) {
+        self.intrinsic_void("llvm.x86.tilezero", &[self.tile(tile)]);
+    }
+    /// Loads a tile, a row each `stride` bytes.
+    pub fn tile_load(&self, tile: u32, at: Value<'c>, stride: u32) {
+        self.intrinsic_void("llvm.x86.tileloadd64", &[self.tile(tile), at, self.int(stride.into())]);
+    }
+    /// Stores one.
+    pub fn tile_store(&self, tile: u32, at: Value<'c>, stride: u32) {
+        self.intrinsic_void("llvm.x86.tilestored64", &[self.tile(tile), at, self.int(stride.into())]);
+    }
+    /// `sums[row][column] += sum of rows[row][k] * weights[k / 4][column][k % 4]`: exact sums of products of signed and unsigned bytes.
+    pub fn tile_dot_int8(&self, sums: u32, rows: u32, weights: u32) {
+        self.intrinsic_void("llvm.x86.tdpbsud", &[self.tile(sums), self.tile(rows), self.tile(weights)]);
+    }
+    fn tile(&self, number: u32) -> Value<'c> {
+        assert!(number < 8, "tile register {number}");
+        self.int_of(Elem::I8, number.into())
+    }
     /// Return.
     pub fn ret(&self, value: Option<Value<'c>>) {
         let raw = value.map(|v| v.raw);

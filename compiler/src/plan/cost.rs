@@ -11,7 +11,7 @@
 use rcompile_codegen::expr::children;
 use rcompile_codegen::program::{
     Attention, BinaryOp, Compute, DType, Expr, ExprId, Exprs, Extent, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
-    Quantise, RegionId, StageKind, VarId,
+    RegionId, StageKind, VarId,
 };
 use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,9 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
         let (kind, arithmetic) = match &region.kernel {
             Kernel::Matmul(Matmul { compute: Compute::F32, .. }) => (RegionKind::Matmul, Arithmetic::F32),
             Kernel::Matmul(Matmul { compute: Compute::Bf16Dot | Compute::Bf16Mmla, .. }) => (RegionKind::Matmul, Arithmetic::Bf16Dot),
-            Kernel::Matmul(Matmul { compute: Compute::Int8Dot | Compute::Int8Mmla, .. }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
+            Kernel::Matmul(Matmul { compute: Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles, .. }) => {
+                (RegionKind::Matmul, Arithmetic::Int8Dot)
+            }
             Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
             Kernel::Attention(Attention { compute: Compute::Bf16Dot, .. }) => (RegionKind::Attention, Arithmetic::Bf16Dot),
             Kernel::Attention(_) => (RegionKind::Attention, Arithmetic::F32),
@@ -51,7 +53,7 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
             Kernel::Quantise(q) => {
                 let rows = Amount::ONE.times(q.rows);
                 info.units = rows.form(q.k.div_ceil(q.group).into());
-                info.activation_bytes = rows.form(u64::from(q.k) * q.x.dtype.size() + u64::from(Quantise::row_bytes(q.k, q.group)));
+                info.activation_bytes = rows.form(u64::from(q.k) * q.x.dtype.size() + u64::from(q.row_bytes()));
             }
             Kernel::Loops(n) => {
                 let outer = n.outer.iter().fold(Amount::ONE, |total, (_, extent)| total.times(*extent));

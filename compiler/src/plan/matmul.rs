@@ -11,7 +11,7 @@ use super::{Plan, PlanError};
 use rcompile_codegen::expr::children;
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
-    Buffer, BufferId, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
+    Buffer, BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
     StageKind, Store,
 };
 use rcompile_graph::{Dim, Op, ValueId};
@@ -80,7 +80,7 @@ impl Plan<'_> {
             }
         };
         let (a, a_stride, quantise) = match coded {
-            Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels, dtype), few)?,
+            Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels, dtype, compute), few)?,
             _ => (a, a_stride, None),
         };
         // Epilogue.
@@ -123,11 +123,11 @@ impl Plan<'_> {
         frame: &mut Frame<'_>,
         x: ValueId,
         (a, x_stride): (Operand, u32),
-        (rows, panels, weight): (Dim, &Panels, DType),
+        (rows, panels, weight, compute): (Dim, &Panels, DType, Compute),
         private: bool,
     ) -> Result<(Operand, u32, Option<Quantise>), PlanError> {
         let group = panels.coding.group().ok_or_else(|| PlanError::Internal("codes of rows for a weight without codes".into()))?;
-        let stride = Quantise::row_bytes(panels.k, group).next_multiple_of(64);
+        let stride = compute.record_stride(panels.k, group);
         let bound = self.bound(frame, rows);
         let bias_factor = panels.coding.bias_factor(weight);
         let out = if private {
@@ -154,6 +154,7 @@ impl Plan<'_> {
             out_stride: stride,
             k: panels.k,
             group,
+            record: compute.record(group),
             bias_factor,
         };
         if private {

@@ -33,8 +33,7 @@ pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, gro
     let (compute, k_pack) = match (x.is_quantised(), weight.is_quantised()) {
         (false, false) => isa.matmul(stored(x), stored(weight)),
         // Codes of rows meet codes of weights.
-        (true, _) if coding.fits_mmla() => (isa.matmul_of_codes(), 1),
-        (true, _) => (Compute::Int8Dot, 1),
+        (true, _) => (isa.matmul_of_codes(coding), 1),
         (false, true) => (Compute::F32, 1),
     };
     let k_pack = coding.k_pack(compute).unwrap_or(k_pack);

@@ -56,7 +56,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         * match compute {
             Compute::F32 => 4,
             Compute::Bf16Dot | Compute::Bf16Mmla => 2,
-            Compute::Int8Dot | Compute::Int8Mmla => 1,
+            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 1,
         };
     let mr = isa.rows(compute).min(rows as u32);
     let stream = isa.streams.of(rows);
@@ -82,7 +82,7 @@ fn busy_rows(isa: &Isa, instructions: u32, panels: &Panels, dtype: DType, comput
     let per_lane = match compute {
         Compute::F32 => 1,
         Compute::Bf16Dot | Compute::Bf16Mmla => 2,
-        Compute::Int8Dot | Compute::Int8Mmla => 4,
+        Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 4,
     };
     let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);
     let apart = if nibbles { TAKE_APART } else { 0 };
