@@ -32,6 +32,9 @@ fn main() {
     if isa.bf16_dot {
         types.push(elements(DType::Bf16, Compute::Bf16Dot));
     }
+    if isa.bf16_tiles {
+        types.push(elements(DType::Bf16, Compute::Bf16Tiles));
+    }
     let made = [32, 64, 128].map(|group| Coding::Int4 { group, zeros: false });
     let given = [Coding::Int4 { group: 128, zeros: true }, Coding::Int8Groups { group: 128, zeros: true }];
     for coding in [Coding::Int8 { group: 256 }].into_iter().chain(made).chain(given) {
@@ -273,7 +276,7 @@ impl Matmuls {
         let panels = self.panels();
         let (a_dtype, width) = match (self.compute, self.coding.group()) {
             (compute, Some(group)) if compute.takes_codes() => (DType::U8, compute.record_stride(self.k, group)),
-            (Compute::Bf16Dot, _) => (DType::Bf16, self.k),
+            (Compute::Bf16Dot | Compute::Bf16Tiles, _) => (DType::Bf16, self.k),
             _ => (DType::F32, self.k),
         };
         let a_stride = if a_dtype == DType::U8 { width } else { width.next_multiple_of(32) + env("PAD", 0) };
@@ -358,7 +361,11 @@ impl Matmuls {
         (loaded, step)
     }
     fn label(&self) -> String {
-        let how = if self.compute == Compute::F32 { "fma" } else { "dot" };
+        let how = match self.compute {
+            Compute::F32 => "fma",
+            Compute::Int8Tiles | Compute::Bf16Tiles => "tiles",
+            _ => "dot",
+        };
         format!("{:>7} {how} rows {:>3} k {:>4} n {:>5}", self.coding.name(self.dtype), self.rows, self.k, self.n)
     }
     fn compute_bound(&self, peak: &Peak) {

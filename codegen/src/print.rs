@@ -214,6 +214,7 @@ fn compute(compute: Compute) -> &'static str {
         Compute::Int8Dot => "int8 dot",
         Compute::Int8Mmla => "int8_mmla",
         Compute::Int8Tiles => "int8_tiles",
+        Compute::Bf16Tiles => "bf16_tiles",
         Compute::Bf16Dot => "bf16_dot",
         Compute::Bf16Mmla => "bf16_mmla",
     }

@@ -661,12 +661,19 @@ pub enum Compute {
     Int8Mmla,
     /// The same values, of more than a few rows by tiles of 16 rows, 16 columns and 64 k (AMX); panels are those of [`Compute::Int8Dot`].
     Int8Tiles,
+    /// bf16 by tiles of 16 rows, 16 columns and 32 k (AMX): one chain over k / 32 per output element, of what TDPBF16PS makes of 32 k. Panels are those of
+    /// [`Compute::Bf16Dot`].
+    Bf16Tiles,
 }
 
 impl Compute {
     /// Are both operands codes, the left one in records?
     pub fn takes_codes(self) -> bool {
         matches!(self, Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles)
+    }
+    /// Do blocks of rows take tiles?
+    pub fn by_tiles(self) -> bool {
+        matches!(self, Compute::Int8Tiles | Compute::Bf16Tiles)
     }
     /// Do few rows take integer dots for it ([`Isa::int8_dot`](crate::isa::Isa::int8_dot))?
     pub fn dots_codes(self) -> bool {

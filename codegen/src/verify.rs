@@ -371,7 +371,7 @@ impl<'a> Verifier<'a> {
                 }
                 let pack = match m.compute {
                     Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => None,
-                    Compute::Bf16Dot => Some(2),
+                    Compute::Bf16Dot | Compute::Bf16Tiles => Some(2),
                     Compute::Bf16Mmla => Some(4),
                 };
                 if let Some(pack) = pack {

@@ -523,6 +523,22 @@ fn dots(isa: &Isa) -> Vec<(DType, Compute)> {
     list
 }
 
+/// bf16 by tiles: rows in one tile and in two, panels of each number of vectors, blocks of k and of panels, both ways, and few rows by FMA: all the same bits.
+#[test]
+fn tiles_of_bf16() {
+    for isa in isas().into_iter().filter(|isa| isa.bf16_tiles) {
+        let case = Case { compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) };
+        for (k, k_block, mr) in [(32, 0, 4), (96, 32, 2), (160, 64, 6)] {
+            let tile = MatmulTile { k_block, mr, ..case.tile };
+            let case = Case { k, tile, ..case.clone() };
+            case.check(&isa);
+            Case { nr: 16, group_cols: 130, epilogue: Epilogue::BiasResidual, ..case.clone() }.check(&isa);
+            Case { groups: 2, group_cols: 40, epilogue: Epilogue::SiluGate, prologue: true, ..case.clone() }.check(&isa);
+            Case { groups: 3, group_cols: 40, group_nest: true, out: DType::Bf16, ..case }.check(&isa);
+        }
+    }
+}
+
 #[test]
 fn every_type_and_row_count() {
     for isa in isas() {

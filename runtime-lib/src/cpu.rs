@@ -22,6 +22,7 @@ fn present(name: &str) -> bool {
                 "64bit" | "cmov" | "cx8" | "fxsr" | "mmx" | "sse" | "sse2" | "x87" => true,
                 // The CPU's, and the system's permission.
                 "amx-tile" => crate::tiles::permit(),
+                "amx-bf16" => tile_features() & 1 << 22 != 0,
                 "amx-int8" => tile_features() & 1 << 25 != 0,
                 $($llvm => std::is_x86_feature_detected!($rust),)*
                 _ => false,
@@ -149,6 +150,7 @@ mod tests {
             ("f16c", "f16c"),
             ("amx_tile", "amx-tile"),
             ("amx_int8", "amx-int8"),
+            ("amx_bf16", "amx-bf16"),
         ] {
             assert_eq!(flags.contains(&kernel), present(llvm), "{llvm}");
         }

@@ -88,6 +88,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_dot_fast: false,
         bf16_mmla: features.contains("bf16"),
         int8_tiles: false,
+        bf16_tiles: false,
         int8_mmla: features.contains("i8mm") && features.contains("dotprod"),
         fma_into_factor: false,
         features,

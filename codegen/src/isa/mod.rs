@@ -22,6 +22,10 @@ pub enum Arch {
 
 /// Rows of the largest tile of 2 x 2 blocks with `tile_vectors` vectors of columns: 24 accumulators.
 const MMLA_ROWS: u32 = 12;
+/// k of a tile of bf16.
+pub const BF16_TILE_K: u32 = 32;
+/// Rows that FMA takes in the order of the tiles: a result has two sums.
+const BF16_TILE_ROWS: u32 = 4;
 
 /// How weights that stream from memory are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -106,6 +110,8 @@ pub struct Isa {
     pub int8_mmla: bool,
     /// Has TDPBUSD and its kin on tiles of 16 rows, 16 columns and 64 k (AMX; eight times the rate of VPDPBUSD). Blocks of rows want it.
     pub int8_tiles: bool,
+    /// Has TDPBF16PS on tiles of 16 rows, 16 columns and 32 k (AMX; sixteen times the rate of FMA).
+    pub bf16_tiles: bool,
     /// FMA may overwrite a factor: an addend that is used again needs no copy (FMLA of NEON overwrites the addend).
     pub fma_into_factor: bool,
 }
@@ -158,9 +164,10 @@ impl Isa {
         self.features.contains(feature)
     }
 
-    /// How a matmul of values and weights of these stored types is computed, and the `k_pack` of its panels.
-    pub fn matmul(&self, a: DType, weight: DType) -> (Compute, u32) {
+    /// How a matmul of values and weights of these stored types and `k` k is computed, and the `k_pack` of its panels.
+    pub fn matmul(&self, a: DType, weight: DType, k: u32) -> (Compute, u32) {
         match (a, weight) {
+            (DType::Bf16, DType::Bf16) if self.bf16_tiles && k.is_multiple_of(BF16_TILE_K) => (Compute::Bf16Tiles, 2),
             (DType::Bf16, DType::Bf16) if self.bf16_mmla => (Compute::Bf16Mmla, 4),
             (DType::Bf16, DType::Bf16) if self.bf16_dot => (Compute::Bf16Dot, 2),
             (_, DType::Bf16) => (Compute::F32, 2),
@@ -190,18 +197,19 @@ impl Isa {
         match compute {
             Compute::Bf16Mmla | Compute::Int8Mmla => MMLA_ROWS,
             Compute::Int8Dot | Compute::Int8Tiles => self.code_rows,
+            Compute::Bf16Tiles => BF16_TILE_ROWS,
             Compute::F32 | Compute::Bf16Dot => self.tile_rows,
         }
     }
 
     /// Has it an instruction on bf16 inputs?
     pub fn bf16_inputs(&self) -> bool {
-        self.bf16_dot || self.bf16_mmla
+        self.bf16_dot || self.bf16_mmla || self.bf16_tiles
     }
 
     /// Is that faster than f32 FMA?
     pub fn bf16_inputs_fast(&self) -> bool {
-        self.bf16_dot && self.bf16_dot_fast || self.bf16_mmla
+        self.bf16_dot && self.bf16_dot_fast || self.bf16_mmla || self.bf16_tiles
     }
 
     /// `+a,+b,...` for LLVM.

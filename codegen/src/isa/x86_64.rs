@@ -15,7 +15,7 @@ const VNNI: &[&str] = &["avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni",
 /// On top of that: Sapphire Rapids and its successors.
 const INTEL: &[&str] = &["avx512bf16", "avx512fp16", "avxvnni"];
 /// Their matrix unit.
-const AMX: &[&str] = &["amx-tile", "amx-int8"];
+const AMX: &[&str] = &["amx-tile", "amx-int8", "amx-bf16"];
 /// Features that code may come to use; of a host's features only these count.
 const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL, AMX];
 
@@ -146,6 +146,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_mmla: false,
         int8_mmla: false,
         int8_tiles: tiles && features.contains("amx-int8"),
+        bf16_tiles: tiles && features.contains("amx-bf16"),
         fma_into_factor: true,
         features,
     })

@@ -1,7 +1,7 @@
 //! Blocks of rows of a matmul of int8 records with int8 or int4 codes by tiles (AMX): 16 rows x 16 columns x 64 k per instruction.
 //!
 //! In: as [`super::int_dot`], whose panels and records these are, records beginning with a cache line ([`Compute::record`](crate::program::Compute::record)); nibbles
-//! are taken apart beforehand ([`Microkernel::take_apart`]), as `int_dot` keeps them. Out: the loop over groups of up to [`ROWS`] rows and a panel.
+//! are taken apart beforehand ([`Microkernel::take_apart`]), as `int_dot` keeps them. Out: the loop over groups of up to [`ROWS`](super::tiles::ROWS) rows and a panel.
 //!
 //! ```text
 //! for each group of k { sums = 0;  for each step of 64 k { sums += rows . columns };  scale the sums of the group before;  store the sums }
@@ -10,73 +10,17 @@
 //! 16 cycles for a tile, sums the next. The f32 sums stay in the tile of [`Microkernel::emit`], in L1. Integer sums are exact, and the f32 chain is that of
 //! `int_dot`: the same bits.
 //!
-//! Registers: four tiles of sums (two of rows, two of columns), and the two rows' and two columns' that they are made of: each is used twice. The
-//! number of rows is a value: the unit takes as long as there are rows, whatever k and columns.
-//!
-//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1 chapter 18 (tile configuration), volume 2 (TDPBUSD, TILELOADD).
+//! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
 use super::int_dot::{integers, scaled};
-use super::microkernel::{AHEAD_SHIFT, At, Keep, L2, Microkernel, Start, Walk};
+use super::microkernel::{At, Keep, Microkernel, Start, Walk};
+use super::tiles::{Ahead, ROW, SIDE};
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::DType;
 
-/// Rows of a tile, and columns.
-pub(super) const SIDE: u32 = 16;
-/// Most rows of a block: two tiles.
-pub(super) const ROWS: u32 = 2 * SIDE;
-/// Bytes of a row of a tile.
-const ROW: u32 = 64;
-/// Bytes of a configuration of the tile registers.
-const CONFIG: usize = 64;
-
-/// Tile registers: sums of rows `i` and columns `j`.
-fn sums(i: u32, j: u32) -> u32 {
-    2 * i + j
-}
-/// Rows `i`.
-fn rows(i: u32) -> u32 {
-    4 + i
-}
-/// Columns `j`.
-fn columns(j: u32) -> u32 {
-    6 + j
-}
-
-/// k of a step in groups of `group`.
-fn step_k(group: u32) -> u32 {
+/// k, and bytes of a row, of a step in groups of `group`.
+pub(super) fn step_k(group: u32) -> u32 {
     group.min(ROW)
-}
-
-/// Shapes of the registers for `m` rows.
-fn config(m: u32, group: u32) -> [u8; CONFIG] {
-    let mut bytes = [0; CONFIG];
-    bytes[0] = 1;
-    let mut shape = |register: u32, rows: u32, row_bytes: u32| {
-        bytes[16 + 2 * register as usize] = row_bytes as u8;
-        bytes[48 + register as usize] = rows as u8;
-    };
-    for i in 0..m.div_ceil(SIDE) {
-        let m = SIDE.min(m - i * SIDE);
-        shape(rows(i), m, step_k(group));
-        (0..2).for_each(|j| shape(sums(i, j), m, ROW));
-    }
-    (0..2).for_each(|j| shape(columns(j), step_k(group) / 4, ROW));
-    bytes
-}
-
-/// Shapes the registers for blocks of `m` rows.
-pub(super) fn configure<'c>(fb: &Fb<'_, 'c>, m: Value<'c>, group: u32) {
-    let bytes: Vec<u8> = (0..=ROWS).flat_map(|m| config(m, group)).collect();
-    let words: Vec<i64> = bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
-    let table = fb.module().const_table("tiles", &words);
-    fb.tile_config(fb.index(table, m, CONFIG as u64));
-}
-
-/// What a block of rows asks for meanwhile: from `at` on `bytes` (in all, for this panel).
-#[derive(Clone, Copy)]
-pub(super) struct Ahead<'c> {
-    pub at: Value<'c>,
-    pub bytes: Value<'c>,
 }
 
 impl Microkernel<'_> {
@@ -119,7 +63,6 @@ impl Microkernel<'_> {
         let group = self.coding.group().expect("codes");
         let (group_bytes, record) = (self.group_bytes(fb.isa()).0, u64::from(kernel.compute.record(group)));
         let walk = self.all_columns(lanes);
-        let tile_columns = nr / SIDE;
         let row_bytes = u64::from(nr) * 4;
         let buffer_bytes = u64::from(row_tiles * SIDE) * row_bytes;
         let buffers = fb.stack(2 * buffer_bytes, 64);
@@ -138,25 +81,13 @@ impl Microkernel<'_> {
         }
         let sum = |i: Value<'c>| {
             let (a, w) = (fb.index(at.a, i, record), fb.index(at.w, i, group_bytes));
-            (0..row_tiles).for_each(|i| (0..tile_columns).for_each(|j| fb.tile_zero(sums(i, j))));
-            let step = step_k(group);
-            for k in (0..group).step_by(step as usize) {
-                let w = fb.offset_const(w, u64::from(k * nr));
-                (0..tile_columns).for_each(|j| fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), 4 * nr));
-                for i in 0..row_tiles {
-                    let row = u64::from(i * SIDE) * u64::from(stride);
-                    fb.tile_load(rows(i), fb.offset_const(a, row + u64::from(k)), stride);
-                    (0..tile_columns).for_each(|j| fb.tile_dot_int8(sums(i, j), rows(i), columns(j)));
-                }
+            self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
+            for k in (0..group).step_by(step_k(group) as usize) {
+                let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
+                self.tile_step(fb, row_tiles, (a, stride), w, |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns));
             }
         };
-        let store = |i: Value<'c>| {
-            let to = buffer(i);
-            for (i, j) in (0..row_tiles).flat_map(|i| (0..tile_columns).map(move |j| (i, j))) {
-                let at = u64::from(i * SIDE) * row_bytes + u64::from(j * ROW);
-                fb.tile_store(sums(i, j), fb.offset_const(to, at), row_bytes as u32);
-            }
-        };
+        let store = |i: Value<'c>| self.each_sum(fb, row_tiles, buffer(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
         let no_bias = self.coding.has_zeros() || self.coding.offset(self.dtype) == 0;
         let scale = |i: Value<'c>| {
             let factors = self.coding.has_group_scales().then(|| self.factors(fb, walk, fb.index(at.scales, i, group_bytes)));
@@ -176,16 +107,10 @@ impl Microkernel<'_> {
                 }
             });
         };
-        // Lines to ask for, in `2^-AHEAD_SHIFT`.
-        let lines = fb.div(fb.mul_int(ahead.bytes, (1 << AHEAD_SHIFT) / 64), fb.max(groups, fb.int(1)));
-        let ask = |i: Value<'c>| {
-            let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.mul(i, lines), AHEAD_SHIFT));
-            fb.for_(first, end, 1, |line| fb.prefetch(fb.index(ahead.at, line, 64), L2));
-        };
         fb.for_(fb.int(0), fb.add_int(groups, 1), 1, |i| {
             let has_sums = fb.cmp(Cmp::Lt, i, groups);
             fb.if_(has_sums, || {
-                ask(i);
+                ahead.ask(fb, i);
                 sum(i);
             });
             fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || scale(fb.add_int(i, -1)));

@@ -27,10 +27,10 @@
 //! distances were measured with `examples/kernel_speed.rs`.
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, L2, LINE_WORDS, Microkernel, Start, Walk};
-use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, int_tiles, loops, mmla, quantise};
+use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, int_tiles, loops, mmla, quantise, tiles};
 use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
-use crate::isa::Isa;
+use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Coding, Compute, DType, Matmul, Place, Program};
 use rcompile_runtime::abi::field;
@@ -49,8 +49,8 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
         // Balanced blocks of more than mr rows have at least half of mr.
         let least = kernel.tile.mr.div_ceil(2);
         let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
-        let functions = match (kernel.compute, blocks.widen) {
-            (Compute::Int8Tiles, widen) => BlockFunctions::Tiles {
+        let functions = match (kernel.compute.by_tiles(), blocks.widen) {
+            (true, widen) => BlockFunctions::Tiles {
                 rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
                 apart: widen.then(|| generator.take_apart(&blocks)),
             },
@@ -113,8 +113,18 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     {
         problems.push(format!("{name}: int8 matrix product of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
     }
-    if kernel.compute == Compute::Int8Tiles && !(isa.int8_tiles && [1, 2].contains(&(panels.nr / int_tiles::SIDE))) {
-        problems.push(format!("{name}: tiles of panels of {} columns on {}", panels.nr, isa.name));
+    let has_tiles = match kernel.compute {
+        Compute::Int8Tiles => isa.int8_tiles,
+        Compute::Bf16Tiles => {
+            isa.bf16_tiles && dtype == DType::Bf16 && kernel.a.dtype == DType::Bf16 && panels.k.is_multiple_of(BF16_TILE_K)
+        }
+        _ => true,
+    };
+    if !has_tiles || kernel.compute.by_tiles() && ![1, 2].contains(&(panels.nr / tiles::SIDE)) {
+        problems.push(format!(
+            "{name}: tiles of {} and {dtype}, {} k, panels of {} columns on {}",
+            kernel.a.dtype, panels.k, panels.nr, isa.name
+        ));
     }
     if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
         problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));
@@ -162,7 +172,7 @@ impl Blocks {
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let takes_apart = match kernel.compute {
             Compute::F32 => weight_type(program, kernel) != DType::F32,
-            Compute::Bf16Dot | Compute::Bf16Mmla => false,
+            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => false,
             Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => matches!(panels.coding, Coding::Int4 { .. }),
         };
         // Tiles want bytes.
@@ -243,7 +253,7 @@ impl BlockFunctions<'_> {
     fn most_rows(&self, kernel: &Matmul) -> u32 {
         match self {
             BlockFunctions::Registers { .. } => kernel.tile.mr,
-            BlockFunctions::Tiles { .. } => int_tiles::ROWS,
+            BlockFunctions::Tiles { .. } => tiles::ROWS,
         }
     }
 }
@@ -384,6 +394,9 @@ impl<'c> Generator<'_, 'c> {
                     let share = Share { call: args, a, w, rows: row_count, begin, end };
                     self.all_blocks(fb, &share, blocked, scratch, &nests);
                 });
+                if matches!(blocked.functions, BlockFunctions::Tiles { .. }) {
+                    fb.tile_release();
+                }
             };
             let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
             fb.if_else(
@@ -439,7 +452,7 @@ impl<'c> Generator<'_, 'c> {
         let pack = match self.kernel.compute {
             Compute::Bf16Mmla => mmla::pack,
             Compute::Int8Mmla => int_mmla::pack,
-            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles => return a,
+            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles | Compute::Bf16Tiles => return a,
         };
         let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
         let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
@@ -488,6 +501,7 @@ impl<'c> Generator<'_, 'c> {
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
+        let shapes = tiles::Shapes::new(fb, kernel.panels.coding.group().map_or(tiles::ROW, int_tiles::step_k));
         self.blocks_of_units(fb, blocks, (share.begin, share.end), |first, last| {
             let [first_panel, last_panel] = [first, last].map(|unit| fb.mul_int(unit, unit_panels));
             let panels = fb.sub(last_panel, first_panel);
@@ -527,7 +541,8 @@ impl<'c> Generator<'_, 'c> {
                             }
                         }
                         BlockFunctions::Tiles { rows: [one, two], .. } => {
-                            let is_one = fb.cmp(Cmp::Le, rows, fb.int(int_tiles::SIDE.into()));
+                            shapes.set(fb, rows);
+                            let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
                             fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
                         }
                     }
@@ -673,23 +688,24 @@ impl<'c> Generator<'_, 'c> {
                 true => (Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1), block.widened),
                 false => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1), block.w),
             };
-            let most_bytes = u64::from(row_tiles * int_tiles::SIDE * panels.nr * panels.ways) * 4;
+            let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(most_bytes, 64));
-            let groups = micro.steps(fb, block.k);
+            let steps = micro.steps(fb, block.k);
             let start = self.start(fb, blocks, &block);
             let block = Block { w, ..block };
-            int_tiles::configure(fb, block.rows, panels.coding.group().expect("codes"));
             self.panels_of_block(fb, call, &block, blocks, (micro.panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
                 fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
                     let w = fb.index(at.w, way, micro.panel_bytes);
                     let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
                     let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
-                    let ahead = int_tiles::Ahead { at: ahead, bytes: block.ahead_part };
+                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, steps);
                     let at = At { a: block.a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
-                    micro.emit_tiles(fb, (block.rows, row_tiles), at, groups, start, ahead);
+                    match self.kernel.compute {
+                        Compute::Bf16Tiles => micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead),
+                        _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
+                    }
                 });
             });
-            fb.tile_release();
         })
     }
 

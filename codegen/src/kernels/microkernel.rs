@@ -14,7 +14,7 @@
 //! block of rows brings a part of the next block of weights there.
 
 use super::{int_mmla, mmla};
-use crate::isa::Isa;
+use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute, DType, Matmul};
 
@@ -121,6 +121,8 @@ enum Multiply {
     Blocks,
     /// Exact integer dots over groups of k, see `int_dot`.
     Groups,
+    /// Even and odd k apart, over 32 k, see [`super::tiles`].
+    Halves,
 }
 
 /// First values of the accumulators.
@@ -211,6 +213,7 @@ impl<'a> Microkernel<'a> {
         let multiply = match kernel.compute {
             Compute::Bf16Mmla => Multiply::Blocks,
             compute if compute.takes_codes() => Multiply::Groups,
+            Compute::Bf16Tiles => Multiply::Halves,
             Compute::F32 if isa.lane_fma && m >= LANE_ROWS && kernel.panels.coding == Coding::Elements => Multiply::Lane,
             _ => Multiply::Broadcast,
         };
@@ -218,6 +221,7 @@ impl<'a> Microkernel<'a> {
         let step_k = match multiply {
             Multiply::Lane => k_pack.max(isa.lanes),
             Multiply::Groups => coding.group().unwrap_or(k_pack),
+            Multiply::Halves => BF16_TILE_K,
             Multiply::Broadcast | Multiply::Blocks => k_pack,
         };
         Microkernel { kernel, dtype, coding, k_pack, step_k, multiply, panel_bytes: kernel.panels.panel_bytes(dtype) }
@@ -289,6 +293,8 @@ impl<'a> Microkernel<'a> {
             Multiply::Groups => self.sums_fit(isa, m, vectors),
             Multiply::Lane => tile_fits(isa, m, vectors, self.held_lanes(m) + self.k_pack * vectors),
             Multiply::Blocks => mmla::fits(isa, m, vectors),
+            // Both halves of the rows, of a weight, and the mask that takes odd ones.
+            Multiply::Halves => tile_fits(isa, 2 * m, vectors, 2 * m + 2),
         }
     }
     /// Registers of rows in lanes, beside the one that every tile has for its rows.
@@ -348,6 +354,9 @@ impl<'a> Microkernel<'a> {
     ) {
         if self.multiply == Multiply::Groups {
             return self.emit_groups(fb, walk, at, steps, start, feed, keep);
+        }
+        if self.multiply == Multiply::Halves {
+            return self.emit_in_order_of_tiles(fb, walk, at, steps);
         }
         let At { a, panel, w, scales, tile } = at;
         let kernel = self.kernel;

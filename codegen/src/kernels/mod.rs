@@ -14,6 +14,7 @@ mod mmla;
 pub mod probe;
 pub mod quantise;
 pub mod step;
+mod tiles;
 
 use crate::expr::Scope;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};

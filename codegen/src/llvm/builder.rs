@@ -893,6 +893,10 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn tile_dot_int8(&self, sums: u32, rows: u32, weights: u32) {
         self.intrinsic_void("llvm.x86.tdpbsud", &[self.tile(sums), self.tile(rows), self.tile(weights)]);
     }
+    /// `sums[row][column] += ` products of bf16 `rows[row][k]` and `weights[k / 2][column][k % 2]`: those of even k and of odd ones, each a chain of FMA from zero, together.
+    pub fn tile_dot_bf16(&self, sums: u32, rows: u32, weights: u32) {
+        self.intrinsic_void("llvm.x86.tdpbf16ps", &[self.tile(sums), self.tile(rows), self.tile(weights)]);
+    }
     fn tile(&self, number: u32) -> Value<'c> {
         assert!(number < 8, "tile register {number}");
         self.int_of(Elem::I8, number.into())

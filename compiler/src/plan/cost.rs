@@ -24,7 +24,9 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
         let (layers, barrier) = places.get(&RegionId(i as u32)).copied().unwrap_or_default();
         let (kind, arithmetic) = match &region.kernel {
             Kernel::Matmul(Matmul { compute: Compute::F32, .. }) => (RegionKind::Matmul, Arithmetic::F32),
-            Kernel::Matmul(Matmul { compute: Compute::Bf16Dot | Compute::Bf16Mmla, .. }) => (RegionKind::Matmul, Arithmetic::Bf16Dot),
+            Kernel::Matmul(Matmul { compute: Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles, .. }) => {
+                (RegionKind::Matmul, Arithmetic::Bf16Dot)
+            }
             Kernel::Matmul(Matmul { compute: Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles, .. }) => {
                 (RegionKind::Matmul, Arithmetic::Int8Dot)
             }

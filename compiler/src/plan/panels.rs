@@ -31,7 +31,7 @@ pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, gro
     };
     let stored = |dtype| storage(dtype).unwrap_or(DType::F32);
     let (compute, k_pack) = match (x.is_quantised(), weight.is_quantised()) {
-        (false, false) => isa.matmul(stored(x), stored(weight)),
+        (false, false) => isa.matmul(stored(x), stored(weight), k),
         // Codes of rows meet codes of weights.
         (true, _) => (isa.matmul_of_codes(coding), 1),
         (false, true) => (Compute::F32, 1),

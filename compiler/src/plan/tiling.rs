@@ -14,6 +14,9 @@ const L2_WEIGHTS: u64 = 4;
 const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
+/// The same for tiles, which go over weights as fast as memory sends them with fewer rows. (Granite Rapids, 512 rows in passes of 128, 256 and 512, 1B shape, two threads: bf16
+/// 771, 668 and 645 ms, int4 by 128 - , 501 and 449 ms.)
+const TILES_PASS_ROWS: u32 = 512;
 /// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of AVX2
 /// with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
 const TILE_ELEMENTS: u32 = 12 << 10;
@@ -37,9 +40,11 @@ pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, co
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles;
-    let most_k = match compute.takes_codes() {
-        true => K_BLOCK_CODES,
-        false => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
+    let most_k = match compute {
+        // Rows of two tiles in L1.
+        Compute::Int8Tiles if !nibbles => K_BLOCK_CODES / 2,
+        compute if compute.takes_codes() || compute.by_tiles() => K_BLOCK_CODES,
+        _ => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
     };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
@@ -51,11 +56,12 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     } else {
         panels.bytes_before(k_block, dtype)
     };
-    let panel_bytes = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
+    let next = if compute == Compute::Bf16Tiles { 0 } else { panels.bytes_before(k_block, dtype) };
+    let panel_bytes = (read + next) * u64::from(panels.ways);
     let row_bytes = u64::from(k_block)
         * match compute {
             Compute::F32 => 4,
-            Compute::Bf16Dot | Compute::Bf16Mmla => 2,
+            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => 2,
             Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 1,
         };
     let mr = isa.rows(compute).min(rows as u32);
@@ -65,7 +71,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         mr,
         streams: stream.side_by_side,
         k_block,
-        m_block: ((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(PASS_ROWS),
+        m_block: ((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(if compute.by_tiles() { TILES_PASS_ROWS } else { PASS_ROWS }),
         n_block: (isa.l2_bytes / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
         widen,
         prefetch: stream.l2,
@@ -81,7 +87,7 @@ fn busy_rows(isa: &Isa, instructions: u32, panels: &Panels, dtype: DType, comput
     let elements = if nibbles { 2 * LINE } else { LINE / dtype.size() };
     let per_lane = match compute {
         Compute::F32 => 1,
-        Compute::Bf16Dot | Compute::Bf16Mmla => 2,
+        Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => 2,
         Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 4,
     };
     let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);

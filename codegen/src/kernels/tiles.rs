@@ -1,0 +1,212 @@
+//! Tiles (AMX): the matrix unit's registers, what blocks of rows ask for meanwhile, and matmuls of bf16 rows and weights, 16 rows x 16 columns x 32 k per
+//! instruction.
+//!
+//! In: as [`super::microkernel`], with rows and weights of bf16, these in panels of pairs (`[k/2][nr][2]`: 16 columns of 32 k are 16 rows of a tile, 64 bytes each). Out:
+//! the loop over k of up to [`ROWS`] rows and a panel, and that of few rows by FMA.
+//!
+//! TDPBF16PS adds to a sum what it makes of 32 k: products of even k and of odd k in a chain of FMA from zero each, and the two together. Few rows do the same
+//! by FMA, so that they have the same bits (but for numbers below 2^-126, which tiles take for zero, and which no sum that matters notices). They wait for memory either way.
+//!
+//! Registers: four tiles of sums (two of rows, two of columns), and the two rows' and two columns' that they are made of: each is used twice. The
+//! number of rows is a value: the unit takes as long as there are rows, whatever k and columns.
+//!
+//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1 chapter 18 (tile configuration), volume 2 (TDPBF16PS, TILELOADD). The order
+//! of additions was compared with the instruction's results on Granite Rapids: 2.3 million sums, all the same.
+
+use super::microkernel::{AHEAD_SHIFT, At, L2, Microkernel, Start, Walk};
+use crate::isa::BF16_TILE_K;
+use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
+use crate::program::DType;
+
+/// Rows of a tile, and columns.
+pub(super) const SIDE: u32 = 16;
+/// Most rows of a block: two tiles.
+pub(super) const ROWS: u32 = 2 * SIDE;
+/// Bytes of a row of a tile.
+pub(super) const ROW: u32 = 64;
+/// k of a step of bf16.
+const BF16_K: u32 = BF16_TILE_K;
+const _: () = assert!(BF16_K * 2 == ROW);
+/// Bytes of a configuration of the tile registers.
+const CONFIG: usize = 64;
+
+/// Tile register of the sums of rows `i` and columns `j`.
+pub(super) fn sums(i: u32, j: u32) -> u32 {
+    2 * i + j
+}
+/// Of rows `i`.
+pub(super) fn rows(i: u32) -> u32 {
+    4 + i
+}
+/// Of columns `j`.
+pub(super) fn columns(j: u32) -> u32 {
+    6 + j
+}
+
+/// Shapes of the registers for `m` rows, of which a step has `row_bytes` bytes.
+fn config(m: u32, row_bytes: u32) -> [u8; CONFIG] {
+    let mut bytes = [0; CONFIG];
+    bytes[0] = 1;
+    let mut shape = |register: u32, rows: u32, row_bytes: u32| {
+        bytes[16 + 2 * register as usize] = row_bytes as u8;
+        bytes[48 + register as usize] = rows as u8;
+    };
+    for i in 0..m.div_ceil(SIDE) {
+        let m = SIDE.min(m - i * SIDE);
+        shape(rows(i), m, row_bytes);
+        (0..2).for_each(|j| shape(sums(i, j), m, ROW));
+    }
+    (0..2).for_each(|j| shape(columns(j), row_bytes / 4, ROW));
+    bytes
+}
+
+/// The shapes that the registers have: a change takes as long as some forty instructions on tiles, and most blocks of rows have as many rows as the one before.
+pub(super) struct Shapes<'c> {
+    /// Configurations by the number of rows.
+    table: Value<'c>,
+    /// Address of the number of rows that the registers are shaped for; 0: none.
+    rows: Value<'c>,
+}
+
+impl<'c> Shapes<'c> {
+    /// None yet, for rows of which a step has `row_bytes` bytes.
+    pub fn new(fb: &Fb<'_, 'c>, row_bytes: u32) -> Self {
+        let bytes: Vec<u8> = (0..=ROWS).flat_map(|m| config(m, row_bytes)).collect();
+        let words: Vec<i64> = bytes.chunks(8).map(|word| i64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
+        let rows = fb.stack(8, 8);
+        fb.store(fb.int(0), rows, 8);
+        Shapes { table: fb.module().const_table("tiles", &words), rows }
+    }
+    /// Shapes them for `m` rows.
+    pub fn set(&self, fb: &Fb<'_, 'c>, m: Value<'c>) {
+        let differ = fb.cmp(Cmp::Ne, m, fb.load(Ty::I64, self.rows, 8));
+        fb.if_(differ, || {
+            fb.tile_config(fb.index(self.table, m, CONFIG as u64));
+            fb.store(m, self.rows, 8);
+        });
+    }
+}
+
+/// What a block of rows asks for while it goes through a panel.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead<'c> {
+    /// Address.
+    at: Value<'c>,
+    /// Lines per step, in `2^-`[`AHEAD_SHIFT`].
+    lines: Value<'c>,
+}
+
+impl<'c> Ahead<'c> {
+    /// `bytes` bytes from `at` on, in `steps` steps.
+    pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, steps: Value<'c>) -> Self {
+        Ahead { at, lines: fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / 64), fb.max(steps, fb.int(1))) }
+    }
+    /// Asks for the lines of step `i`.
+    pub fn ask(&self, fb: &Fb<'_, 'c>, i: Value<'c>) {
+        let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.mul(i, self.lines), AHEAD_SHIFT));
+        fb.for_(first, end, 1, |line| fb.prefetch(fb.index(self.at, line, 64), L2));
+    }
+}
+
+impl Microkernel<'_> {
+    /// One step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`.
+    pub(super) fn tile_step<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        row_tiles: u32,
+        (a, stride): (Value<'c>, u32),
+        w: Value<'c>,
+        dot: impl Fn(u32, u32, u32),
+    ) {
+        let tile_columns = self.kernel.panels.nr / SIDE;
+        (0..tile_columns).for_each(|j| fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
+        for i in 0..row_tiles {
+            fb.tile_load(rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride);
+            (0..tile_columns).for_each(|j| dot(sums(i, j), rows(i), columns(j)));
+        }
+    }
+    /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
+    pub(super) fn each_sum<'c>(&self, fb: &Fb<'_, 'c>, row_tiles: u32, at: Value<'c>, each: impl Fn(u32, Value<'c>)) {
+        let tile_columns = self.kernel.panels.nr / SIDE;
+        for (i, j) in (0..row_tiles).flat_map(|i| (0..tile_columns).map(move |j| (i, j))) {
+            each(sums(i, j), fb.offset_const(at, u64::from(i * SIDE * self.kernel.panels.nr * 4 + j * ROW)));
+        }
+    }
+
+    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` and the panel at `at.w`: leaves the sums in the tile, as [`Microkernel::emit`] does.
+    pub(super) fn emit_bf16_tiles<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        row_tiles: u32,
+        at: At<'c>,
+        steps: Value<'c>,
+        start: Start<'c>,
+        ahead: Ahead<'c>,
+    ) {
+        let (nr, size) = (self.kernel.panels.nr, DType::Bf16.size() as u32);
+        let row_bytes = nr * 4;
+        let clear = || self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
+        match start {
+            Start::Zero => clear(),
+            Start::Tile { keep } => {
+                _ = fb.if_else(
+                    fb.cmp(Cmp::Eq, keep, fb.i32(0)),
+                    || {
+                        clear();
+                        vec![]
+                    },
+                    || {
+                        self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_load(sums, at, row_bytes));
+                        vec![]
+                    },
+                )
+            }
+        }
+        fb.for_(fb.int(0), steps, 1, |i| {
+            ahead.ask(fb, i);
+            let (a, w) = (fb.index(at.a, i, ROW.into()), fb.index(at.w, i, u64::from(BF16_K * nr * size)));
+            self.tile_step(fb, row_tiles, (a, self.kernel.a_stride * size), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
+        });
+        self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_store(sums, at, row_bytes));
+    }
+
+    /// `steps` times 32 k of few rows, from zero: as [`Microkernel::emit`], in the order of the tiles.
+    pub(super) fn emit_in_order_of_tiles<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: At<'c>, steps: Value<'c>) {
+        let (kernel, lanes, nr) = (self.kernel, fb.lanes(), self.kernel.panels.nr);
+        let (streams, vectors) = (self.streams(walk), self.vectors(walk, lanes));
+        let pack_bytes = u64::from(nr) * self.column_bytes();
+        let words = Ty::vec(Elem::I32, lanes);
+        let zeros = |count: usize| vec![fb.zero(words.with(Elem::F32)); count];
+        let count = walk.m as usize * vectors.len();
+        // A trip count that LLVM does not see: it would unroll the loop and spill.
+        let packs = fb.stack(8, 8);
+        fb.store(fb.int(i64::from(BF16_K / self.k_pack)), packs, 8);
+        let packs = fb.load_again(Ty::I64, packs, 8);
+        let sums = fb.loop_(fb.int(0), steps, 1, &zeros(count), |i, sums| {
+            let a = fb.index(at.a, i, ROW.into());
+            let here = fb.mul_int(i, i64::from(BF16_K / self.k_pack) * pack_bytes as i64);
+            // Sums of even k, and of odd ones.
+            let halves = fb.loop_(fb.int(0), packs, 1, &zeros(2 * count), |pack, halves| {
+                let mut halves = halves.to_vec();
+                let here = fb.add(here, fb.mul_int(pack, pack_bytes as i64));
+                self.prefetch_streams(fb, walk, &streams, at.panel, here, (pack_bytes, 1));
+                let (a, w) = (fb.index(a, pack, 4), fb.offset(at.w, here));
+                let row = |r: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) * 2), 4), lanes);
+                let rows: Vec<_> = (0..walk.m).map(|r| fb.split_bf16_pair(row(r))).collect();
+                for (c, vector) in vectors.iter().enumerate() {
+                    let weights = fb.split_bf16_pair(fb.load(words, fb.offset_const(w, *vector), lanes * 4));
+                    for (r, row) in rows.iter().enumerate() {
+                        let e = 2 * (r * vectors.len() + c);
+                        halves[e] = fb.fma(row.0, weights.0, halves[e]);
+                        halves[e + 1] = fb.fma(row.1, weights.1, halves[e + 1]);
+                    }
+                }
+                halves
+            });
+            sums.iter().zip(halves.chunks(2)).map(|(sum, both)| fb.add(*sum, fb.add(both[0], both[1]))).collect()
+        });
+        for (value, offset) in sums.into_iter().zip(self.tile_offsets(walk, lanes)) {
+            fb.store(value, fb.offset_const(at.tile, offset), lanes * 4);
+        }
+    }
+}
