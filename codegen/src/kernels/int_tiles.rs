@@ -82,9 +82,12 @@ impl Microkernel<'_> {
         let sum = |i: Value<'c>| {
             let (a, w) = (fb.index(at.a, i, record), fb.index(at.w, i, group_bytes));
             self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
-            for k in (0..group).step_by(step_k(group) as usize) {
+            let steps = group / step_k(group);
+            for step in 0..steps {
+                let k = step * step_k(group);
+                let number = fb.add_int(fb.mul_int(i, steps.into()), step.into());
                 let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
-                self.tile_step(fb, row_tiles, (a, stride), w, |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns));
+                self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns));
             }
         };
         let store = |i: Value<'c>| self.each_sum(fb, row_tiles, buffer(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
@@ -110,7 +113,6 @@ impl Microkernel<'_> {
         fb.for_(fb.int(0), fb.add_int(groups, 1), 1, |i| {
             let has_sums = fb.cmp(Cmp::Lt, i, groups);
             fb.if_(has_sums, || {
-                ahead.ask(fb, i);
                 sum(i);
             });
             fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || scale(fb.add_int(i, -1)));

@@ -383,7 +383,7 @@ impl<'c> Generator<'_, 'c> {
             // The second half of the rows finds the block of panels in L2.
             let halves = || {
                 pieces(&|begin, end| {
-                    self.blocks_of_units(fb, &blocked.blocks, (begin, end), |first, last| {
+                    self.blocks_of_units(fb, fb.int(blocked.blocks.units.into()), (begin, end), |first, last| {
                         self.blocks_of_rows(fb, (fb.int(0), row_count), kernel.tile.mr, |block| stream(block.row, block.rows, first, last));
                     });
                 });
@@ -502,7 +502,13 @@ impl<'c> Generator<'_, 'c> {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
         let shapes = tiles::Shapes::new(fb, kernel.panels.coding.group().map_or(tiles::ROW, int_tiles::step_k));
-        self.blocks_of_units(fb, blocks, (share.begin, share.end), |first, last| {
+        let most = blocked.functions.most_rows(kernel);
+        // A single block of rows by tiles waits for memory: what it asks for is the next panel, and not further away.
+        let units = match &blocked.functions {
+            BlockFunctions::Tiles { .. } => fb.select(fb.cmp(Cmp::Le, pass.1, fb.int(most.into())), fb.int(1), fb.int(blocks.units.into())),
+            BlockFunctions::Registers { .. } => fb.int(blocks.units.into()),
+        };
+        self.blocks_of_units(fb, units, (share.begin, share.end), |first, last| {
             let [first_panel, last_panel] = [first, last].map(|unit| fb.mul_int(unit, unit_panels));
             let panels = fb.sub(last_panel, first_panel);
             let block_w = fb.offset(share.w, fb.mul_int(first_panel, self.panel_bytes()));
@@ -519,7 +525,7 @@ impl<'c> Generator<'_, 'c> {
                 if let BlockFunctions::Tiles { apart: Some(apart), .. } = &blocked.functions {
                     fb.call(apart, &[w, scratch, k, panels]);
                 }
-                self.blocks_of_rows(fb, pass, blocked.functions.most_rows(kernel), |RowBlock { number, count, row, rows }| {
+                self.blocks_of_rows(fb, pass, most, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
                     let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                     let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
@@ -552,9 +558,13 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// `body(first, last)` for each of the blocks of units `begin .. end`.
-    fn blocks_of_units(&self, fb: &Fb<'_, 'c>, blocks: &Blocks, (begin, end): (Value<'c>, Value<'c>), body: impl Fn(Value<'c>, Value<'c>)) {
-        fb.for_(begin, end, blocks.units.into(), |first| body(first, fb.min(fb.add_int(first, blocks.units.into()), end)));
+    /// `body(first, last)` for each of the blocks of `most` units of `begin .. end`.
+    fn blocks_of_units(&self, fb: &Fb<'_, 'c>, most: Value<'c>, (begin, end): (Value<'c>, Value<'c>), body: impl Fn(Value<'c>, Value<'c>)) {
+        let count = fb.div(fb.add(fb.sub(end, begin), fb.add_int(most, -1)), most);
+        fb.for_(fb.int(0), count, 1, |number| {
+            let first = fb.add(begin, fb.mul(number, most));
+            body(first, fb.min(fb.add(first, most), end));
+        });
     }
 
     /// `rows` rows from `first` on in blocks of equal size, at most `most`: no small one is left over.
@@ -698,7 +708,9 @@ impl<'c> Generator<'_, 'c> {
                     let w = fb.index(at.w, way, micro.panel_bytes);
                     let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
                     let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
-                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, steps);
+                    let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
+                    let tile_steps = (fb.mul_int(steps, tile_steps.into()), row_tiles);
+                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, tile_steps);
                     let at = At { a: block.a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
                     match self.kernel.compute {
                         Compute::Bf16Tiles => micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead),

@@ -92,30 +92,33 @@ impl<'c> Shapes<'c> {
 pub(super) struct Ahead<'c> {
     /// Address.
     at: Value<'c>,
-    /// Lines per step, in `2^-`[`AHEAD_SHIFT`].
+    /// Lines at a time, in `2^-`[`AHEAD_SHIFT`].
     lines: Value<'c>,
 }
 
 impl<'c> Ahead<'c> {
-    /// `bytes` bytes from `at` on, in `steps` steps.
-    pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, steps: Value<'c>) -> Self {
-        Ahead { at, lines: fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / 64), fb.max(steps, fb.int(1))) }
+    /// `bytes` bytes from `at` on, for `steps` steps of [`Microkernel::tile_step`].
+    pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, (steps, row_tiles): (Value<'c>, u32)) -> Self {
+        let times = fb.mul_int(fb.max(steps, fb.int(1)), row_tiles.into());
+        Ahead { at, lines: fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / 64), times) }
     }
-    /// Asks for the lines of step `i`.
-    pub fn ask(&self, fb: &Fb<'_, 'c>, i: Value<'c>) {
+    /// Asks for the lines of time `i`.
+    fn ask(&self, fb: &Fb<'_, 'c>, i: Value<'c>) {
         let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.mul(i, self.lines), AHEAD_SHIFT));
         fb.for_(first, end, 1, |line| fb.prefetch(fb.index(self.at, line, 64), L2));
     }
 }
 
 impl Microkernel<'_> {
-    /// One step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`.
+    /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`. What comes next is asked
+    /// for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want too.
     pub(super) fn tile_step<'c>(
         &self,
         fb: &Fb<'_, 'c>,
-        row_tiles: u32,
+        (row_tiles, number): (u32, Value<'c>),
         (a, stride): (Value<'c>, u32),
         w: Value<'c>,
+        ahead: Ahead<'c>,
         dot: impl Fn(u32, u32, u32),
     ) {
         let tile_columns = self.kernel.panels.nr / SIDE;
@@ -123,6 +126,7 @@ impl Microkernel<'_> {
         for i in 0..row_tiles {
             fb.tile_load(rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride);
             (0..tile_columns).for_each(|j| dot(sums(i, j), rows(i), columns(j)));
+            ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), i.into()));
         }
     }
     /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
@@ -163,9 +167,8 @@ impl Microkernel<'_> {
             }
         }
         fb.for_(fb.int(0), steps, 1, |i| {
-            ahead.ask(fb, i);
             let (a, w) = (fb.index(at.a, i, ROW.into()), fb.index(at.w, i, u64::from(BF16_K * nr * size)));
-            self.tile_step(fb, row_tiles, (a, self.kernel.a_stride * size), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
+            self.tile_step(fb, (row_tiles, i), (a, self.kernel.a_stride * size), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
         });
         self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_store(sums, at, row_bytes));
     }
