@@ -78,6 +78,13 @@ fn probes_measure_what_they_say() {
             let x86 = isa.arch == Arch::X86_64;
             let int8 = if isa.int8_mmla { "smmla" } else { "sdot" };
             let x86_int8 = if isa.dots_in_pairs() { "vpmaddubsw" } else { "vpdpbusd" };
+            // Four tiles of sums, which are no vectors.
+            let is_tile = probe == Probe::Bf16Dot && isa.bf16_tiles || probe == Probe::Int8Dot && isa.int8_tiles;
+            if is_tile {
+                let dots = if probe == Probe::Bf16Dot { count("tdpbf16ps") } else { count("tdpbsud") };
+                assert!(dots >= 4 && dots.is_multiple_of(4) && count("tilerelease") == 1, "{cpu}: {asm}");
+                continue;
+            }
             let [fma, bf16, int8] = if x86 { ["vfmadd", "vdpbf16ps", x86_int8] } else { ["fmla", "bfmmla", int8] };
             match probe {
                 Probe::F32 => assert!(count(fma) >= chains && count(fma) % chains == 0, "{cpu}: {asm}"),

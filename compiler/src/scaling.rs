@@ -75,6 +75,9 @@ const MACHINES: &[Machine] = &[
     machine(&["neoverse-v2", "graviton4"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0, 256.0]),
 ];
 
+/// Of tiles of bf16: 16 x 16 x 32 multiply-adds in 16 cycles (measured on Granite Rapids).
+const TILES_BF16: f64 = 1024.0;
+
 const fn machine(
     cpus: &'static [&'static str],
     name: &'static str,
@@ -105,6 +108,11 @@ impl Machine {
         if x86 && !features.iter().any(|f| f == "avx512vnni" || f == "avxvnni") {
             let [f32_rate, _, int8_rate] = &mut machine.flop_per_cycle;
             *int8_rate = int8_rate.min(2.0 * *f32_rate);
+        }
+        for (feature, arithmetic, rate) in [("amx-bf16", 1, TILES_BF16), ("amx-int8", 2, 2.0 * TILES_BF16)] {
+            if features.iter().any(|f| f == feature) {
+                machine.flop_per_cycle[arithmetic] = rate;
+            }
         }
         if let Some(bandwidth) = bandwidth {
             machine.socket_gb_per_s = bandwidth;

@@ -3,8 +3,8 @@
 //!
 //! In: a [`Probe`]. Out: `void rc_probe_<name>(ptr ctx, i32 thread, i32 threads)`; see the ABI for the amounts.
 
-use super::Call;
-use crate::isa::Isa;
+use super::{Call, tiles};
+use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Codes, Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::Program;
 use rcompile_runtime::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, field};
@@ -36,7 +36,15 @@ pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
     mb.define(&symbol(probe), &[Ty::PTR, Ty::I32, Ty::I32], None, Visibility::Export, |fb, args| {
         // Probes have no layers.
         let call = Call::new(fb, program, &[args[0], args[1], args[2], fb.i32(0)]);
+        let rows = || call.u32_field(field::ROWS);
+        let products = |k: u32| u64::from(tiles::SIDE * tiles::SIDE * k);
         let (sum, result) = match probe {
+            Probe::Int8Dot if fb.isa().int8_tiles => {
+                return tiles::probe(fb, rows(), products(tiles::ROW), |s, r, c| fb.tile_dot_int8(s, r, c));
+            }
+            Probe::Bf16Dot if fb.isa().bf16_tiles => {
+                return tiles::probe(fb, rows(), products(BF16_TILE_K), |s, r, c| fb.tile_dot_bf16(s, r, c));
+            }
             Probe::Read1 => read(&call, 1),
             Probe::Read4 => read(&call, 4),
             Probe::F32 => multiply(&call, 1, |fb, a, b, sum| fb.fma(a, b, sum)),

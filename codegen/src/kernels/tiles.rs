@@ -17,6 +17,7 @@ use super::microkernel::{AHEAD_SHIFT, At, L2, Microkernel, Start, Walk};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::DType;
+use rcompile_runtime::abi::PROBE_MULTIPLY_ADDS;
 
 /// Rows of a tile, and columns.
 pub(super) const SIDE: u32 = 16;
@@ -109,6 +110,18 @@ impl<'c> Ahead<'c> {
     }
 }
 
+/// `rows` times [`PROBE_MULTIPLY_ADDS`] on registers, `multiply_adds` by each `dot(sums, rows, columns)`: what the unit can do.
+pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u64, dot: impl Fn(u32, u32, u32)) {
+    const SUMS: u64 = 4;
+    let count = PROBE_MULTIPLY_ADDS / (SUMS * multiply_adds);
+    assert_eq!(count * SUMS * multiply_adds, PROBE_MULTIPLY_ADDS, "a whole number of iterations");
+    Shapes::new(fb, ROW).set(fb, fb.int(ROWS.into()));
+    fb.for_(fb.int(0), fb.mul_int(rows_to_do, count as i64), 1, |_| {
+        (0..2).for_each(|i| (0..2).for_each(|j| dot(sums(i, j), rows(i), columns(j))));
+    });
+    fb.tile_release();
+}
+
 impl Microkernel<'_> {
     /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`. What comes next is asked
     /// for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want too.
@@ -168,7 +181,9 @@ impl Microkernel<'_> {
         }
         fb.for_(fb.int(0), steps, 1, |i| {
             let (a, w) = (fb.index(at.a, i, ROW.into()), fb.index(at.w, i, u64::from(BF16_K * nr * size)));
-            self.tile_step(fb, (row_tiles, i), (a, self.kernel.a_stride * size), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
+            self.tile_step(fb, (row_tiles, i), (a, self.kernel.a_stride * size), w, ahead, |sums, rows, columns| {
+                fb.tile_dot_bf16(sums, rows, columns)
+            });
         });
         self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_store(sums, at, row_bytes));
     }

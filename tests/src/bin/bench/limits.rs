@@ -160,7 +160,7 @@ struct Peak {
 /// Rounds of one measurement: about 0.1 s.
 const PEAK_ROUNDS: usize = 20_000_000;
 
-const PEAKS: [Peak; 5] = [
+const PEAKS: [Peak; 7] = [
     Peak {
         name: "avx2-fma",
         is_present: || is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma"),
@@ -171,6 +171,8 @@ const PEAKS: [Peak; 5] = [
     Peak { name: "vdpbf16ps", is_present: || is_x86_feature_detected!("avx512bf16"), run: dot_bf16, flop_per_round: 16.0 * 64.0 },
     Peak { name: "vpmaddubsw", is_present: || is_x86_feature_detected!("avx2"), run: dot_nibbles, flop_per_round: 12.0 * 64.0 },
     Peak { name: "vpdpbusd", is_present: || is_x86_feature_detected!("avx512vnni"), run: dot_int8, flop_per_round: 16.0 * 128.0 },
+    Peak { name: "tdpbf16ps", is_present: || has_tiles("amx-bf16"), run: tiles_of_bf16, flop_per_round: 2.0 * 16.0 * 16.0 * 32.0 },
+    Peak { name: "tdpbsud", is_present: || has_tiles("amx-int8"), run: tiles_of_int8, flop_per_round: 2.0 * 16.0 * 16.0 * 64.0 },
 ];
 
 fn peak_loop(peak: &Peak) {
@@ -250,6 +252,59 @@ unsafe fn dot_int8(rounds: usize) {
     }
     black_box(sums);
 }
+
+/// Has this process tiles, and this product of them?
+fn has_tiles(product: &str) -> bool {
+    rcompile_runtime::cpu::missing(&["amx-tile", product].map(String::from)).is_empty()
+}
+
+/// Tile registers of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct TileConfig([u8; 64]);
+
+impl TileConfig {
+    const fn new() -> Self {
+        let mut bytes = [0; 64];
+        bytes[0] = 1;
+        let mut register = 0;
+        while register < 8 {
+            bytes[16 + 2 * register] = 64;
+            bytes[48 + register] = 16;
+            register += 1;
+        }
+        TileConfig(bytes)
+    }
+}
+
+/// One product of tiles per round, in four registers of sums.
+macro_rules! tiles {
+    ($name:ident, $instruction:literal) => {
+        /// # Safety
+        /// The process may use tiles, and the CPU has this product.
+        unsafe fn $name(rounds: usize) {
+            let config = TileConfig::new();
+            // SAFETY: reads the configuration, changes tile registers (no Rust code uses them) and gives them up.
+            unsafe {
+                std::arch::asm!(
+                    "ldtilecfg [{config}]",
+                    "2:",
+                    concat!($instruction, " tmm0, tmm4, tmm6"),
+                    concat!($instruction, " tmm1, tmm4, tmm7"),
+                    concat!($instruction, " tmm2, tmm5, tmm6"),
+                    concat!($instruction, " tmm3, tmm5, tmm7"),
+                    "sub {rounds}, 4",
+                    "ja 2b",
+                    "tilerelease",
+                    config = in(reg) &config,
+                    rounds = inout(reg) rounds => _,
+                    options(nostack),
+                );
+            }
+        }
+    };
+}
+tiles!(tiles_of_bf16, "tdpbf16ps");
+tiles!(tiles_of_int8, "tdpbsud");
 
 #[cfg(test)]
 mod tests {

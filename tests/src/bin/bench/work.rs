@@ -679,7 +679,9 @@ fn types_of(info: &Value) -> String {
 fn peak_of(info: &Value) -> &'static str {
     let has = |feature: &str| info["features"].as_array().is_some_and(|all| all.iter().any(|f| f == feature));
     match info["compute"].as_str() {
+        Some("bf16") if has("amx-bf16") => "tdpbf16ps",
         Some("bf16") => "vdpbf16ps",
+        Some("int8") if has("amx-int8") => "tdpbsud",
         Some("int8") if !has("avx512f") && !has("avxvnni") => "vpmaddubsw",
         Some("int8") => "vpdpbusd",
         _ if has("avx512f") => "avx512-fma",
@@ -696,7 +698,9 @@ mod tests {
     fn the_instruction_follows_from_what_info_says() {
         let info = |compute: &str, features: &[&str]| json!({"compute": compute, "features": features});
         assert_eq!(peak_of(&info("bf16", &["avx512f"])), "vdpbf16ps");
+        assert_eq!(peak_of(&info("bf16", &["avx512f", "amx-bf16"])), "tdpbf16ps");
         assert_eq!(peak_of(&info("int8", &["avx512f", "avx512vnni"])), "vpdpbusd");
+        assert_eq!(peak_of(&info("int8", &["avx512vnni", "amx-int8"])), "tdpbsud");
         assert_eq!(peak_of(&info("int8", &["avx2", "avxvnni"])), "vpdpbusd");
         assert_eq!(peak_of(&info("int8", &["avx2", "fma"])), "vpmaddubsw");
         assert_eq!(peak_of(&info("f32", &["avx2", "avx512f"])), "avx512-fma");
