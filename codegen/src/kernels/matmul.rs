@@ -249,6 +249,13 @@ enum BlockFunctions<'c> {
 }
 
 impl BlockFunctions<'_> {
+    /// Are weights widened or taken apart for several blocks of rows?
+    fn widens(&self) -> bool {
+        match self {
+            BlockFunctions::Registers { first, .. } => first.is_some(),
+            BlockFunctions::Tiles { apart, .. } => apart.is_some(),
+        }
+    }
     /// Most rows of a block.
     fn most_rows(&self, kernel: &Matmul) -> u32 {
         match self {
@@ -402,7 +409,7 @@ impl<'c> Generator<'_, 'c> {
             fb.if_else(
                 up_to(1),
                 || done(few),
-                || match matches!(blocked.functions, BlockFunctions::Registers { first: Some(_), .. }) {
+                || match blocked.functions.widens() {
                     true => fb.if_else(up_to(STREAMED_BLOCKS), || done(halves), || done(many)),
                     false => done(many),
                 },
@@ -503,9 +510,10 @@ impl<'c> Generator<'_, 'c> {
         let unit_panels = i64::from(units(kernel).1);
         let shapes = tiles::Shapes::new(fb, kernel.panels.coding.group().map_or(tiles::ROW, int_tiles::step_k));
         let most = blocked.functions.most_rows(kernel);
-        // A single block of rows by tiles waits for memory: what it asks for is the next panel, and not further away.
+        // Few blocks of rows by tiles wait for memory: what they ask for is the next panel, and not further away. With blocks of k all rows would come anew for each panel.
+        let near = i64::from(most * if blocks.count == 1 { tiles::NEAR_BLOCKS } else { 1 });
         let units = match &blocked.functions {
-            BlockFunctions::Tiles { .. } => fb.select(fb.cmp(Cmp::Le, pass.1, fb.int(most.into())), fb.int(1), fb.int(blocks.units.into())),
+            BlockFunctions::Tiles { .. } => fb.select(fb.cmp(Cmp::Le, pass.1, fb.int(near)), fb.int(1), fb.int(blocks.units.into())),
             BlockFunctions::Registers { .. } => fb.int(blocks.units.into()),
         };
         self.blocks_of_units(fb, units, (share.begin, share.end), |first, last| {

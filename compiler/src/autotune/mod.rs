@@ -199,10 +199,10 @@ mod tests {
         let native = Isa::native().unwrap();
         assert!(check(&native).is_ok());
         let mut other = native.clone();
-        other.features.insert("amx-tile".into());
+        other.features.insert("warp-drive".into());
         let e = check(&other).unwrap_err();
         assert_eq!(e.exit_code(), 6);
-        assert!(e.to_string().contains("missing amx-tile") && e.help().is_some(), "{e}");
+        assert!(e.to_string().contains("missing warp-drive") && e.help().is_some(), "{e}");
         other = Isa { triple: "aarch64-unknown-linux-gnu".into(), ..native };
         assert_eq!(check(&other).unwrap_err().exit_code(), 6);
     }
