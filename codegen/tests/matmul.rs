@@ -802,6 +802,46 @@ fn hot_loop_asm_of_codes() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
+/// Tiles: each that is loaded is used twice, registers have their shapes and are given up; few rows have a sum of even and one of odd k for every vector, in registers.
+#[test]
+fn tiles_asm() {
+    let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+    let body = |asm: &str, name: &str| -> String {
+        asm.split_once(&format!("\n{name}:")).unwrap_or_else(|| panic!("no {name}")).1.split_once(".Lfunc_end").unwrap().0.to_string()
+    };
+    let count = |body: &str, word: &str| body.lines().filter(|l| l.trim_start().starts_with(word)).count();
+    let int4 = Coding::Int4 { group: 32, zeros: false };
+    for (dot, coding) in [("tdpbf16ps", Coding::Elements), ("tdpbsud", Coding::Int8 { group: 256 }), ("tdpbsud", int4)] {
+        let (compute, dtype) = match coding {
+            Coding::Elements => (Compute::Bf16Tiles, DType::Bf16),
+            _ => (Compute::Int8Tiles, DType::U8),
+        };
+        let case = Case { compute, coding, k: 2048, ..Case::new(&isa, dtype) };
+        let (program, kernel) = Case { tile: MatmulTile { mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
+        let asm = assembly(&isa, &program, &kernel);
+        for (name, dots) in [("kernel.tiles1", 2), ("kernel.tiles2", 4)] {
+            let body = body(&asm, name);
+            let steps = count(&body, dot) / dots;
+            // Of columns two, and one for each tile of rows.
+            let loads = steps * (2 + dots / 2);
+            assert_eq!((count(&body, dot), count(&body, "tileloadd")), (steps * dots, loads), "{coding:?} {name}: {body}");
+            assert!(steps > 0 && count(&body, "tilezero") >= dots && count(&body, "tilestored") >= dots, "{coding:?} {name}: {body}");
+            assert_eq!((count(&body, "ldtilecfg"), count(&body, "tilerelease")), (0, 0), "{coding:?} {name}: {body}");
+        }
+        let whole = body(&asm, "kernel");
+        assert!(count(&whole, "ldtilecfg") > 0 && count(&whole, "tilerelease") == 1, "{coding:?}: {whole}");
+        for m in (1..=isa.rows(compute)).filter(|_| compute == Compute::Bf16Tiles) {
+            let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.stream{m}"));
+            assert!(!hot.is_empty());
+            for l in hot {
+                assert!(l.stack_accesses().is_empty(), "{m} rows: {}", l.text());
+                let (dots, sums) = (l.multiply_adds(), l.accumulators());
+                assert!(dots.is_multiple_of(sums) && sums.is_multiple_of(2 * m as usize), "{m} rows: {}", l.text());
+            }
+        }
+    }
+}
+
 /// Dots by pairs of products: nothing on the stack, per dot of bytes both multiplications and one change of sign; magnitudes are shared by the rows. Sums of nibbles stay words: one
 /// multiplication and one addition.
 #[test]

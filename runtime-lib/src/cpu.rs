@@ -13,6 +13,14 @@ pub fn describe(needed: &[String], missing: &[&str]) -> String {
     format!("needs {}; missing {}", needed.join(","), missing.join(","))
 }
 
+/// What to do about it.
+pub fn help(missing: &[&str]) -> &'static str {
+    match missing.iter().all(|name| name.starts_with("amx-")) {
+        true => "the CPU has no tiles, or the system does not allow them: build again with --cpu-features -amx-tile",
+        false => "build again with --cpu for this machine",
+    }
+}
+
 #[cfg(target_arch = "x86_64")]
 fn present(name: &str) -> bool {
     macro_rules! table {
@@ -132,6 +140,7 @@ mod tests {
         assert!(missing.contains(&"warp-drive"));
         assert_eq!(missing.len(), 2);
         assert!(describe(&needed, &["warp-drive"]).ends_with("; missing warp-drive"));
+        assert!(help(&["amx-tile", "amx-int8"]).contains("-amx-tile") && !help(&["amx-tile", "avx512f"]).contains("-amx-tile"));
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -82,7 +82,7 @@ impl Cx {
             let needed = &self.manifest().features;
             let missing = cpu::missing(needed);
             if !missing.is_empty() {
-                return Err(Failure::new(10, "cpu", cpu::describe(needed, &missing)).help("build again with --cpu for this machine"));
+                return Err(Failure::new(10, "cpu", cpu::describe(needed, &missing)).help(cpu::help(&missing)));
             }
         }
         let matches = match self.command().try_get_matches_from(args) {

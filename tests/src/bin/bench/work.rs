@@ -495,12 +495,14 @@ fn from_outside(bench: &mut Bench, threads: usize) -> Outcome<()> {
 // --- Figures
 
 /// Names of the limits, as `bench limits` prints them and as the report shows them.
-const PEAKS: [(&str, &str); 5] = [
+const PEAKS: [(&str, &str); 7] = [
     ("avx2-fma", "AVX2 FMA"),
     ("avx512-fma", "AVX-512 FMA"),
     ("vdpbf16ps", "VDPBF16PS"),
     ("vpmaddubsw", "AVX2 VPMADDUBSW and VPADDW"),
     ("vpdpbusd", "VPDPBUSD"),
+    ("tdpbf16ps", "TDPBF16PS"),
+    ("tdpbsud", "TDPBSUD"),
 ];
 
 pub fn limits_section(bench: &Bench) -> Section {
@@ -590,9 +592,9 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
                 let used = record.facts.get(&format!("peak of {}", work.executable)).cloned().unwrap_or_default();
                 let bf16 = record.facts.get(&format!("types of {}", work.executable)).is_some_and(|t| t.starts_with("bf16"));
                 for (peak, shown) in PEAKS {
-                    // Where the weights are bf16, its own instruction is shown too, though the other may be the faster one.
+                    // Where the weights are bf16, its own instruction is shown too, though the other may be the faster one; beside tiles the dot on vectors.
                     let is_used = peak == used;
-                    if is_used || (bf16 && peak == "vdpbf16ps") {
+                    if is_used || (bf16 && peak == "vdpbf16ps") || (used == "tdpbsud" && peak == "vpdpbusd") {
                         let samples = record.percent(&format!("{key} GFLOP/s"), &work.limit(peak));
                         let note = if is_used { "" } else { " (not used)" };
                         add_share(format!("{}, share of the {shown} peak{note}", work.name), samples, goal.filter(|_| is_used));
