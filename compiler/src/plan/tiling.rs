@@ -14,8 +14,8 @@ const L2_WEIGHTS: u64 = 4;
 const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
-/// The same for tiles, which go over weights as fast as memory sends them with fewer rows. (Granite Rapids, 512 rows in passes of 128, 256 and 512, 1B shape, two threads: bf16
-/// 771, 668 and 645 ms, int4 by 128 - , 501 and 449 ms.)
+/// The same for tiles, to which weights would not come from memory in time for fewer rows. (Granite Rapids, prompt of 512, 1B shape, two threads: bf16 in passes of 128, 256 and 512 rows
+/// 771, 668 and 645 ms, int4 by 128 in passes of 256 and 512 501 and 449 ms; best of three.)
 const TILES_PASS_ROWS: u32 = 512;
 /// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of AVX2
 /// with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
