@@ -4,8 +4,9 @@
 //! the panels. Out: the loop over k, ended by stores of the accumulators to a tile in memory (`f32[way][row][column]`), from which the
 //! epilogue reads, or the next range of k.
 //!
-//! A row's values reach the weights in one of three ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a register
-//! that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]).
+//! A row's values reach the weights in one of these ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a register
+//! that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]). Codes have a loop over groups ([`super::int_dot`]), and where blocks of rows take
+//! tiles few rows follow their order of additions ([`super::tiles`]).
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L1 `tile.prefetch_l1` bytes ahead
