@@ -463,6 +463,9 @@ mod tests {
         let dots = Machine::of("znver5", &features(&["avx2", "avxvnni"]), None).unwrap();
         assert_eq!((narrow.flop_per_cycle[2], dots.flop_per_cycle[2]), (64.0, 128.0));
         assert_eq!((narrow.socket_gb_per_s, narrow.core_gb_per_s), (20.0, 20.0));
+        let tiles = ["avx2", "avx512f", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8"];
+        assert_eq!(Machine::of("sapphirerapids", &features(&tiles), None).unwrap().flop_per_cycle, [64.0, 1024.0, 2048.0]);
+        assert_eq!(Machine::of("sapphirerapids", &features(&tiles[..3]), None).unwrap().flop_per_cycle, [64.0, 32.0, 256.0]);
         assert!(Machine::of("z80", &[], None).is_none());
     }
 }

@@ -108,7 +108,7 @@ pub struct Isa {
     pub bf16_mmla: bool,
     /// Has SMMLA (twice the rate of SDOT there).
     pub int8_mmla: bool,
-    /// Has TDPBUSD and its kin on tiles of 16 rows, 16 columns and 64 k (AMX; eight times the rate of VPDPBUSD). Blocks of rows want it.
+    /// Has TDPBSUD on tiles of 16 rows, 16 columns and 64 k (AMX; eight times the rate of VPDPBUSD). Blocks of rows want it.
     pub int8_tiles: bool,
     /// Has TDPBF16PS on tiles of 16 rows, 16 columns and 32 k (AMX; sixteen times the rate of FMA).
     pub bf16_tiles: bool,

@@ -75,11 +75,11 @@ pub(super) fn names() -> Vec<&'static str> {
     ROWS.iter().map(|r| r.name).collect()
 }
 
-/// Row of a name. Hypervisors may call a CPU by another's: one with all that Intel's servers have is like the last of those whose features it has.
+/// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that Intel's servers have it is like the last of those, whether its tiles may be
+/// used or not.
 fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
-    let has = |lists: &[&[&str]]| lists.iter().all(|list| list.iter().all(|f| features.contains(*f)));
-    let like_intel = has(&[INTEL]) && !name.starts_with("znver");
-    ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().rev().find(|r| like_intel && has(r.features)))
+    let like_intel = INTEL.iter().all(|f| features.contains(*f)) && !name.starts_with("znver");
+    ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().rev().find(|r| like_intel && r.features.contains(&INTEL)))
 }
 
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
@@ -177,5 +177,36 @@ pub(super) fn int8_dot(isa: &Isa, lanes: u32) -> Option<Int8Dot> {
         16 if isa.has("avx512bw") => Some(avx512),
         8 => Some(avx2),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpus_under_another_name_are_like_the_servers_whose_features_they_have() {
+        let isa = |cpu: &str, edits: &[&str]| {
+            let edits: Vec<_> = edits.iter().map(|e| e.to_string()).collect();
+            lookup(crate::isa::HOST_TRIPLE, cpu, &edits).unwrap()
+        };
+        let row = |name: &str, isa: &Isa| row_of(name, &isa.features).map(|row| row.name);
+        for edits in [&[][..], &["-amx-tile"]] {
+            let server = isa("graniterapids", edits);
+            let rows = ["rocketlake", "sapphirerapids", "znver6"].map(|name| row(name, &server));
+            assert_eq!(rows, [Some("graniterapids"), Some("sapphirerapids"), None]);
+        }
+        assert_eq!(row("rocketlake", &isa("icelake-server", &[])), None);
+    }
+
+    /// Tiles need what scales their sums and what few rows take; without them nothing asks for their permission.
+    #[test]
+    fn tiles_go_with_what_they_need() {
+        for (edit, left) in [("-amx-tile", 0), ("-avx512vnni", 0), ("-avx512f", 0), ("-amx-bf16", 2), ("-amx-int8", 2)] {
+            let isa = lookup(crate::isa::HOST_TRIPLE, "sapphirerapids", &[edit.to_string()]).unwrap();
+            assert_eq!(isa.features.iter().filter(|f| f.starts_with("amx-")).count(), left, "{edit}");
+            let wanted = [edit != "-amx-bf16", edit != "-amx-int8"].map(|has| has && left > 0);
+            assert_eq!([isa.bf16_tiles, isa.int8_tiles], wanted, "{edit}");
+        }
     }
 }

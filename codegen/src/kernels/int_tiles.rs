@@ -6,9 +6,9 @@
 //! ```text
 //! for each group of k { sums = 0;  for each step of 64 k { sums += rows . columns };  scale the sums of the group before;  store the sums }
 //! ```
-//! Tiles of sums cannot be scaled, so that they go through memory: two buffers in turns, since vectors then scale one group while the matrix unit, which takes
-//! 16 cycles for a tile, sums the next. The f32 sums stay in the tile of [`Microkernel::emit`], in L1. Integer sums are exact, and the f32 chain is that of
-//! `int_dot`: the same bits.
+//! Tiles of sums cannot be scaled, so that they go through memory, as the f32 sums do, which stay in the tile of [`Microkernel::emit`], in L1. Two buffers in turns: stores
+//! wait for the last products, and vectors need not. (That gains 2 to 3 % with groups of 32 and nothing with longer ones: loads and stores of tiles and of vectors
+//! take their turns whatever their order, docs/benchmarks.md.) Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
@@ -112,9 +112,7 @@ impl Microkernel<'_> {
         };
         fb.for_(fb.int(0), fb.add_int(groups, 1), 1, |i| {
             let has_sums = fb.cmp(Cmp::Lt, i, groups);
-            fb.if_(has_sums, || {
-                sum(i);
-            });
+            fb.if_(has_sums, || sum(i));
             fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || scale(fb.add_int(i, -1)));
             fb.if_(has_sums, || store(i));
         });

@@ -250,13 +250,6 @@ enum BlockFunctions<'c> {
 }
 
 impl BlockFunctions<'_> {
-    /// Are weights widened or taken apart for several blocks of rows?
-    fn widens(&self) -> bool {
-        match self {
-            BlockFunctions::Registers { first, .. } => first.is_some(),
-            BlockFunctions::Tiles { apart, .. } => apart.is_some(),
-        }
-    }
     /// Most rows of a block.
     fn most_rows(&self, kernel: &Matmul) -> u32 {
         match self {
@@ -410,7 +403,7 @@ impl<'c> Generator<'_, 'c> {
             fb.if_else(
                 up_to(1),
                 || done(few),
-                || match blocked.functions.widens() {
+                || match blocked.blocks.widen {
                     true => fb.if_else(up_to(STREAMED_BLOCKS), || done(halves), || done(many)),
                     false => done(many),
                 },
