@@ -84,12 +84,15 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
-    /// Rows up to which panels are claimed: two blocks where more would widen the weights.
+    /// Rows up to which panels are claimed: two blocks where more would widen the weights, three where tiles would scale short groups.
     fn streamed_rows(&self) -> u32 {
         let takes_apart = match self.compute {
             Compute::F32 => self.dtype != DType::F32,
             compute => compute.takes_codes() && matches!(self.coding, Coding::Int4 { .. }),
         };
+        if self.compute == Compute::Int8Tiles && takes_apart {
+            return self.tile.mr * if self.coding.group() == Some(32) { 3 } else { 2 };
+        }
         if self.tile.widen && takes_apart && CAPACITY > 2 * self.tile.mr { 2 * self.tile.mr } else { self.tile.mr }
     }
     /// k per record of the left operand.
@@ -598,6 +601,11 @@ fn claimed_pieces() {
             for (groups, group_cols) in [(1, 51 * case.nr - 7), (52, case.nr + 8), (20, case.nr)] {
                 Case { groups, group_cols, group_nest: groups > 1, tile, ..case.clone() }.check(&isa);
             }
+        }
+        for group in [32, 128].into_iter().filter(|_| isa.int8_tiles) {
+            let case = Case { compute: Compute::Int8Tiles, coding: Coding::Int4 { group, zeros: false }, ..Case::new(&isa, DType::U8) };
+            let tile = MatmulTile { streams: 1, ..case.tile };
+            Case { k: 128, group_cols: 51 * case.nr - 7, tile, ..case }.check(&isa);
         }
     }
 }
