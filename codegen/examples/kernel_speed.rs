@@ -44,6 +44,9 @@ fn main() {
             if isa.int8_tiles {
                 types.push((dtype, Compute::Int8Tiles, coding));
             }
+            if isa.matmul_of_codes(coding) == Compute::CodesInBf16Tiles {
+                types.push((dtype, Compute::CodesInBf16Tiles, coding));
+            }
         }
         types.push((dtype, Compute::F32, coding));
     }
@@ -298,6 +301,7 @@ impl Matmuls {
             .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute.takes_codes() { 2048 } else { (12 << 10) / self.isa.tile_rows })))
             .next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
+            (true, Compute::CodesInBf16Tiles) => u64::from(k_block * panels.nr) * DType::Bf16.size(),
             (true, compute) if compute.takes_codes() => u64::from(k_block * panels.nr),
             (true, _) => u64::from(k_block * panels.nr) * 4,
             _ => panels.bytes_before(k_block, self.dtype),
@@ -364,6 +368,7 @@ impl Matmuls {
         let how = match self.compute {
             Compute::F32 => "fma",
             Compute::Int8Tiles | Compute::Bf16Tiles => "tiles",
+            Compute::CodesInBf16Tiles => "bf16 tiles",
             _ => "dot",
         };
         format!("{:>7} {how} rows {:>3} k {:>4} n {:>5}", self.coding.name(self.dtype), self.rows, self.k, self.n)

@@ -9,6 +9,7 @@ use crate::llvm::object;
 const SOURCES: &[&[u8]] = include!(concat!(env!("OUT_DIR"), "/sources.rs"));
 
 /// Hash of the sources and their lengths.
+#[allow(long_running_const_eval, reason = "some hundred kB of sources")]
 const SOURCES_HASH: u128 = hash(SOURCES);
 
 /// Names the code generator and its LLVM: two that differ may generate different code from the same unit. One line.

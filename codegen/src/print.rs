@@ -168,8 +168,13 @@ fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
     let (group, stride) = (q.group, q.out_stride);
     writeln!(
         out,
-        "quantise {} x {} of {} to {}, groups of {group}, {stride} bytes per row, bias factor {}",
-        q.rows, q.k, q.x, q.out, q.bias_factor
+        "quantise {} x {} of {} to {}, groups of {group}{}, {stride} bytes per row, bias factor {}",
+        q.rows,
+        q.k,
+        q.x,
+        q.out,
+        q.values.map_or(String::new(), |_| " with values".into()),
+        q.bias_factor
     )
 }
 
@@ -214,6 +219,7 @@ fn compute(compute: Compute) -> &'static str {
         Compute::Int8Dot => "int8 dot",
         Compute::Int8Mmla => "int8_mmla",
         Compute::Int8Tiles => "int8_tiles",
+        Compute::CodesInBf16Tiles => "codes_in_bf16_tiles",
         Compute::Bf16Tiles => "bf16_tiles",
         Compute::Bf16Dot => "bf16_dot",
         Compute::Bf16Mmla => "bf16_mmla",

@@ -174,7 +174,8 @@ pub enum Coding {
         zeros: bool,
     },
     /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes, [nr] f16 scales, zeros }`: byte i of a column holds k = i in its low and
-    /// k = k_pack / 2 + i in its high half. Codes + 8, or codes 0 to 15 with zero points as above. The weight's type is `u8`.
+    /// k = k_pack / 2 + i in its high half. Codes + 8, or codes 0 to 15 with zero points as above. The weight's type is `u8`. Scales by 32 without zero points have five
+    /// significant bits (see `quant` of the graph crate).
     Int4 {
         /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
         group: u32,
@@ -661,28 +662,42 @@ pub enum Compute {
     Int8Mmla,
     /// The same values, of more than a few rows by tiles of 16 rows, 16 columns and 64 k (AMX); panels are those of [`Compute::Int8Dot`].
     Int8Tiles,
+    /// The same values of int4 codes by 32, of more than a few rows by tiles of bf16, which hold code times scale of both operands exactly, and so are sums over a group: no
+    /// group is scaled. Panels are those of [`Compute::Int8Dot`].
+    CodesInBf16Tiles,
     /// bf16 by tiles of 16 rows, 16 columns and 32 k (AMX): one chain over k / 32 per output element, of what TDPBF16PS makes of 32 k. Panels are those of
     /// [`Compute::Bf16Dot`].
     Bf16Tiles,
 }
 
+/// k of the groups whose values, and sums of products, floats hold exactly (see `quant` of the graph crate).
+pub const SHORT_GROUP: u32 = 32;
+
 impl Compute {
     /// Are both operands codes, the left one in records?
     pub fn takes_codes(self) -> bool {
-        matches!(self, Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles)
+        matches!(self, Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
     }
     /// Do blocks of rows take tiles?
     pub fn by_tiles(self) -> bool {
-        matches!(self, Compute::Int8Tiles | Compute::Bf16Tiles)
+        matches!(self, Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles)
     }
     /// Do few rows take integer dots for it ([`Isa::int8_dot`](crate::isa::Isa::int8_dot))?
     pub fn dots_codes(self) -> bool {
-        matches!(self, Compute::Int8Dot | Compute::Int8Tiles)
+        matches!(self, Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
     }
-    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows of codes that begin with a cache line (they read others at a quarter of the rate).
+    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows that begin with a cache line (they read others at a quarter of the rate).
     pub fn record(self, group: u32) -> u32 {
         let bytes = group + 8;
-        if self == Compute::Int8Tiles { bytes.next_multiple_of(64) } else { bytes }
+        match self.record_values(group) {
+            Some(values) => values + group * DType::Bf16.size() as u32,
+            None if self.by_tiles() => bytes.next_multiple_of(64),
+            None => bytes,
+        }
+    }
+    /// Where the values of its codes lie in a record, if it wants them.
+    pub fn record_values(self, group: u32) -> Option<u32> {
+        (self == Compute::CodesInBf16Tiles).then(|| (group + 8).next_multiple_of(64))
     }
     /// Bytes of the records of a row of `k` codes.
     pub fn row_bytes(self, k: u32, group: u32) -> u32 {
@@ -691,15 +706,15 @@ impl Compute {
     /// Elements from row to row of records: whole cache lines; for tiles, whose rows are read at once, an odd number of them, so that they lie in different sets of L1.
     pub fn record_stride(self, k: u32, group: u32) -> u32 {
         let lines = self.row_bytes(k, group).div_ceil(64);
-        64 * if self == Compute::Int8Tiles { lines | 1 } else { lines }
+        64 * if self.by_tiles() { lines | 1 } else { lines }
     }
 }
 
-/// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph.
+/// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph (whose scales by 32 are powers of two).
 ///
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
 /// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
-/// start. Bytes after that are not written. The last group is padded with zero codes.
+/// start. Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) where `values` says. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -718,6 +733,8 @@ pub struct Quantise {
     pub group: u32,
     /// Bytes of a record, as [`Compute::record`] of the matmuls that read it has it.
     pub record: u32,
+    /// Bytes of a record before the values of its codes, as [`Compute::record_values`] has it.
+    pub values: Option<u32>,
     /// Of the weights that the records are multiplied with, see [`Coding::bias_factor`].
     pub bias_factor: i32,
 }
@@ -726,6 +743,10 @@ impl Quantise {
     /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a subtraction.
     pub const INTEGERS: f32 = 12_582_912.0;
 
+    /// Are scales powers of two?
+    pub fn has_powers_of_two(&self) -> bool {
+        self.group == SHORT_GROUP
+    }
     /// Bytes of a row's records.
     pub fn row_bytes(&self) -> u32 {
         self.k.div_ceil(self.group) * self.record

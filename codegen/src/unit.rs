@@ -122,7 +122,7 @@ fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
                 Compute::F32 => "f32",
                 Compute::Bf16Dot | Compute::Int8Dot => "dot",
                 Compute::Bf16Mmla | Compute::Int8Mmla => "mmla",
-                Compute::Int8Tiles | Compute::Bf16Tiles => "tiles",
+                Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => "tiles",
             };
             let weight = match (m.panels.coding, m.panels.k_pack) {
                 (Coding::Int8 { .. }, _) => "int8",

@@ -366,11 +366,15 @@ impl<'a> Verifier<'a> {
                     let coded = m.panels.coding != Coding::Elements;
                     self.check(coded && m.a.dtype == DType::U8, || "integer arithmetic wants records and codes".into());
                 }
+                if m.compute == Compute::CodesInBf16Tiles {
+                    let short = m.panels.coding == Coding::Int4 { group: SHORT_GROUP, zeros: false };
+                    self.check(short, || format!("tiles of bf16 do not hold {:?}", m.panels.coding));
+                }
                 if let Some(pack) = m.panels.coding.k_pack(m.compute) {
                     self.check(m.panels.k_pack == pack, || format!("codes in packs of {} k, not {pack}", m.panels.k_pack));
                 }
                 let pack = match m.compute {
-                    Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => None,
+                    Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => None,
                     Compute::Bf16Dot | Compute::Bf16Tiles => Some(2),
                     Compute::Bf16Mmla => Some(4),
                 };
@@ -426,6 +430,10 @@ impl<'a> Verifier<'a> {
         self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
         self.check(q.out.dtype == DType::U8, || format!("records of type {}", q.out.dtype));
         self.check(q.record >= q.group + 8 && q.record.is_multiple_of(4), || format!("records of {} bytes", q.record));
+        let values = q.values.is_none_or(|at| {
+            q.has_powers_of_two() && at >= q.group + 8 && at.is_multiple_of(64) && q.record >= at + q.group * DType::Bf16.size() as u32
+        });
+        self.check(values, || format!("values of groups of {} at {:?} of {} bytes", q.group, q.values, q.record));
         self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));
         let good = q.out_stride >= width && q.out_stride.is_multiple_of(4);
         self.check(good, || format!("rows of out have {} bytes for {width}", q.out_stride));
@@ -435,7 +443,7 @@ impl<'a> Verifier<'a> {
         if let Some(m) = of {
             let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
             let coding = Some(q.group) == m.panels.coding.group()
-                && q.record == m.compute.record(q.group)
+                && (q.record, q.values) == (m.compute.record(q.group), m.compute.record_values(q.group))
                 && self.program.weights.get(m.weight.index()).is_none_or(|w| q.bias_factor == m.panels.coding.bias_factor(w.dtype));
             self.check(same && coding, || "the records are not those that the matmul reads".into());
         }

@@ -4,7 +4,7 @@ mod asm_check;
 mod kernel_harness;
 
 use asm_check::{HotLoop, hot_loops};
-use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, to_bf16, to_f16};
+use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
@@ -90,8 +90,8 @@ impl Case {
             Compute::F32 => self.dtype != DType::F32,
             compute => compute.takes_codes() && matches!(self.coding, Coding::Int4 { .. }),
         };
-        if self.compute == Compute::Int8Tiles && takes_apart {
-            return self.tile.mr * if self.coding.group() == Some(32) { 3 } else { 2 };
+        if self.compute.by_tiles() && takes_apart {
+            return self.tile.mr * if self.compute == Compute::Int8Tiles && self.coding.group() == Some(32) { 3 } else { 2 };
         }
         if self.tile.widen && takes_apart && CAPACITY > 2 * self.tile.mr { 2 * self.tile.mr } else { self.tile.mr }
     }
@@ -170,6 +170,7 @@ impl Case {
             k: self.k,
             group,
             record: self.compute.record(group),
+            values: self.compute.record_values(group),
             bias_factor: self.coding.bias_factor(self.dtype),
         });
         let (a, a_stride_read) = if quantise.is_some() { (records, record_stride) } else { (x, a_stride) };
@@ -362,7 +363,7 @@ impl Case {
                 }
             }
             if let Some(group) = self.record_group() {
-                a[row].chunks_mut(group as usize).for_each(to_codes);
+                a[row].chunks_mut(group as usize).for_each(|x| to_codes(x, group));
             }
             for (column, value) in residual[row].iter_mut().enumerate() {
                 let x = rng.signed();
@@ -426,6 +427,10 @@ fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: us
         }
         if inside == 0 && p.coding.has_group_scales() {
             scale = from_f16(to_f16(rng.signed() * if nibbles { 0.125 } else { 0.008 }));
+            if p.coding == (Coding::Int4 { group: SHORT_GROUP, zeros: false }) {
+                // Five bits of its eleven.
+                scale = from_f16(to_f16(scale) & !0x3f);
+            }
             let behind = at + p.code_bytes() as usize + c * 2;
             step.weights.put(behind, &to_f16(scale).to_le_bytes());
             if p.coding.has_zeros() {
@@ -452,10 +457,10 @@ fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: us
     }
 }
 
-/// What the codes of a group stand for.
-fn to_codes(group: &mut [f32]) {
+/// What the codes of a group stand for, in groups of `of`.
+fn to_codes(group: &mut [f32], of: u32) {
     let mut codes = vec![0; group.len()];
-    let scale = quantise_group(rcompile_graph::DType::Q8(rcompile_graph::Group::Row), group, &mut codes);
+    let scale = quantise_group(row_type(of), group, &mut codes);
     group.iter_mut().zip(codes).for_each(|(v, code)| *v = f32::from(code) * scale);
 }
 
@@ -603,7 +608,8 @@ fn claimed_pieces() {
             }
         }
         for group in [32, 128].into_iter().filter(|_| isa.int8_tiles) {
-            let case = Case { compute: Compute::Int8Tiles, coding: Coding::Int4 { group, zeros: false }, ..Case::new(&isa, DType::U8) };
+            let coding = Coding::Int4 { group, zeros: false };
+            let case = Case { compute: isa.matmul_of_codes(coding), coding, ..Case::new(&isa, DType::U8) };
             let tile = MatmulTile { streams: 1, ..case.tile };
             Case { k: 128, group_cols: 51 * case.nr - 7, tile, ..case }.check(&isa);
         }
@@ -818,11 +824,12 @@ fn tiles_asm() {
         asm.split_once(&format!("\n{name}:")).unwrap_or_else(|| panic!("no {name}")).1.split_once(".Lfunc_end").unwrap().0.to_string()
     };
     let count = |body: &str, word: &str| body.lines().filter(|l| l.trim_start().starts_with(word)).count();
-    let int4 = Coding::Int4 { group: 32, zeros: false };
-    for (dot, coding) in [("tdpbf16ps", Coding::Elements), ("tdpbsud", Coding::Int8 { group: 256 }), ("tdpbsud", int4)] {
+    let int4 = |group| Coding::Int4 { group, zeros: false };
+    let codes = [("tdpbsud", Coding::Int8 { group: 256 }), ("tdpbsud", int4(64)), ("tdpbf16ps", int4(32))];
+    for (dot, coding) in [("tdpbf16ps", Coding::Elements)].into_iter().chain(codes) {
         let (compute, dtype) = match coding {
             Coding::Elements => (Compute::Bf16Tiles, DType::Bf16),
-            _ => (Compute::Int8Tiles, DType::U8),
+            _ => (isa.matmul_of_codes(coding), DType::U8),
         };
         let case = Case { compute, coding, k: 2048, ..Case::new(&isa, dtype) };
         let (program, kernel) = Case { tile: MatmulTile { mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);

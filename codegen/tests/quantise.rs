@@ -2,7 +2,7 @@
 
 mod kernel_harness;
 
-use kernel_harness::{Area, Loaded, Rng, Step, isas};
+use kernel_harness::{Area, Loaded, Rng, Step, isas, row_type};
 use rcompile_codegen::kernels::quantise;
 use rcompile_codegen::program::*;
 use rcompile_graph::quant::quantise_group;
@@ -28,7 +28,8 @@ fn rows(k: u32, group: u32) -> Vec<Vec<f32>> {
 }
 
 fn check(k: u32, group: u32, dtype: DType, bias_factor: i32) {
-    for compute in [Compute::Int8Dot, Compute::Int8Tiles] {
+    let values = (group == SHORT_GROUP).then_some(Compute::CodesInBf16Tiles);
+    for compute in [Compute::Int8Dot, Compute::Int8Tiles].into_iter().chain(values) {
         check_for(compute, k, group, dtype, bias_factor);
     }
 }
@@ -50,6 +51,7 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
         k,
         group,
         record: record_bytes,
+        values: compute.record_values(group),
         bias_factor,
     };
     let program = Program {
@@ -100,7 +102,11 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
                     let at = row_at + g * record_bytes as usize;
                     let what = format!("k {k}, groups of {group} of {dtype} on {}, {threads} threads, [{r}, group {g}]", isa.name);
                     record(&step.arena, at, x, group, bias_factor, &what);
-                    let padding = &step.arena.bytes()[at + group as usize + 8..at + record_bytes as usize];
+                    if let Some(values) = compute.record_values(group) {
+                        values_of_codes(&step.arena, at, (group, values), &what);
+                    }
+                    let end = compute.record_values(group).unwrap_or(record_bytes) as usize;
+                    let padding = &step.arena.bytes()[at + group as usize + 8..at + end];
                     assert!(padding.iter().all(|b| *b == UNTOUCHED), "{what}: written behind the record");
                 }
                 let end = row_at + compute.row_bytes(k, group) as usize..row_at + out_stride as usize;
@@ -113,7 +119,7 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
 /// The record at `at` is that of the group `x`.
 fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what: &str) {
     let mut codes = vec![0i8; group as usize];
-    let scale = quantise_group(rcompile_graph::DType::Q8(rcompile_graph::Group::Row), x, &mut codes[..x.len()]);
+    let scale = quantise_group(row_type(group), x, &mut codes[..x.len()]);
     let group = group as usize;
     if !scale.is_finite() {
         // The whole group is lost, whatever its codes.
@@ -124,6 +130,16 @@ fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what
     assert_eq!(arena.f32(at + group).to_bits(), scale.to_bits(), "{what}: scale");
     let sum: i32 = codes.iter().map(|c| i32::from(*c)).sum();
     assert_eq!(arena.f32(at + group + 4), Quantise::INTEGERS - (bias_factor * sum) as f32, "{what}: start");
+}
+
+/// Behind the record at `at` lie the values of its codes.
+fn values_of_codes(arena: &Area, at: usize, (group, values): (u32, u32), what: &str) {
+    let scale = arena.f32(at + group as usize);
+    for i in 0..group as usize {
+        let value = half::bf16::from_bits(arena.u16(at + values as usize + i * 2)).to_f32();
+        let wanted = f32::from(arena.bytes()[at + i] as i8) * scale;
+        assert!(value == wanted || !wanted.is_finite() && !value.is_finite(), "{what}: value {i} is {value}, not {wanted}");
+    }
 }
 
 #[test]

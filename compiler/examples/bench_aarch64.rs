@@ -313,7 +313,9 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
         Compute::Bf16Mmla => ("BFMMLA", "bfmmla", 16),
         Compute::Int8Dot => ("SDOT", "sdot", 16),
         Compute::Int8Mmla => ("SMMLA", "smmla", 32),
-        Compute::Bf16Dot | Compute::Int8Tiles | Compute::Bf16Tiles => return Err("neither bf16 dots nor tiles on Arm".into()),
+        Compute::Bf16Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => {
+            return Err("neither bf16 dots nor tiles on Arm".into());
+        }
     };
     let packs = matches!(kernel.compute, Compute::Bf16Mmla | Compute::Int8Mmla);
     let tile_rows = if packs { m.next_multiple_of(2) } else { m };

@@ -276,6 +276,7 @@ mod compute {
             Compute::Int8Dot => "int8",
             Compute::Int8Mmla => "int8mmla",
             Compute::Int8Tiles => "int8tiles",
+            Compute::CodesInBf16Tiles => "codetiles",
             Compute::Bf16Tiles => "tiles",
             Compute::Bf16Mmla => "mmla",
         }
@@ -290,9 +291,12 @@ mod compute {
             "int8" => Ok(Compute::Int8Dot),
             "int8mmla" => Ok(Compute::Int8Mmla),
             "int8tiles" => Ok(Compute::Int8Tiles),
+            "codetiles" => Ok(Compute::CodesInBf16Tiles),
             "tiles" => Ok(Compute::Bf16Tiles),
             "mmla" => Ok(Compute::Bf16Mmla),
-            other => Err(D::Error::custom(format!("compute: expected f32, dot, mmla, tiles, int8, int8mmla or int8tiles, found {other}"))),
+            other => Err(D::Error::custom(format!(
+                "compute: expected f32, dot, mmla, tiles, int8, int8mmla, int8tiles or codetiles, found {other}"
+            ))),
         }
     }
 }

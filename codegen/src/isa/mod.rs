@@ -8,7 +8,7 @@ pub mod aarch64;
 pub mod x86_64;
 
 use crate::error::Error;
-use crate::program::{Coding, Compute, DType};
+use crate::program::{Coding, Compute, DType, SHORT_GROUP};
 use std::collections::BTreeSet;
 
 /// Architecture, for the few places that choose an intrinsic.
@@ -177,8 +177,10 @@ impl Isa {
 
     /// How a matmul of codes of both operands is computed.
     pub fn matmul_of_codes(&self, coding: Coding) -> Compute {
+        let short = coding == Coding::Int4 { group: SHORT_GROUP, zeros: false };
         match (self.int8_mmla && coding.fits_mmla(), self.int8_tiles) {
             (true, _) => Compute::Int8Mmla,
+            (_, true) if short && self.bf16_tiles => Compute::CodesInBf16Tiles,
             (_, true) => Compute::Int8Tiles,
             _ => Compute::Int8Dot,
         }
@@ -196,7 +198,7 @@ impl Isa {
     pub fn rows(&self, compute: Compute) -> u32 {
         match compute {
             Compute::Bf16Mmla | Compute::Int8Mmla => MMLA_ROWS,
-            Compute::Int8Dot | Compute::Int8Tiles => self.code_rows,
+            Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles => self.code_rows,
             Compute::Bf16Tiles => BF16_TILE_ROWS,
             Compute::F32 | Compute::Bf16Dot => self.tile_rows,
         }

@@ -33,7 +33,7 @@ use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
-use crate::program::{Coding, Compute, DType, Matmul, Place, Program};
+use crate::program::{Coding, Compute, DType, Matmul, Place, Program, SHORT_GROUP};
 use rcompile_runtime::abi::field;
 use std::collections::BTreeSet;
 
@@ -116,6 +116,7 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     }
     let has_tiles = match kernel.compute {
         Compute::Int8Tiles => isa.int8_tiles,
+        Compute::CodesInBf16Tiles => isa.bf16_tiles && panels.coding == Coding::Int4 { group: SHORT_GROUP, zeros: false },
         Compute::Bf16Tiles => {
             isa.bf16_tiles && dtype == DType::Bf16 && kernel.a.dtype == DType::Bf16 && panels.k.is_multiple_of(BF16_TILE_K)
         }
@@ -143,12 +144,9 @@ const STREAMED_BLOCKS: u32 = 2;
 /// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups. (Granite Rapids, sequences side by side, tokens/s by tiles and as stored:
 /// int4 by 32 24 328 and 359, 32 397 and 377; by 128 24 418 and 394.)
 const STREAMED_BLOCKS_SHORT: u32 = 3;
-/// k of a group that is short in this.
-const SHORT_GROUP: u32 = 32;
-
 /// That of a kernel.
 fn streamed_blocks(kernel: &Matmul) -> u32 {
-    let short = kernel.compute.by_tiles() && kernel.panels.coding.group() == Some(SHORT_GROUP);
+    let short = kernel.compute == Compute::Int8Tiles && kernel.panels.coding.group() == Some(SHORT_GROUP);
     if short { STREAMED_BLOCKS_SHORT } else { STREAMED_BLOCKS }
 }
 
@@ -185,10 +183,12 @@ impl Blocks {
         let takes_apart = match kernel.compute {
             Compute::F32 => weight_type(program, kernel) != DType::F32,
             Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => false,
-            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => matches!(panels.coding, Coding::Int4 { .. }),
+            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
+                matches!(panels.coding, Coding::Int4 { .. })
+            }
         };
-        // Tiles want bytes.
-        let widen = takes_apart && (kernel.compute == Compute::Int8Tiles || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
+        // Tiles want bytes, or bf16.
+        let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
         let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
         let (depth, unit) = (depth(kernel), micro.k_unit());
@@ -199,6 +199,7 @@ impl Blocks {
         let count = depth.div_ceil(k);
         let block_panels = block_units * unit_panels;
         let widened_panel = match kernel.compute {
+            Compute::CodesInBf16Tiles => u64::from(k * panels.nr) * DType::Bf16.size(),
             compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
             _ => u64::from(k * panels.nr) * 4,
         };
@@ -464,7 +465,9 @@ impl<'c> Generator<'_, 'c> {
         let pack = match self.kernel.compute {
             Compute::Bf16Mmla => mmla::pack,
             Compute::Int8Mmla => int_mmla::pack,
-            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles | Compute::Bf16Tiles => return a,
+            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => {
+                return a;
+            }
         };
         let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
         let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
@@ -513,7 +516,7 @@ impl<'c> Generator<'_, 'c> {
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
-        let shapes = tiles::Shapes::new(fb, kernel.panels.coding.group().map_or(tiles::ROW, int_tiles::step_k));
+        let shapes = tiles::Shapes::new(fb, int_tiles::row_bytes(kernel));
         let most = blocked.functions.most_rows(kernel);
         // Few blocks of rows by tiles wait for memory: what they ask for is the next panel, and not further away. With blocks of k all rows would come anew for each panel.
         let near = i64::from(most * if blocks.count == 1 { tiles::NEAR_BLOCKS } else { 1 });
@@ -724,9 +727,13 @@ impl<'c> Generator<'_, 'c> {
                     let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
                     let tile_steps = (fb.mul_int(steps, tile_steps.into()), row_tiles);
                     let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, tile_steps);
-                    let at = At { a: block.a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
+                    let a = fb.offset_const(
+                        block.a,
+                        panels.coding.group().and_then(|g| self.kernel.compute.record_values(g)).unwrap_or(0).into(),
+                    );
+                    let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
                     match self.kernel.compute {
-                        Compute::Bf16Tiles => micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead),
+                        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead),
                         _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
                     }
                 });

@@ -239,9 +239,13 @@ impl<'a> Microkernel<'a> {
         let step_k = if multiply == Multiply::Lane { kernel.panels.k_pack.max(isa.lanes) } else { BLOCK_STEP };
         Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
-    /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`).
+    /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`), or as bf16 (see `int_tiles`).
     pub fn kept(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
         match kernel.compute {
+            Compute::CodesInBf16Tiles => {
+                let (dtype, coding, multiply) = (DType::Bf16, Coding::Elements, Multiply::Halves);
+                Microkernel { kernel, dtype, coding, k_pack: 2, step_k: BF16_TILE_K, multiply, panel_bytes }
+            }
             compute if compute.takes_codes() => {
                 Microkernel { k_pack: kernel.panels.k_pack / 2, panel_bytes, ..Self::stored(isa, kernel, DType::U8, m) }
             }

@@ -6,7 +6,7 @@
 use super::microkernel::L1;
 use super::{Call, define_kernel};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value};
-use crate::program::{Program, Quantise};
+use crate::program::{DType, Program, Quantise};
 
 /// Bytes from the floats of a group to those that are asked for meanwhile: many rows are in no cache of this core, and half of them were written by others. (Emerald
 /// Rapids, 512 rows of 8192, two threads: 0.66 of the time; 0.72 with 2 KB, 0.65 with 8 KB.)
@@ -82,15 +82,32 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c
     let largest = fb.bitcast(fb.reduce(largest, |a, b| fb.max(a, b)), Ty::F32);
     let tiny = fb.cmp(Cmp::Lt, largest, fb.f32(TINY));
     let or_zero = |v: Value<'c>| fb.select(tiny, fb.f32(0.0), v);
-    let inverse = fb.splat(or_zero(fb.div(fb.f32(127.0), largest)), lanes);
+    let scale = fb.div(largest, fb.f32(127.0));
+    let (scale, inverse) = match kernel.has_powers_of_two() {
+        true => {
+            // The mantissa that is not zero makes the exponent one more; what is no number, and infinity, make it none.
+            let exponent = fb.and(fb.add(fb.bitcast(scale, Ty::I32), fb.i32(0x007f_ffff)), fb.i32(0x7f80_0000));
+            let scale = fb.add(fb.bitcast(exponent, Ty::F32), fb.mul(scale, fb.f32(0.0)));
+            (scale, fb.div(fb.f32(1.0), scale))
+        }
+        false => (scale, fb.div(fb.f32(127.0), largest)),
+    };
+    let [scale, inverse] = [scale, inverse].map(or_zero);
+    let [scales, inverses] = [scale, inverse].map(|v| fb.splat(v, lanes));
     let mut sum = fb.zero(ints);
     for (v, value) in (0..).zip(&values) {
-        let code = fb.float_to_i32(fb.round_even(fb.mul(*value, inverse)));
+        let rounded = fb.round_even(fb.mul(*value, inverses));
+        let code = fb.float_to_i32(rounded);
         sum = fb.add(sum, code);
         fb.store(fb.trunc(code, Elem::I8), fb.offset_const(out, u64::from(v * lanes)), lanes.min(8));
+        if let Some(values) = kernel.values {
+            let size = DType::Bf16.size();
+            let at = fb.offset_const(out, u64::from(values) + u64::from(v * lanes) * size);
+            fb.store_f32(DType::Bf16, fb.mul(rounded, scales), at, lanes * size as u32);
+        }
     }
     let sum = fb.reduce(sum, |a, b| fb.add(a, b));
-    fb.store(or_zero(fb.div(largest, fb.f32(127.0))), fb.offset_const(out, kernel.group.into()), 4);
+    fb.store(scale, fb.offset_const(out, kernel.group.into()), 4);
     let start = fb.add(fb.mul(sum, fb.i32(-kernel.bias_factor)), fb.i32(Quantise::INTEGERS.to_bits() as i32));
     fb.store(start, fb.offset_const(out, u64::from(kernel.group) + 4), 4);
 }

@@ -16,7 +16,7 @@
 use super::microkernel::{AHEAD_SHIFT, At, L2, Microkernel, Start, Walk};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::DType;
+use crate::program::{Compute, DType};
 use rcompile_runtime::abi::PROBE_MULTIPLY_ADDS;
 
 /// Rows of a tile, and columns.
@@ -153,7 +153,7 @@ impl Microkernel<'_> {
         }
     }
 
-    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` and the panel at `at.w`: leaves the sums in the tile, as [`Microkernel::emit`] does.
+    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves the sums in the tile, as [`Microkernel::emit`] does.
     pub(super) fn emit_bf16_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -165,6 +165,11 @@ impl Microkernel<'_> {
     ) {
         let (nr, size) = (self.kernel.panels.nr, DType::Bf16.size() as u32);
         let row_bytes = nr * 4;
+        // From step to step of a row, and from row to row.
+        let (a_step, stride) = match self.kernel.compute {
+            Compute::CodesInBf16Tiles => (self.kernel.compute.record(BF16_K), self.kernel.a_stride),
+            _ => (ROW, self.kernel.a_stride * size),
+        };
         let clear = || self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
         match start {
             Start::Zero => clear(),
@@ -183,10 +188,8 @@ impl Microkernel<'_> {
             }
         }
         fb.for_(fb.int(0), steps, 1, |i| {
-            let (a, w) = (fb.index(at.a, i, ROW.into()), fb.index(at.w, i, u64::from(BF16_K * nr * size)));
-            self.tile_step(fb, (row_tiles, i), (a, self.kernel.a_stride * size), w, ahead, |sums, rows, columns| {
-                fb.tile_dot_bf16(sums, rows, columns)
-            });
+            let (a, w) = (fb.index(at.a, i, a_step.into()), fb.index(at.w, i, u64::from(BF16_K * nr * size)));
+            self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
         });
         self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_store(sums, at, row_bytes));
     }

@@ -7,6 +7,7 @@ use rcompile_codegen::Error;
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
+use rcompile_graph::{DType, Group};
 use rcompile_runtime::abi::{ABI_VERSION, StepCtx, Tile};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
@@ -31,6 +32,11 @@ impl Rng {
     pub fn signed(&mut self) -> f32 {
         self.bits() as f32 / (1u64 << 31) as f32 - 1.0
     }
+}
+
+/// The graph's type of a row's codes with a scale per `group`.
+pub fn row_type(group: u32) -> DType {
+    DType::Q8(Group::of(group).unwrap_or(Group::G256))
 }
 
 /// Round to nearest even; finite input.

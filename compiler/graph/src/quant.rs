@@ -2,10 +2,15 @@
 //! activations, in generated code) the kernel `quantise` all follow this definition, so that their codes are the same integers.
 //!
 //! ```text
-//! q8, q8g32, ..   codes -127 ..= 127, scale f32 = max|x| / 127;   code = nearest(x * (127 / max|x|))
-//! q4g32, ..       codes   -8 ..=   7, scale f16 = m / -8, m the element of largest magnitude (the first of equals);
+//! q8, q8g64, ..   codes -127 ..= 127, scale f32 = max|x| / 127;   code = nearest(x * (127 / max|x|))
+//! q4g64, ..       codes   -8 ..=   7, scale f16 = m / -8, m the element of largest magnitude (the first of equals);
 //!                 code = nearest(x * (1 / scale)) within -8 ..= 7
+//! q8g32           the same with a power of two as scale, the least that is not below max|x| / 127;   code = nearest(x * (1 / scale))
+//! q4g32           the same with the scale rounded to five significant bits first
 //! ```
+//! Groups of 32 are short enough that scaling their sums costs as much as the products. With these scales `code * scale` has no more than eight significant bits in either
+//! operand, and a sum of 32 products no more than 24: a matmul may put the scales into the products, which bf16 holds, and has the same bits.
+//!
 //! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it (`q8g256`, of the
 //! inputs of matmuls: 256), the last group of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is `code * scale`, exactly.
 //!
@@ -13,7 +18,7 @@
 //!
 //! ```text
 //! q8g32, ..  codes -128 ..= 127         scale f16   value = code * scale
-//! q4g32, ..  codes   -8 ..=   7         scale f16   value = code * scale
+//! q4g64, ..  codes   -8 ..=   7         scale f16   value = code * scale
 //! z8g32, ..  codes -128 ..= 127         scale f16   value = (code - zero) * scale,  zero -128 ..= 127
 //! z4g32, ..  codes    0 ..=  15         scale f16   value = (code - zero) * scale,  zero    0 ..=  15
 //! ```
@@ -25,6 +30,21 @@ use crate::types::DType;
 
 /// Magnitude below which a group is zero: the reciprocal of a smaller one would overflow.
 pub const TINY: f32 = 1e-30;
+
+/// Significant bits of the scales of `q4g32`: with the three of a code, those of bf16.
+pub const SHORT_SCALE_BITS: u32 = 5;
+
+/// `x` with so many significant bits, ties away from zero.
+fn significant_bits(x: f32, bits: u32) -> f32 {
+    let dropped = f32::MANTISSA_DIGITS - bits;
+    f32::from_bits((x.to_bits() + (1 << (dropped - 1))) & !((1 << dropped) - 1))
+}
+
+/// The least power of two that is not below `x`, which is positive; not a number where `x` is none or infinite.
+fn power_of_two(x: f32) -> f32 {
+    const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
+    f32::from_bits((x.to_bits() + MANTISSA) & f32::INFINITY.to_bits()) + x * 0.0
+}
 
 /// Consecutive elements of a row that share a scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -90,9 +110,14 @@ impl Step {
         }
         if four {
             let at = x.iter().position(|v| v.to_bits() & 0x7fff_ffff == largest).unwrap_or(0);
-            let scale = round(DType::F16, f64::from(x[at] / -8.0)) as f32;
+            let exact = x[at] / -8.0;
+            let wanted = if dtype == DType::Q4(Group::G32) { significant_bits(exact, SHORT_SCALE_BITS) } else { exact };
+            let scale = round(DType::F16, f64::from(wanted)) as f32;
             let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
             Step { scale, inverse, least, most }
+        } else if dtype == DType::Q8(Group::G32) {
+            let scale = power_of_two(magnitude / 127.0);
+            Step { scale, inverse: 1.0 / scale, least, most }
         } else {
             Step { scale: magnitude / 127.0, inverse: 127.0 / magnitude, least, most }
         }
@@ -191,7 +216,11 @@ mod tests {
             for (x, y) in x.data.chunks(100).flat_map(|r| r.chunks(group)).zip(y.chunks(100).flat_map(|r| r.chunks(group))) {
                 let largest = x.iter().fold(0.0f64, |m, v| m.max(v.abs()));
                 // Four bits: the side opposite the largest element ends at 7 of 8 steps.
-                let step = if matches!(dtype, DType::Q4(_)) { largest / 8.0 * 2.0 } else { largest / 127.0 };
+                let step = match dtype {
+                    DType::Q4(_) => largest / 8.0 * 2.0,
+                    DType::Q8(Group::G32) => f64::from(power_of_two((largest / 127.0) as f32)),
+                    _ => largest / 127.0,
+                };
                 for (x, y) in x.iter().zip(y) {
                     assert!((x - y).abs() <= step * 0.5001, "{dtype}: {x} became {y}, step {step}");
                 }
@@ -207,8 +236,47 @@ mod tests {
     }
 
     #[test]
+    fn groups_of_32_have_values_and_sums_that_floats_hold() {
+        let mut random = 1u32;
+        let mut next = || {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 8) as f32 / (1 << 23) as f32 - 1.0
+        };
+        let bits = |x: f32| if x == 0.0 { 0 } else { f32::MANTISSA_DIGITS - (x.to_bits() | 1 << 23).trailing_zeros() };
+        for _ in 0..200 {
+            let (a, w): (Vec<f32>, Vec<f32>) = (0..32).map(|_| (next(), next() / 16.0)).unzip();
+            let (mut rows, mut weights) = ([0; 32], [0; 32]);
+            let row_scale = quantise_group(DType::Q8(Group::G32), &a, &mut rows);
+            let scale = quantise_group(DType::Q4(Group::G32), &w, &mut weights);
+            assert!(bits(row_scale) == 1 && bits(scale) <= SHORT_SCALE_BITS, "{row_scale} {scale}");
+            let of_bf16 = |codes: &[i8], scale: f32| codes.iter().all(|c| bits(f32::from(*c) * scale) <= 8);
+            assert!(of_bf16(&rows, row_scale) && of_bf16(&weights, scale));
+            let products = rows.iter().zip(weights).map(|(r, w)| (f32::from(*r) * row_scale) * (f32::from(w) * scale));
+            let exact: i32 = rows.iter().zip(weights).map(|(r, w)| i32::from(*r) * i32::from(w)).sum();
+            assert_eq!(f64::from(products.sum::<f32>()), f64::from(exact) * f64::from(row_scale) * f64::from(scale));
+        }
+    }
+
+    #[test]
+    fn scales_of_groups_of_32() {
+        assert_eq!(
+            [1.0, 1.06, 1.03125, 1.03124, -1.97, -9.6e-4].map(|x| significant_bits(x, 5)),
+            [1.0, 1.0625, 1.0625, 1.0, -2.0, -31.0 / 32768.0]
+        );
+        assert_eq!([1.0, 1.000_000_1, 0.3, 4.0].map(power_of_two), [1.0, 2.0, 0.5, 4.0]);
+        assert!([f32::INFINITY, f32::NAN].iter().all(|x| power_of_two(*x).is_nan()));
+        let mut codes = [0; 2];
+        assert_eq!(quantise_group(DType::Q8(Group::G32), &[127.0, -63.4], &mut codes), 1.0);
+        assert_eq!(codes, [127, -63]);
+        assert_eq!(quantise_group(DType::Q8(Group::G32), &[127.1, -63.4], &mut codes), 2.0);
+        assert_eq!(codes, [64, -32]);
+    }
+
+    #[test]
     fn zero_groups_stay_zero_and_nan_is_kept() {
         let mut codes = [1; 2];
+        let y = quantise(DType::Q8(Group::G32), &Tensor::new(DType::F32, &[1, 2], [1.0, f64::NAN]));
+        assert!(y.iter().all(|v| v.is_nan()));
         assert_eq!(quantise_group(DType::Q8(Group::Row), &[0.0, -1e-31], &mut codes), 0.0);
         assert_eq!(codes, [0, 0]);
         let y = quantise(DType::Q8(Group::Row), &Tensor::new(DType::F32, &[1, 2], [1.0, f64::NAN]));

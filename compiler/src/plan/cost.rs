@@ -27,9 +27,10 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
             Kernel::Matmul(Matmul { compute: Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles, .. }) => {
                 (RegionKind::Matmul, Arithmetic::Bf16Dot)
             }
-            Kernel::Matmul(Matmul { compute: Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles, .. }) => {
-                (RegionKind::Matmul, Arithmetic::Int8Dot)
-            }
+            Kernel::Matmul(Matmul {
+                compute: Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles,
+                ..
+            }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
             Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
             Kernel::Attention(Attention { compute: Compute::Bf16Dot, .. }) => (RegionKind::Attention, Arithmetic::Bf16Dot),
             Kernel::Attention(_) => (RegionKind::Attention, Arithmetic::F32),

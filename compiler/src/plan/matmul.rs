@@ -155,6 +155,7 @@ impl Plan<'_> {
             k: panels.k,
             group,
             record: compute.record(group),
+            values: compute.record_values(group),
             bias_factor,
         };
         if private {

@@ -50,7 +50,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
     // As the loops read them: nibbles one to a byte.
     let read = if compute.takes_codes() {
-        u64::from(k_block * panels.nr)
+        u64::from(k_block * panels.nr) * if compute == Compute::CodesInBf16Tiles { DType::Bf16.size() } else { 1 }
     } else if widen {
         u64::from(k_block * panels.nr) * DType::F32.size()
     } else {
@@ -61,7 +61,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let row_bytes = u64::from(k_block)
         * match compute {
             Compute::F32 => 4,
-            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => 2,
+            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles | Compute::CodesInBf16Tiles => 2,
             Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 1,
         };
     let mr = isa.rows(compute).min(rows as u32);
@@ -88,7 +88,7 @@ fn busy_rows(isa: &Isa, instructions: u32, panels: &Panels, dtype: DType, comput
     let per_lane = match compute {
         Compute::F32 => 1,
         Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => 2,
-        Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 4,
+        Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => 4,
     };
     let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);
     let apart = if nibbles { TAKE_APART } else { 0 };
