@@ -84,14 +84,19 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
-    /// Rows up to which panels are claimed: two blocks where more would widen the weights, three where tiles would scale short groups.
+    /// Rows up to which panels are claimed: two blocks where more would widen the weights, three where tiles would scale short groups, one where they need not.
     fn streamed_rows(&self) -> u32 {
         let takes_apart = match self.compute {
             Compute::F32 => self.dtype != DType::F32,
             compute => compute.takes_codes() && matches!(self.coding, Coding::Int4 { .. }),
         };
         if self.compute.by_tiles() && takes_apart {
-            return self.tile.mr * if self.compute == Compute::Int8Tiles && self.coding.group() == Some(32) { 3 } else { 2 };
+            let blocks = match (self.compute, self.coding.group()) {
+                (Compute::CodesInBf16Tiles, _) => 1,
+                (_, Some(32)) => 3,
+                _ => 2,
+            };
+            return self.tile.mr * blocks;
         }
         if self.tile.widen && takes_apart && CAPACITY > 2 * self.tile.mr { 2 * self.tile.mr } else { self.tile.mr }
     }
@@ -834,7 +839,8 @@ fn tiles_asm() {
         let case = Case { compute, coding, k: 2048, ..Case::new(&isa, dtype) };
         let (program, kernel) = Case { tile: MatmulTile { mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
-        for (name, dots) in [("kernel.tiles1", 2), ("kernel.tiles2", 4)] {
+        let alone = [("kernel.alone1", 2), ("kernel.alone2", 4)].into_iter().filter(|_| compute == Compute::CodesInBf16Tiles);
+        for (name, dots) in [("kernel.tiles1", 2), ("kernel.tiles2", 4)].into_iter().chain(alone) {
             let body = body(&asm, name);
             let steps = count(&body, dot) / dots;
             // Of columns two, and one for each tile of rows.

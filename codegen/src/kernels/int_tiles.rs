@@ -17,7 +17,7 @@ use super::microkernel::{At, Keep, Microkernel, Start, Walk};
 use super::tiles::{Ahead, ROW, SIDE};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Compute, DType, Matmul};
+use crate::program::{Coding, Compute, DType, Matmul};
 
 /// k, and bytes of a row, of a step in groups of `group`.
 pub(super) fn step_k(group: u32) -> u32 {
@@ -40,13 +40,15 @@ impl Microkernel<'_> {
 
     /// Takes the nibbles of `groups` groups of the panel at `w` apart, and keeps them with their scales at `to` (see `int_dot`), or as bf16.
     pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, groups: Value<'c>, to: Value<'c>, kept: &Microkernel<'_>) {
-        if self.kernel.compute == Compute::CodesInBf16Tiles {
-            return self.widen_to_bf16(fb, w, groups, to);
-        }
         let (group, nr) = (self.coding.group().expect("codes"), u64::from(self.kernel.panels.nr));
+        let (bytes, codes) = self.group_bytes(fb.isa());
+        if kept.coding == Coding::Elements {
+            let kept_bytes = u64::from(group) * nr * kept.dtype.size();
+            return fb.for_(fb.int(0), groups, 1, |i| self.widen_to_bf16(fb, fb.index(w, i, bytes), fb.index(to, i, kept_bytes)));
+        }
         let walk = self.all_columns(fb.lanes());
         let vectors = self.vectors(walk, fb.lanes());
-        let ((bytes, codes), (kept_bytes, kept_codes)) = (self.group_bytes(fb.isa()), kept.group_bytes(fb.isa()));
+        let (kept_bytes, kept_codes) = kept.group_bytes(fb.isa());
         fb.for_(fb.int(0), groups, 1, |i| {
             let (w, to) = (fb.index(w, i, bytes), fb.index(to, i, kept_bytes));
             let keep = |to: Value<'c>, scales: Value<'c>| Keep { to, scales, stream: 0 };
@@ -59,42 +61,41 @@ impl Microkernel<'_> {
         });
     }
 
-    /// Keeps `code * scale` of `groups` groups of nibbles of the panel at `w` at `to`, as pairs of bf16 (`[k / 2][nr][2]`). A nibble whose bits are taken for the last but
+    /// Keeps `code * scale` of a group of nibbles of the panel at `w` at `to`, as pairs of bf16 (`[k / 2][nr][2]`). A nibble whose bits are taken for the last but
     /// `at` of 2^23's is `2^23 + nibble * 2^at`, which an FMA makes `(nibble - 8) * scale`: exactly, and the lower half of that f32 is zero.
-    fn widen_to_bf16<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, groups: Value<'c>, to: Value<'c>) {
+    pub(super) fn widen_to_bf16<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, to: Value<'c>) {
         /// Bits of the word below the nibbles of each byte as they are taken: 2^23 times a scale of five bits is no f32 at 0.
         const AT: [u32; 4] = [4, 8, 12, 16];
         const TWO_23: f32 = 8_388_608.0;
         let (lanes, nr) = (fb.lanes(), u64::from(self.kernel.panels.nr));
         let walk = self.all_columns(lanes);
-        let (group_bytes, code_bytes) = self.group_bytes(fb.isa());
+        let codes = self.codes_bytes();
         let all = |bits: u32| fb.splat(fb.int_of(Elem::I32, bits.into()), lanes);
         let words = Ty::vec(Elem::I32, lanes);
-        fb.for_(fb.int(0), groups, 1, |i| {
-            let (w, to) = (fb.index(w, i, group_bytes), fb.index(to, i, u64::from(BF16_TILE_K / 2) * nr * 4));
-            let scales = self.scales(fb, walk, fb.offset_const(w, code_bytes));
-            for (scale, v) in scales.into_iter().zip((0..nr * 4).step_by(lanes as usize * 4)) {
-                let factors = AT.map(|at| {
-                    let unit = (1u32 << at) as f32;
-                    (fb.mul(scale, fb.f32s(1.0 / unit, lanes)), fb.mul(scale, fb.f32s(-(TWO_23 + 8.0 * unit) / unit, lanes)))
-                });
-                fb.for_(fb.int(0), fb.int((BF16_TILE_K / self.k_pack).into()), 1, |pack| {
-                    let (w, to) = (fb.offset_const(fb.index(w, pack, nr * 4), v), fb.offset_const(fb.index(to, pack, nr * 16), v));
-                    let word = fb.load(words, w, lanes * 4);
-                    // k 0, 4, 1 and 5, and 2, 6, 3 and 7.
-                    for (pair, word) in [fb.shl(word, AT[0]), fb.lshr(word, 16 - AT[0])].into_iter().enumerate() {
-                        let value = |n: usize| {
-                            let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
-                            fb.bitcast(fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1), words)
-                        };
-                        for (even, odd, row) in [(0, 2, pair), (1, 3, 2 + pair)] {
-                            let both = fb.or(fb.lshr(value(even), 16), value(odd));
-                            fb.store(both, fb.offset_const(to, row as u64 * nr * 4), lanes * 4);
-                        }
+        let scales = self.scales(fb, walk, fb.offset_const(w, codes));
+        for (scale, v) in scales.into_iter().zip((0..nr * 4).step_by(lanes as usize * 4)) {
+            let factors = AT.map(|at| {
+                let unit = (1u32 << at) as f32;
+                (fb.mul(scale, fb.f32s(1.0 / unit, lanes)), fb.mul(scale, fb.f32s(-(TWO_23 + 8.0 * unit) / unit, lanes)))
+            });
+            fb.for_(fb.int(0), fb.int((BF16_TILE_K / self.k_pack).into()), 1, |pack| {
+                let (w, to) = (fb.offset_const(fb.index(w, pack, nr * 4), v), fb.offset_const(fb.index(to, pack, nr * 16), v));
+                let word = fb.load(words, w, lanes * 4);
+                // k 0, 4, 1 and 5, and 2, 6, 3 and 7.
+                for (pair, word) in [fb.shl(word, AT[0]), fb.lshr(word, 16 - AT[0])].into_iter().enumerate() {
+                    let value = |n: usize| {
+                        let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
+                        let value = fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1);
+                        fb.bitcast(value, Ty::vec(Elem::I16, 2 * lanes))
+                    };
+                    for (even, odd, row) in [(0, 2, pair), (1, 3, 2 + pair)] {
+                        let upper_halves: Vec<u32> = (0..lanes).flat_map(|i| [2 * i + 1, 2 * (lanes + i) + 1]).collect();
+                        let both = fb.shuffle(value(even), value(odd), &upper_halves);
+                        fb.store(both, fb.offset_const(to, row as u64 * nr * 4), lanes * 4);
                     }
-                });
-            }
-        });
+                }
+            });
+        }
     }
 
     /// `groups` groups of `m` rows (in `row_tiles` tiles) at `at.a` and the panel at `at.w`, one code to a byte: leaves the f32 sums in the

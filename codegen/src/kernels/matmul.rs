@@ -12,6 +12,7 @@
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
 //! tilesN:    block.m of up to N times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart)
+//! aloneN:    the same of a single block of rows, which makes nibbles by 32 bf16 itself
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
 //! ```
@@ -52,8 +53,10 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
         let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
-                rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
+                rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, blocks.widen, &blocks, &epilogue, ahead.as_ref())),
                 apart: widen.then(|| generator.take_apart(&blocks)),
+                alone: (kernel.compute == Compute::CodesInBf16Tiles)
+                    .then(|| [1, 2].map(|row_tiles| generator.tiles(row_tiles, false, &blocks, &epilogue, ahead.as_ref()))),
             },
             (_, true) => BlockFunctions::Registers { least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
             (_, false) => BlockFunctions::Registers { least, rows: rows(Weights::Stored), first: None },
@@ -144,10 +147,17 @@ const STREAMED_BLOCKS: u32 = 2;
 /// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups. (Granite Rapids, sequences side by side, tokens/s by tiles and as stored:
 /// int4 by 32 24 328 and 359, 32 397 and 377; by 128 24 418 and 394.)
 const STREAMED_BLOCKS_SHORT: u32 = 3;
+/// The same where a single block of rows makes the nibbles bf16 while tiles multiply. (Granite Rapids, int4 by 32, tokens/s by tiles and as stored: 9 sequences 234 and 240, 12 304 and 274,
+/// 16 332 and 306.)
+const STREAMED_BLOCKS_BF16: u32 = 1;
+
 /// That of a kernel.
 fn streamed_blocks(kernel: &Matmul) -> u32 {
-    let short = kernel.compute == Compute::Int8Tiles && kernel.panels.coding.group() == Some(SHORT_GROUP);
-    if short { STREAMED_BLOCKS_SHORT } else { STREAMED_BLOCKS }
+    match (kernel.compute, kernel.panels.coding.group()) {
+        (Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_BF16,
+        (Compute::Int8Tiles, Some(SHORT_GROUP)) => STREAMED_BLOCKS_SHORT,
+        _ => STREAMED_BLOCKS,
+    }
 }
 
 /// How several blocks of rows pass over the weights; `None` in kernels of few rows.
@@ -258,6 +268,8 @@ enum BlockFunctions<'c> {
         rows: [Function<'c>; 2],
         /// Takes nibbles apart for them.
         apart: Option<Function<'c>>,
+        /// The same as `rows`, for a single block, which takes them apart itself.
+        alone: Option<[Function<'c>; 2]>,
     },
 }
 
@@ -538,8 +550,14 @@ impl<'c> Generator<'_, 'c> {
                 // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
                 let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
                 let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
-                if let BlockFunctions::Tiles { apart: Some(apart), .. } = &blocked.functions {
-                    fb.call(apart, &[w, scratch, k, panels]);
+                if let BlockFunctions::Tiles { apart: Some(apart), alone, .. } = &blocked.functions {
+                    let take_apart = || {
+                        fb.call(apart, &[w, scratch, k, panels]);
+                    };
+                    match alone {
+                        Some(_) => fb.if_(fb.cmp(Cmp::Gt, pass.1, fb.int(most.into())), take_apart),
+                        None => take_apart(),
+                    }
                 }
                 self.blocks_of_rows(fb, pass, most, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
@@ -562,10 +580,19 @@ impl<'c> Generator<'_, 'c> {
                                 }
                             }
                         }
-                        BlockFunctions::Tiles { rows: [one, two], .. } => {
+                        BlockFunctions::Tiles { rows: of_several, alone, .. } => {
                             shapes.set(fb, rows);
                             let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
-                            fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
+                            let by_rows = |[one, two]: &[Function<'c>; 2]| {
+                                fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
+                            };
+                            match alone {
+                                None => by_rows(of_several),
+                                Some(alone) => {
+                                    let is_alone = fb.cmp(Cmp::Eq, count, fb.int(1));
+                                    fb.if_else(is_alone, || done(|| by_rows(alone)), || done(|| by_rows(of_several)));
+                                }
+                            }
                         }
                     }
                     fb.if_(is_last, || nests(row, fb.add(row, rows), first, last));
@@ -706,22 +733,32 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `tiles<row_tiles>`, as [`Generator::block`]: block `kb` of k of up to 16 or 32 rows by tiles.
-    fn tiles(&self, row_tiles: u32, blocks: &Blocks, epilogue: &Function<'c>, epilogue_ahead: Option<&Function<'c>>) -> Function<'c> {
-        self.define_block(&format!("{}.tiles{row_tiles}", self.name), |fb, call, block| {
+    /// `tiles<row_tiles>`, as [`Generator::block`]: block `kb` of k of up to 16 or 32 rows by tiles. `kept`: of weights that were taken apart; else as `alone<row_tiles>`.
+    fn tiles(
+        &self,
+        row_tiles: u32,
+        kept: bool,
+        blocks: &Blocks,
+        epilogue: &Function<'c>,
+        epilogue_ahead: Option<&Function<'c>>,
+    ) -> Function<'c> {
+        let alone = blocks.widen && !kept;
+        self.define_block(&format!("{}.{}{row_tiles}", self.name, if alone { "alone" } else { "tiles" }), |fb, call, block| {
             let panels = &self.kernel.panels;
-            let (micro, w) = match blocks.widen {
-                true => (Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1), block.widened),
-                false => (Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1), block.w),
+            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
+            let (panel_bytes, w) = if kept { (blocks.widened_panel, block.widened) } else { (stored.panel_bytes, block.w) };
+            let micro = match blocks.widen {
+                true => Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1),
+                false => Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1),
             };
             let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(most_bytes, 64));
             let steps = micro.steps(fb, block.k);
             let start = self.start(fb, blocks, &block);
             let block = Block { w, ..block };
-            self.panels_of_block(fb, call, &block, blocks, (micro.panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
+            self.panels_of_block(fb, call, &block, blocks, (panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
                 fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
-                    let w = fb.index(at.w, way, micro.panel_bytes);
+                    let w = fb.index(at.w, way, panel_bytes);
                     let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
                     let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
                     let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
@@ -733,7 +770,9 @@ impl<'c> Generator<'_, 'c> {
                     );
                     let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
                     match self.kernel.compute {
-                        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead),
+                        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => {
+                            micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead, alone.then_some(&stored))
+                        }
                         _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
                     }
                 });

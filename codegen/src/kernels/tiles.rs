@@ -153,7 +153,9 @@ impl Microkernel<'_> {
         }
     }
 
-    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves the sums in the tile, as [`Microkernel::emit`] does.
+    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves the sums in the tile, as [`Microkernel::emit`]
+    /// does. `nibbles`: the panel is one of these, each group of which is made bf16 while tiles multiply the one before: the sooner the better
+    /// (Granite Rapids, 32 sequences of the 1B shape by 1, 2, 4 and 8 groups: 576, 457, 494 and 452 tokens/s; for the whole panel beforehand 401).
     pub(super) fn emit_bf16_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -162,6 +164,7 @@ impl Microkernel<'_> {
         steps: Value<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
+        nibbles: Option<&Microkernel<'_>>,
     ) {
         let (nr, size) = (self.kernel.panels.nr, DType::Bf16.size() as u32);
         let row_bytes = nr * 4;
@@ -187,10 +190,27 @@ impl Microkernel<'_> {
                 )
             }
         }
-        fb.for_(fb.int(0), steps, 1, |i| {
-            let (a, w) = (fb.index(at.a, i, a_step.into()), fb.index(at.w, i, u64::from(BF16_K * nr * size)));
+        let step_bytes = u64::from(BF16_K * nr * size);
+        let step = |i: Value<'c>, w: Value<'c>| {
+            let a = fb.index(at.a, i, a_step.into());
             self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
-        });
+        };
+        match nibbles {
+            None => fb.for_(fb.int(0), steps, 1, |i| step(i, fb.index(at.w, i, step_bytes))),
+            Some(nibbles) => {
+                // Two buffers in turns.
+                let buffers = fb.stack(2 * step_bytes, 64);
+                let buffer = |i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), step_bytes);
+                let group_bytes = nibbles.group_bytes(fb.isa()).0;
+                fb.for_(fb.int(0), fb.add_int(steps, 1), 1, |i| {
+                    fb.if_(fb.cmp(Cmp::Lt, i, steps), || nibbles.widen_to_bf16(fb, fb.index(at.w, i, group_bytes), buffer(i)));
+                    fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || {
+                        let before = fb.add_int(i, -1);
+                        step(before, buffer(before));
+                    });
+                });
+            }
+        }
         self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_store(sums, at, row_bytes));
     }
 
