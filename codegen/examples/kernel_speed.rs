@@ -80,15 +80,22 @@ fn main() {
     if isa.bf16_dot {
         caches.push((DType::Bf16, Compute::Bf16Dot));
     }
+    if isa.bf16_tiles {
+        caches.push((DType::Bf16, Compute::Bf16Tiles));
+    }
     for (kv, compute) in caches.into_iter().filter(|_| wanted("attention")) {
         for (heads, kv_heads, head_dim, rows, keys, tile_rows) in [
             (32, 8, 64, 128, 512, 16),
             (12, 12, 64, 128, 512, 16),
             (9, 3, 64, 128, 512, 16),
             (8, 8, 80, 64, 512, 16),
+            (32, 8, 64, 1, 4096, 1),
             (32, 8, 128, 1, 4096, 1),
         ] {
             let (rows, keys, tile_rows) = (env("ROWS", rows), env("KEYS", keys), env("TILE", tile_rows));
+            if compute == Compute::Bf16Tiles && head_dim % 32 != 0 {
+                continue;
+            }
             attend(&isa, &peak, kv, compute, heads, kv_heads, head_dim, rows, keys, tile_rows);
         }
     }
@@ -510,7 +517,11 @@ fn attend(
     println!(
         "attention {:>4} {} {heads}/{kv_heads} x {head_dim}, {rows} rows at {keys} keys: {:6.1} GFLOP/s, {} of FMA peak, {:5.1} GB/s of cache",
         kv.name(),
-        if compute == Compute::Bf16Dot { "dot" } else { "fma" },
+        match compute {
+            Compute::Bf16Dot => "dot",
+            Compute::Bf16Tiles => "tiles",
+            _ => "fma",
+        },
         rate / 1e9,
         rounds.share(),
         bytes * rate / flop / 1e9

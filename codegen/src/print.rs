@@ -173,7 +173,7 @@ fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
         q.k,
         q.x,
         q.out,
-        q.values.map_or(String::new(), |_| " with values".into()),
+        if q.compute.wants_values() { " with values" } else { "" },
         q.bias_factor
     )
 }

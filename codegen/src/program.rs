@@ -689,15 +689,15 @@ impl Compute {
     /// Bytes of a record (see [`Quantise`]) for it: tiles want rows that begin with a cache line (they read others at a quarter of the rate).
     pub fn record(self, group: u32) -> u32 {
         let bytes = group + 8;
-        match self.record_values(group) {
-            Some(values) => values + group * DType::Bf16.size() as u32,
-            None if self.by_tiles() => bytes.next_multiple_of(64),
-            None => bytes,
+        match self {
+            Compute::CodesInBf16Tiles => Quantise::VALUES + group * DType::Bf16.size() as u32,
+            _ if self.by_tiles() => bytes.next_multiple_of(64),
+            _ => bytes,
         }
     }
-    /// Where the values of its codes lie in a record, if it wants them.
-    pub fn record_values(self, group: u32) -> Option<u32> {
-        (self == Compute::CodesInBf16Tiles).then(|| (group + 8).next_multiple_of(64))
+    /// Does it want the values of its rows' codes behind them?
+    pub fn wants_values(self) -> bool {
+        self == Compute::CodesInBf16Tiles
     }
     /// Bytes of the records of a row of `k` codes.
     pub fn row_bytes(self, k: u32, group: u32) -> u32 {
@@ -714,7 +714,7 @@ impl Compute {
 ///
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
 /// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
-/// start. Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) where `values` says. The last group is padded with zero codes.
+/// start. Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -731,10 +731,8 @@ pub struct Quantise {
     pub k: u32,
     /// Elements per group.
     pub group: u32,
-    /// Bytes of a record, as [`Compute::record`] of the matmuls that read it has it.
-    pub record: u32,
-    /// Bytes of a record before the values of its codes, as [`Compute::record_values`] has it.
-    pub values: Option<u32>,
+    /// Arithmetic of the matmuls that read it, which says what a record holds.
+    pub compute: Compute,
     /// Of the weights that the records are multiplied with, see [`Coding::bias_factor`].
     pub bias_factor: i32,
 }
@@ -742,14 +740,20 @@ pub struct Quantise {
 impl Quantise {
     /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a subtraction.
     pub const INTEGERS: f32 = 12_582_912.0;
+    /// Bytes of a record (of a group of [`SHORT_GROUP`]) before the values of its codes: a cache line.
+    pub const VALUES: u32 = 64;
 
+    /// Bytes of a record.
+    pub fn record(&self) -> u32 {
+        self.compute.record(self.group)
+    }
     /// Are scales powers of two?
     pub fn has_powers_of_two(&self) -> bool {
         self.group == SHORT_GROUP
     }
     /// Bytes of a row's records.
     pub fn row_bytes(&self) -> u32 {
-        self.k.div_ceil(self.group) * self.record
+        self.compute.row_bytes(self.k, self.group)
     }
 }
 

@@ -28,6 +28,7 @@
 
 use crate::error::Error;
 use crate::expr::{Type, children, types};
+use crate::isa::BF16_TILE_K;
 use crate::program::*;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -429,11 +430,8 @@ impl<'a> Verifier<'a> {
         self.check(matches!(q.group, 32 | 64 | 128 | 256), || format!("groups of {}", q.group));
         self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
         self.check(q.out.dtype == DType::U8, || format!("records of type {}", q.out.dtype));
-        self.check(q.record >= q.group + 8 && q.record.is_multiple_of(4), || format!("records of {} bytes", q.record));
-        let values = q.values.is_none_or(|at| {
-            q.has_powers_of_two() && at >= q.group + 8 && at.is_multiple_of(64) && q.record >= at + q.group * DType::Bf16.size() as u32
-        });
-        self.check(values, || format!("values of groups of {} at {:?} of {} bytes", q.group, q.values, q.record));
+        self.check(q.compute.takes_codes(), || format!("records for {:?}", q.compute));
+        self.check(!q.compute.wants_values() || q.has_powers_of_two(), || format!("values of groups of {}", q.group));
         self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));
         let good = q.out_stride >= width && q.out_stride.is_multiple_of(4);
         self.check(good, || format!("rows of out have {} bytes for {width}", q.out_stride));
@@ -443,7 +441,7 @@ impl<'a> Verifier<'a> {
         if let Some(m) = of {
             let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
             let coding = Some(q.group) == m.panels.coding.group()
-                && (q.record, q.values) == (m.compute.record(q.group), m.compute.record_values(q.group))
+                && q.compute == m.compute
                 && self.program.weights.get(m.weight.index()).is_none_or(|w| q.bias_factor == m.panels.coding.bias_factor(w.dtype));
             self.check(same && coding, || "the records are not those that the matmul reads".into());
         }
@@ -464,7 +462,12 @@ impl<'a> Verifier<'a> {
         self.inside(&a.out, (0, out), "out");
         let tile_rows = self.program.tile_rows;
         self.check(a.tile_rows == tile_rows, || format!("tiles of {} rows, those of the program have {tile_rows}", a.tile_rows));
-        let compute = a.compute == Compute::F32 || a.compute == Compute::Bf16Dot && a.kv_dtype == DType::Bf16;
+        let compute = match a.compute {
+            Compute::F32 => true,
+            Compute::Bf16Dot => a.kv_dtype == DType::Bf16,
+            Compute::Bf16Tiles => a.kv_dtype == DType::Bf16 && a.head_dim.is_multiple_of(BF16_TILE_K),
+            _ => false,
+        };
         self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv_dtype));
         let half = 256 * u64::from(a.head_dim) * a.kv_dtype.size();
         let end = a.scales.map_or(a.v_offset + half, |at| at + 2 * 256 * DType::F32.size());

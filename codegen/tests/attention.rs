@@ -60,10 +60,11 @@ impl Case {
             tile_rows: 16,
         }
     }
-    /// A bf16 cache, with dots where the CPU has them.
-    fn bf16(isa: &Isa) -> Case {
-        let compute = if isa.bf16_dot { Compute::Bf16Dot } else { Compute::F32 };
-        Case { kv: DType::Bf16, compute, ..Case::new() }
+    /// A bf16 cache, with dots where the CPU has them, and with tiles where it has these and they fit.
+    fn in_bf16(self, isa: &Isa) -> impl Iterator<Item = Case> {
+        let dots = if isa.bf16_dot && self.head_dim.is_multiple_of(2) { Compute::Bf16Dot } else { Compute::F32 };
+        let tiles = (isa.bf16_tiles && self.head_dim.is_multiple_of(32)).then_some(Compute::Bf16Tiles);
+        [dots].into_iter().chain(tiles).map(move |compute| Case { kv: DType::Bf16, compute, ..self.clone() })
     }
     fn q_head_stride(&self) -> u32 {
         self.head_dim.next_multiple_of(32)
@@ -332,7 +333,7 @@ impl Model {
     fn compare(&self, rows: &[(usize, i64)], bits: &[Vec<u32>]) {
         let c = &self.case;
         // Weights, too, are rounded then: 2^-9 of each at most.
-        let dots = c.compute == Compute::Bf16Dot;
+        let dots = c.compute != Compute::F32;
         let tolerance = if c.out != DType::F32 {
             5e-3
         } else if dots {
@@ -385,7 +386,7 @@ fn head_dims() {
     for isa in isas() {
         for head_dim in [8, 20, 64, 80, 128] {
             Case { head_dim, ..Case::new() }.check(&isa);
-            Case { head_dim, ..Case::bf16(&isa) }.check(&isa);
+            Case { head_dim, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
         }
     }
 }
@@ -395,7 +396,7 @@ fn groups() {
     for isa in isas() {
         for (heads, kv_heads) in [(3, 3), (3, 1), (8, 2), (7, 1)] {
             Case { heads, kv_heads, ..Case::new() }.check(&isa);
-            Case { heads, kv_heads, ..Case::bf16(&isa) }.check(&isa);
+            Case { heads, kv_heads, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
         }
     }
 }
@@ -406,7 +407,7 @@ fn masks_and_scores() {
         for mask in [Mask::Causal, Mask::Window(7), Mask::Window(300), Mask::Except(2), Mask::Except(100), Mask::Full] {
             let soft_cap = mask == Mask::Window(300);
             Case { mask, soft_cap, ..Case::new() }.check(&isa);
-            Case { mask, soft_cap, ..Case::bf16(&isa) }.check(&isa);
+            Case { mask, soft_cap, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
         }
     }
 }
@@ -423,7 +424,7 @@ fn types() {
             for head_dim in [36, 64] {
                 Case { kv, q, out, head_dim, ..Case::new() }.check(&isa);
                 if kv == DType::Bf16 {
-                    Case { q, out, head_dim, ..Case::bf16(&isa) }.check(&isa);
+                    Case { q, out, head_dim, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
                 }
             }
         }
@@ -447,7 +448,9 @@ fn widened_blocks() {
         for (kv, head_dim) in [(DType::Bf16, 64), (DType::F16, 36), (DType::I8, 64), (DType::I8, 36)] {
             Case { kv, head_dim, tile_rows: 64, ..Case::new() }.check(&isa);
         }
-        Case { head_dim: 36, tile_rows: 64, ..Case::bf16(&isa) }.check(&isa);
+        for head_dim in [36, 64, 96] {
+            Case { head_dim, tile_rows: 64, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
+        }
     }
 }
 
@@ -458,8 +461,9 @@ fn hot_loop_asm() {
     for cpu in ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"] {
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
         let dots = isa.bf16_dot.then_some((DType::Bf16, Compute::Bf16Dot));
-        for (kv, compute) in [(DType::F32, Compute::F32), (DType::Bf16, Compute::F32)].into_iter().chain(dots) {
-            for head_dim in [64, 80, 128] {
+        let tiles = isa.bf16_tiles.then_some((DType::Bf16, Compute::Bf16Tiles));
+        for (kv, compute) in [(DType::F32, Compute::F32), (DType::Bf16, Compute::F32)].into_iter().chain(dots).chain(tiles) {
+            for head_dim in [64, 80, 128].into_iter().filter(|head_dim| compute != Compute::Bf16Tiles || head_dim % 32 == 0) {
                 let case = Case { heads: 12, kv_heads: 2, kv, compute, head_dim, ..Case::new() };
                 let (program, kernel) = case.program();
                 let asm = Loaded::assembly(&isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));

@@ -174,8 +174,7 @@ impl Case {
             out_stride: record_stride,
             k: self.k,
             group,
-            record: self.compute.record(group),
-            values: self.compute.record_values(group),
+            compute: self.compute,
             bias_factor: self.coding.bias_factor(self.dtype),
         });
         let (a, a_stride_read) = if quantise.is_some() { (records, record_stride) } else { (x, a_stride) };

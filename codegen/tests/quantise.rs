@@ -50,8 +50,7 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
         out_stride,
         k,
         group,
-        record: record_bytes,
-        values: compute.record_values(group),
+        compute,
         bias_factor,
     };
     let program = Program {
@@ -102,10 +101,10 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
                     let at = row_at + g * record_bytes as usize;
                     let what = format!("k {k}, groups of {group} of {dtype} on {}, {threads} threads, [{r}, group {g}]", isa.name);
                     record(&step.arena, at, x, group, bias_factor, &what);
-                    if let Some(values) = compute.record_values(group) {
-                        values_of_codes(&step.arena, at, (group, values), &what);
+                    if compute.wants_values() {
+                        values_of_codes(&step.arena, at, group, &what);
                     }
-                    let end = compute.record_values(group).unwrap_or(record_bytes) as usize;
+                    let end = if compute.wants_values() { Quantise::VALUES } else { record_bytes } as usize;
                     let padding = &step.arena.bytes()[at + group as usize + 8..at + end];
                     assert!(padding.iter().all(|b| *b == UNTOUCHED), "{what}: written behind the record");
                 }
@@ -133,10 +132,10 @@ fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what
 }
 
 /// Behind the record at `at` lie the values of its codes.
-fn values_of_codes(arena: &Area, at: usize, (group, values): (u32, u32), what: &str) {
+fn values_of_codes(arena: &Area, at: usize, group: u32, what: &str) {
     let scale = arena.f32(at + group as usize);
     for i in 0..group as usize {
-        let value = half::bf16::from_bits(arena.u16(at + values as usize + i * 2)).to_f32();
+        let value = half::bf16::from_bits(arena.u16(at + Quantise::VALUES as usize + i * 2)).to_f32();
         let wanted = f32::from(arena.bytes()[at + i] as i8) * scale;
         assert!(value == wanted || !wanted.is_finite() && !value.is_finite(), "{what}: value {i} is {value}, not {wanted}");
     }

@@ -53,13 +53,13 @@ impl Machine {
         exe::build_on(self, model, options)
     }
 
-    /// Does attention over a bf16 cache round queries and weights?
-    pub fn rounds_attention(&self) -> bool {
+    /// Does attention over a bf16 cache of heads of `head_dim` round queries and weights?
+    pub fn rounds_attention(&self, head_dim: u32) -> bool {
         let isa = match &self.cpu {
             Some(cpu) => Isa::lookup(AARCH64, cpu, &[]),
             None => Isa::native(),
         };
-        isa.expect("a CPU that is built for").attention(DType::Bf16, 64) == Compute::Bf16Dot
+        isa.expect("a CPU that is built for").attention(DType::Bf16, head_dim) != Compute::F32
     }
 
     /// Options that choose the target.

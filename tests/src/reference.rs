@@ -88,7 +88,8 @@ impl Reference {
     /// Runs the graph with the roundings of attention on a machine.
     pub fn runner_on(&self, machine: &Machine) -> Runner<'_> {
         let runner = self.runner();
-        Runner { interp: runner.interp.rounding_attention(machine.rounds_attention()), ..runner }
+        let rounds = self.module.states.iter().any(|state| machine.rounds_attention(state.head_dim as u32));
+        Runner { interp: runner.interp.rounding_attention(rounds), ..runner }
     }
 
     /// Runs another graph with this checkpoint.

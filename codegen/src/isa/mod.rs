@@ -189,6 +189,7 @@ impl Isa {
     /// How attention over a cache of this type and width is computed.
     pub fn attention(&self, cache: DType, head_dim: u32) -> Compute {
         match cache {
+            DType::Bf16 if self.bf16_tiles && self.lanes == 16 && head_dim.is_multiple_of(BF16_TILE_K) => Compute::Bf16Tiles,
             DType::Bf16 if self.bf16_dot && self.bf16_dot_fast && head_dim.is_multiple_of(2) => Compute::Bf16Dot,
             _ => Compute::F32,
         }

@@ -24,16 +24,21 @@
 //! With [`Compute::Bf16Dot`] queries and weights are rounded to bf16 and both products take two d, or two keys, a step: chains of the
 //! dot instruction, over pairs that begin at even d and even keys. What lies in the cache is paired in registers, a shuffle per vector.
 //!
+//! With [`Compute::Bf16Tiles`] both are rounded as well, many pairs take tiles, and few follow their order of additions, see [`tiles`].
+//!
 //! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
 //! scale of a value the key's weight (after the weight went into the sum).
 //!
 //! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
+mod tiles;
+
 use super::microkernel::{L2, tile_fits};
+use super::tiles::{ROW, Shapes};
 use super::{Call, KERNEL_PARAMS, define_kernel};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
-use crate::isa::Isa;
+use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::math;
 use crate::program::{Attention, Compute, DType, Expr, ExprId, Place, Program, Table};
@@ -44,13 +49,19 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     check(mb.isa(), name, program, kernel)?;
     let group = kernel.heads / kernel.kv_heads;
     let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
-    let (maxima, softmax) = (generator.maxima(), generator.softmax());
+    let (maxima, softmax) = (generator.maxima(), generator.softmax("softmax", generator.factor()));
     let most = MAX_PAIRS.min(kernel.tile_rows * group);
     let blocks = |cache: Cache| (1..=most).map(|pairs| generator.block(pairs, cache, &maxima, &softmax)).collect();
     let stored = blocks(Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset });
-    // Where several chunks of pairs read a block of keys, it is widened for all of them once.
-    let widened = widens(kernel).then(|| Widened { widen: generator.widen(), blocks: blocks(Cache::widened(kernel)) });
-    let unit = generator.unit(&stored, widened.as_ref());
+    // Where several chunks of pairs read a block of keys, it is widened, or packed, for all of them once.
+    let many = match kernel.compute {
+        Compute::Bf16Tiles => {
+            let softmax = generator.softmax("softmax_tiles", DType::Bf16);
+            Some(Many::Tiles(tiles::Tiles { pack: generator.pack(), tiles: generator.tiles(&maxima, &softmax) }))
+        }
+        _ => widens(kernel).then(|| Many::Widened { widen: generator.widen(), blocks: blocks(Cache::widened(kernel)) }),
+    };
+    let unit = generator.unit(&stored, many.as_ref());
     Ok(generator.kernel(&unit))
 }
 
@@ -68,7 +79,15 @@ fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result
         problems.push(format!("{name}: q {}, cache {}, out {}", kernel.q.dtype, kernel.kv_dtype, kernel.out.dtype));
     }
     let dots = isa.bf16_dot && isa.lanes == KEY_GROUP && kernel.kv_dtype == DType::Bf16 && kernel.head_dim.is_multiple_of(2);
-    if !(kernel.compute == Compute::F32 || kernel.compute == Compute::Bf16Dot && dots) {
+    let by_tiles =
+        isa.bf16_tiles && isa.lanes == KEY_GROUP && kernel.kv_dtype == DType::Bf16 && kernel.head_dim.is_multiple_of(BF16_TILE_K);
+    let has = match kernel.compute {
+        Compute::F32 => true,
+        Compute::Bf16Dot => dots,
+        Compute::Bf16Tiles => by_tiles,
+        _ => false,
+    };
+    if !has {
         problems.push(format!("{name}: {:?} of a {} cache, {} columns, on {}", kernel.compute, kernel.kv_dtype, kernel.head_dim, isa.name));
     }
     if kernel.exprs.nodes().iter().any(|e| matches!(e, Expr::Load(..))) {
@@ -126,10 +145,10 @@ impl Cache {
     }
 }
 
-/// What works on widened blocks of keys.
-struct Widened<'c> {
-    widen: Function<'c>,
-    blocks: Vec<Function<'c>>,
+/// What works on blocks of keys that many pairs read.
+enum Many<'c> {
+    Widened { widen: Function<'c>, blocks: Vec<Function<'c>> },
+    Tiles(tiles::Tiles<'c>),
 }
 
 /// Chunks of pairs from which on it pays to widen a block of keys first.
@@ -154,11 +173,11 @@ struct Scratch {
     max: u64,
     /// `bounds: i64[pairs][4]`: first key, end of keys, the query's place, unused
     bounds: u64,
-    /// `scores: f32[MAX_PAIRS][256]`; weights, which take their place, may be bf16
+    /// `scores: f32[most_pairs][256]`; weights, which take their place, may be bf16
     scores: u64,
-    /// `alpha: f32[MAX_PAIRS]`, up to a multiple of the lanes
+    /// `alpha: f32[most_pairs]`, up to a multiple of the lanes
     alpha: u64,
-    /// A widened block of keys, see [`Cache`]
+    /// A widened block of keys, see [`Cache`], or a packed one
     cache: u64,
     /// Elements per pair in `q` and `acc`.
     width: u64,
@@ -181,9 +200,13 @@ impl Scratch {
         let sum = take(pairs * 64);
         let max = take(pairs * 4);
         let bounds = take(pairs * 32);
-        let scores = take(u64::from(MAX_PAIRS) * BLOCK as u64 * 4);
-        let alpha = take(u64::from(MAX_PAIRS).next_multiple_of(16) * 4);
-        let cache = take(if widens(kernel) { 2 * Cache::widened(kernel).v_offset } else { 0 });
+        let (most_pairs, block_bytes) = match kernel.compute {
+            Compute::Bf16Tiles => (tiles::PAIRS, tiles::packed_bytes(kernel).0),
+            _ => (MAX_PAIRS, if widens(kernel) { 2 * Cache::widened(kernel).v_offset } else { 0 }),
+        };
+        let scores = take(u64::from(most_pairs) * BLOCK as u64 * 4);
+        let alpha = take(u64::from(most_pairs).next_multiple_of(16) * 4);
+        let cache = take(block_bytes);
         Scratch { q, acc, sum, max, bounds, scores, alpha, cache, width, bytes: end.next_multiple_of(128) }
     }
 }
@@ -201,7 +224,7 @@ struct Generator<'a, 'c> {
 }
 
 impl<'a, 'c> Generator<'a, 'c> {
-    /// Type of what the products take: queries and weights in scratch.
+    /// Type of what the products of few pairs take: queries and weights in scratch. Few pairs in the order of tiles take rounded ones as f32.
     fn factor(&self) -> DType {
         match self.kernel.compute {
             Compute::Bf16Dot => DType::Bf16,
@@ -209,16 +232,62 @@ impl<'a, 'c> Generator<'a, 'c> {
         }
     }
 
-    /// Elements of a chain that a step takes.
-    fn step(&self) -> i64 {
-        i64::from(self.kernel.compute == Compute::Bf16Dot) + 1
+    /// Stores factors as type `factor`.
+    fn store_factors(&self, fb: &Fb<'_, 'c>, factor: DType, x: Value<'c>, at: Value<'c>) {
+        let x = match (self.kernel.compute, factor) {
+            (Compute::Bf16Tiles, DType::F32) => fb.widen(DType::Bf16, fb.narrow(DType::Bf16, x)),
+            _ => x,
+        };
+        fb.store_f32(factor, x, at, factor.size() as u32 * x.lanes());
     }
 
-    /// What a step takes of a query or of weights, in all lanes.
-    fn factors(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Value<'c> {
+    /// Elements of a chain that a step takes.
+    fn step(&self) -> i64 {
+        i64::from(self.kernel.compute != Compute::F32) + 1
+    }
+
+    /// Sums of an element in the loop of a step: in the order of tiles one of even and one of odd elements of its chain.
+    fn sums(&self) -> u32 {
+        u32::from(self.kernel.compute == Compute::Bf16Tiles) + 1
+    }
+
+    /// What a step takes of a query or of weights, in all lanes, for each of its sums.
+    fn factors(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Vec<Value<'c>> {
         match self.kernel.compute {
-            Compute::Bf16Dot => fb.splat(fb.load(Ty::I32, at, 4), self.lanes),
-            _ => fb.load_broadcast(DType::F32, self.lanes, at),
+            Compute::Bf16Dot => vec![fb.splat(fb.load(Ty::I32, at, 4), self.lanes)],
+            _ => (0..u64::from(self.sums())).map(|i| fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(at, i * 4))).collect(),
+        }
+    }
+
+    /// Sums and products of a step: `xs` by pair, `ys` by vector.
+    fn products(
+        &self,
+        fb: &Fb<'_, 'c>,
+        xs: impl Iterator<Item = Vec<Value<'c>>>,
+        ys: &[Vec<Value<'c>>],
+        sums: &[Value<'c>],
+    ) -> Vec<Value<'c>> {
+        let mut sums = sums.iter();
+        let mut next = vec![];
+        for x in xs {
+            for (x, y) in ys.iter().flat_map(|y| x.iter().zip(y)) {
+                next.push(self.product(fb, *x, *y, *sums.next().expect("a sum for each product")));
+            }
+        }
+        next
+    }
+
+    /// The chains of elements `begin .. end` on `before`, by `step(i, sums)`.
+    fn chains(
+        &self,
+        fb: &Fb<'_, 'c>,
+        (begin, end): (Value<'c>, Value<'c>),
+        before: &[Value<'c>],
+        step: impl Fn(Value<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+    ) -> Vec<Value<'c>> {
+        match self.kernel.compute {
+            Compute::Bf16Tiles => self.in_order_of_tiles(fb, (begin, end), before, step),
+            _ => fb.loop_unrolled(begin, end, self.step(), STEPS, before, step),
         }
     }
 
@@ -238,7 +307,9 @@ impl<'a, 'c> Generator<'a, 'c> {
     /// Vectors side by side with `pairs` pairs in a register tile.
     fn vectors(&self, pairs: u32, most: u32) -> u32 {
         let mut vectors = most;
-        while vectors > 1 && !tile_fits(self.mb.isa(), pairs, vectors, vectors.min(pairs)) {
+        // With two sums for each, both vectors that they meet wait for all pairs.
+        let held = |vectors: u32| if self.sums() > 1 { self.sums() * vectors } else { vectors.min(pairs) };
+        while vectors > 1 && !tile_fits(self.mb.isa(), self.sums() * pairs, vectors, held(vectors)) {
             vectors /= 2;
         }
         vectors
@@ -281,11 +352,14 @@ impl<'a, 'c> Generator<'a, 'c> {
                     vec![after]
                 })
             });
+            if self.kernel.compute == Compute::Bf16Tiles {
+                fb.tile_release();
+            }
         })
     }
 
     /// `unit(.., tile, kv_head, next_tile, next_kv_head, scratch)`: what is next is asked for.
-    fn unit(&self, blocks: &[Function<'c>], widened: Option<&Widened<'c>>) -> Function<'c> {
+    fn unit(&self, blocks: &[Function<'c>], many: Option<&Many<'c>>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR, Ty::I64, Ty::PTR]].concat();
         self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
@@ -311,11 +385,17 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let lower = fb.min(lower, fb.max(fb.add_int(key_end, -1), fb.int(0)));
                 page_of(slot, fb.lshr(lower, BLOCK.trailing_zeros()), next_kv_head)
             };
-            // Balanced chunks of pairs, so that no small tile is left over where it can be avoided.
-            let most = blocks.len() as i64;
-            let chunks = fb.div(fb.add_int(pairs, most - 1), fb.int(most));
-            let each = fb.div(pairs, chunks);
-            let more = fb.rem(pairs, chunks);
+            // Balanced chunks of pairs, so that no small tile is left over where it can be avoided: `each(first, count)`.
+            let number_of = |most: i64| fb.div(fb.add_int(pairs, most - 1), fb.int(most));
+            let chunks = |number: Value<'c>, each: &dyn Fn(Value<'c>, Value<'c>)| {
+                let (least, more) = (fb.div(pairs, number), fb.rem(pairs, number));
+                fb.for_(fb.int(0), number, 1, |chunk| {
+                    let first = fb.add(fb.mul(chunk, least), fb.min(chunk, more));
+                    each(first, fb.add(least, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64)));
+                });
+            };
+            let few = number_of(blocks.len() as i64);
+            let shapes = matches!(many, Some(Many::Tiles(_))).then(|| Shapes::new(fb, ROW));
             let first = fb.lshr(seen.0, BLOCK.trailing_zeros());
             let end = fb.lshr(fb.add_int(seen.1, BLOCK - 1), BLOCK.trailing_zeros());
             fb.for_(first, end, 1, |block| {
@@ -326,9 +406,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let scales = fb.offset_const(keys, k.scales.unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
                 let all = |keys: Value<'c>, blocks: &[Function<'c>]| {
-                    fb.for_(fb.int(0), chunks, 1, |chunk| {
-                        let first = fb.add(fb.mul(chunk, each), fb.min(chunk, more));
-                        let count = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64));
+                    chunks(few, &|first, count| {
                         for (i, function) in blocks.iter().enumerate() {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
                                 let own = [scratch, keys, next, scales, key_begin, kv_head, first];
@@ -338,17 +416,28 @@ impl<'a, 'c> Generator<'a, 'c> {
                     });
                     vec![]
                 };
-                match widened {
+                let cache = fb.offset_const(scratch, self.at.cache);
+                let count = fb.min(fb.sub(seen.1, key_begin), fb.int(BLOCK));
+                match many {
                     None => _ = all(keys, blocks),
-                    Some(widened) => {
-                        let several = fb.cmp(Cmp::Ge, chunks, fb.int(WIDEN_CHUNKS.into()));
-                        let cache = fb.offset_const(scratch, self.at.cache);
-                        let wide = || {
-                            let count = fb.min(fb.sub(seen.1, key_begin), fb.int(BLOCK));
-                            fb.call(&widened.widen, &[cache, keys, count]);
-                            all(cache, &widened.blocks)
+                    Some(Many::Widened { widen, blocks: wide }) => {
+                        let several = fb.cmp(Cmp::Ge, few, fb.int(WIDEN_CHUNKS.into()));
+                        let by_widened = || {
+                            fb.call(widen, &[cache, keys, count]);
+                            all(cache, wide)
                         };
-                        fb.if_else(several, wide, || all(keys, blocks));
+                        fb.if_else(several, by_widened, || all(keys, blocks));
+                    }
+                    Some(Many::Tiles(tiles::Tiles { pack, tiles })) => {
+                        let by_tiles = || {
+                            fb.call(pack, &[cache, keys, count]);
+                            chunks(number_of(tiles::PAIRS.into()), &|first, count| {
+                                shapes.iter().for_each(|shapes| shapes.set(fb, count));
+                                fb.call(tiles, &[args, &[scratch, cache, scales, key_begin, kv_head, first, count]].concat());
+                            });
+                            vec![]
+                        };
+                        fb.if_else(tiles::take(fb, pairs), by_tiles, || all(keys, blocks));
                     }
                 }
             });
@@ -406,8 +495,14 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(mask) => fb.load_f32_masked(k.q.dtype, from, mask, align),
                     None => fb.load_f32(k.q.dtype, lanes, from, align),
                 };
-                let size = self.factor().size();
-                fb.store_f32(self.factor(), x, fb.offset_const(target, column * size), size as u32 * lanes);
+                let store = |factor: DType| {
+                    self.store_factors(fb, factor, x, fb.offset_const(target, column * factor.size()));
+                    vec![]
+                };
+                match k.compute {
+                    Compute::Bf16Tiles => _ = fb.if_else(tiles::take(fb, pairs), || store(DType::Bf16), || store(self.factor())),
+                    _ => _ = store(self.factor()),
+                }
                 fb.store(fb.zero(x.ty()), fb.offset_const(acc, column * 4), 4 * lanes);
             }
             let sum = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
@@ -584,10 +679,10 @@ impl<'a, 'c> Generator<'a, 'c> {
     }
 
     /// `softmax(scratch, scales, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`, times the
-    /// scales of the values; updates sums.
-    fn softmax(&self) -> Function<'c> {
+    /// scales of the values, of type `factor`; updates sums.
+    fn softmax(&self, name: &str, factor: DType) -> Function<'c> {
         let params = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
-        self.mb.define(&format!("{}.softmax", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+        self.mb.define(&format!("{}.{name}", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let [scratch, scales, first, pairs, begin, end] = *args else { unreachable!() };
             let scales = fb.offset_const(scales, V_SCALES);
             let lanes = self.lanes;
@@ -603,8 +698,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     let at = fb.index(row, column, 4);
                     let p = weight(fb, fb.sub(fb.load(vector, at, lanes * 4), max));
                     // bf16 lies before what is still to be read.
-                    let (factor, scaled) = (self.factor(), self.scaled(fb, p, scales, column));
-                    fb.store_f32(factor, scaled, fb.index(row, column, factor.size()), lanes * factor.size() as u32);
+                    self.store_factors(fb, factor, self.scaled(fb, p, scales, column), fb.index(row, column, factor.size()));
                     vec![fb.add(sum[0], p)]
                 });
                 fb.store(sum[0], sum_at, lanes * 4);
@@ -673,7 +767,7 @@ impl<'a, 'c> Generator<'a, 'c> {
             let next_tile = next.map(|next| fb.offset(next, offset));
             let step_bytes = tile_keys.max(u64::from(KEY_GROUP)) * size * self.step() as u64;
             let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); (pairs * vectors) as usize];
-            let scores = fb.loop_unrolled(fb.int(0), fb.int(k.head_dim.into()), self.step(), STEPS, &zeros, |d, acc| {
+            let scores = self.chains(fb, (fb.int(0), fb.int(k.head_dim.into())), &zeros, |d, acc| {
                 if let Some(next_tile) = next_tile {
                     let at = fb.offset(next_tile, fb.mul_int(d, step_bytes as i64 / self.step()));
                     (0..step_bytes).step_by(LINE as usize).for_each(|line| fb.prefetch(fb.offset_const(at, line), L2));
@@ -686,19 +780,16 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let at = fb.offset_const(k_row, u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size);
                         let align = (u64::from(self.lanes) * size) as u32;
                         match k.compute {
-                            Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align)),
-                            _ => fb.load_f32(cache.dtype, self.lanes, at, align),
+                            Compute::Bf16Dot => vec![pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align))],
+                            // Of this d, and of the next.
+                            _ => (0..u64::from(self.sums()))
+                                .map(|d| fb.load_f32(cache.dtype, self.lanes, fb.offset_const(at, d * u64::from(KEY_GROUP) * size), align))
+                                .collect(),
                         }
                     })
                     .collect();
-                let mut next = vec![];
-                for pair in 0..pairs {
-                    let x = self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at.width * 4));
-                    next.extend(
-                        k_vectors.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])),
-                    );
-                }
-                next
+                let xs = (0..pairs).map(|pair| self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at.width * 4)));
+                self.products(fb, xs, &k_vectors, acc)
             });
             let target = fb.index(fb.offset_const(scratch, self.at.scores), begin, 4);
             for (i, &s) in scores.iter().enumerate() {
@@ -725,7 +816,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         let mut most = 1;
         // Dots: a row that waits to be paired, and in which order.
         let waits = if self.kernel.compute == Compute::Bf16Dot { 2 } else { 0 };
-        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1 + waits) {
+        while most < all && tile_fits(self.mb.isa(), self.sums() * pairs, most + 1, self.sums() * (most + 1) + waits) {
             most += 1;
         }
         // Equal pieces in a loop; one that is smaller, or ends inside a vector, after it.
@@ -783,29 +874,35 @@ impl<'a, 'c> Generator<'a, 'c> {
                     lines.for_each(|line| fb.prefetch(fb.offset_const(next, row * row_bytes + line), L2));
                 }
             }
-            let columns = match k.compute {
+            let columns: Vec<Vec<Value<'c>>> = match k.compute {
                 Compute::Bf16Dot => {
                     let next = (!last).then(|| fb.offset_const(row, row_bytes));
-                    self.pairs_of_rows(fb, row, next, vectors, tail)
+                    self.pairs_of_rows(fb, row, next, vectors, tail).into_iter().map(|column| vec![column]).collect()
                 }
-                _ => (0..vectors)
-                    .map(|v| {
+                _ => {
+                    // In the order of tiles: of the next key too. The last one may have none, and its neighbour a weight of zero: then that meets this key's row.
+                    let is_there = fb.cmp(Cmp::Lt, fb.add_int(key, 1), keys.1);
+                    let next = fb.select(is_there, fb.int(row_bytes as i64), fb.int(0));
+                    let rows = [row, fb.offset(row, next)];
+                    let column = |v: u32, row: Value<'c>| {
                         let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
                         match tail {
                             Some(mask) if v + 1 == vectors => fb.load_f32_masked(cache.dtype, at, mask, size as u32),
                             _ => fb.load_f32(cache.dtype, self.lanes, at, size as u32),
                         }
-                    })
-                    .collect(),
+                    };
+                    (0..vectors).map(|v| rows[..self.sums() as usize].iter().map(|row| column(v, *row)).collect()).collect()
+                }
             };
-            let mut next = vec![];
-            for pair in 0..pairs {
-                let x = self.factors(fb, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4));
-                next.extend(columns.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])));
-            }
-            next
+            let xs = (0..pairs).map(|pair| self.factors(fb, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4)));
+            self.products(fb, xs, &columns, acc)
         };
         let after = match k.compute {
+            // The last pair ends behind a last key alone.
+            Compute::Bf16Tiles => {
+                let even = |key: Value<'c>| fb.and(key, fb.int(!1));
+                self.chains(fb, (even(keys.0), even(fb.add_int(keys.1, 1))), &before, |key, acc| step(key, acc, false))
+            }
             Compute::Bf16Dot => {
                 // A key that begins or ends inside a pair has a neighbour of weight zero, as masks make it.
                 let even = |key: Value<'c>| fb.and(key, fb.int(!1));

@@ -34,7 +34,7 @@ use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
-use crate::program::{Coding, Compute, DType, Matmul, Place, Program, SHORT_GROUP};
+use crate::program::{Coding, Compute, DType, Matmul, Place, Program, Quantise, SHORT_GROUP};
 use rcompile_runtime::abi::field;
 use std::collections::BTreeSet;
 
@@ -764,14 +764,11 @@ impl<'c> Generator<'_, 'c> {
                     let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
                     let tile_steps = (fb.mul_int(steps, tile_steps.into()), row_tiles);
                     let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, tile_steps);
-                    let a = fb.offset_const(
-                        block.a,
-                        panels.coding.group().and_then(|g| self.kernel.compute.record_values(g)).unwrap_or(0).into(),
-                    );
+                    let a = fb.offset_const(block.a, if self.kernel.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
                     let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
                     match self.kernel.compute {
                         Compute::Bf16Tiles | Compute::CodesInBf16Tiles => {
-                            micro.emit_bf16_tiles(fb, row_tiles, at, steps, start, ahead, alone.then_some(&stored))
+                            micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, alone.then_some(&stored))
                         }
                         _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
                     }

@@ -43,7 +43,7 @@ fn units<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise, (begin, end): (Value<'c
             let lines = (0..u64::from(kernel.group) * kernel.x.dtype.size()).step_by(64);
             lines.for_each(|line| fb.prefetch(fb.offset_const(x, ahead + line), L1));
         }
-        let record = fb.add(fb.mul_int(row, kernel.out_stride.into()), fb.mul_int(group, kernel.record.into()));
+        let record = fb.add(fb.mul_int(row, kernel.out_stride.into()), fb.mul_int(group, kernel.record().into()));
         let out = fb.offset(out, record);
         let whole = || one_group(fb, kernel, x, out, kernel.group);
         if rest == 0 {
@@ -100,9 +100,9 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c
         let code = fb.float_to_i32(rounded);
         sum = fb.add(sum, code);
         fb.store(fb.trunc(code, Elem::I8), fb.offset_const(out, u64::from(v * lanes)), lanes.min(8));
-        if let Some(values) = kernel.values {
+        if kernel.compute.wants_values() {
             let size = DType::Bf16.size();
-            let at = fb.offset_const(out, u64::from(values) + u64::from(v * lanes) * size);
+            let at = fb.offset_const(out, u64::from(Quantise::VALUES) + u64::from(v * lanes) * size);
             fb.store_f32(DType::Bf16, fb.mul(rounded, scales), at, lanes * size as u32);
         }
     }

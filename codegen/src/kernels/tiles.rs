@@ -125,6 +125,49 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
     fb.tile_release();
 }
 
+/// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows, columns)`; `between(i)` comes behind those of
+/// tile `i` of rows.
+fn step<'c>(
+    fb: &Fb<'_, 'c>,
+    (row_tiles, tile_columns): (u32, u32),
+    (a, stride): (Value<'c>, u32),
+    w: Value<'c>,
+    dot: impl Fn(u32, u32, u32),
+    between: impl Fn(u32),
+) {
+    (0..tile_columns).for_each(|j| fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
+    for i in 0..row_tiles {
+        fb.tile_load(rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride);
+        (0..tile_columns).for_each(|j| dot(sums(i, j), rows(i), columns(j)));
+        between(i);
+    }
+}
+
+/// `out = a w`, or `out + a w` where it `adds`: `row_tiles` tiles of rows of bf16 at `a`, 32 columns of pairs of k at `w` (`[k / 2][32][2]`), `steps` times 32 k; `a` and `out` with
+/// the bytes of their rows.
+pub(super) fn multiply<'c>(
+    fb: &Fb<'_, 'c>,
+    row_tiles: u32,
+    (a, stride): (Value<'c>, u32),
+    w: Value<'c>,
+    steps: Value<'c>,
+    (out, out_stride): (Value<'c>, u32),
+    adds: bool,
+) {
+    const COLUMNS: u32 = 2;
+    let each_sum = |each: &dyn Fn(u32, Value<'c>)| {
+        for (i, j) in (0..row_tiles).flat_map(|i| (0..COLUMNS).map(move |j| (i, j))) {
+            each(sums(i, j), fb.offset_const(out, u64::from(i * SIDE * out_stride + j * ROW)));
+        }
+    };
+    each_sum(&|sums, at| if adds { fb.tile_load(sums, at, out_stride) } else { fb.tile_zero(sums) });
+    fb.for_(fb.int(0), steps, 1, |i| {
+        let (a, w) = (fb.index(a, i, ROW.into()), fb.index(w, i, u64::from(BF16_K / 2 * COLUMNS * ROW)));
+        step(fb, (row_tiles, COLUMNS), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), |_| ());
+    });
+    each_sum(&|sums, at| fb.tile_store(sums, at, out_stride));
+}
+
 impl Microkernel<'_> {
     /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`. What comes next is asked
     /// for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want too.
@@ -137,13 +180,8 @@ impl Microkernel<'_> {
         ahead: Ahead<'c>,
         dot: impl Fn(u32, u32, u32),
     ) {
-        let tile_columns = self.kernel.panels.nr / SIDE;
-        (0..tile_columns).for_each(|j| fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
-        for i in 0..row_tiles {
-            fb.tile_load(rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride);
-            (0..tile_columns).for_each(|j| dot(sums(i, j), rows(i), columns(j)));
-            ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), i.into()));
-        }
+        let ask = |i: u32| ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), i.into()));
+        step(fb, (row_tiles, self.kernel.panels.nr / SIDE), (a, stride), w, dot, ask);
     }
     /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
     pub(super) fn each_sum<'c>(&self, fb: &Fb<'_, 'c>, row_tiles: u32, at: Value<'c>, each: impl Fn(u32, Value<'c>)) {
@@ -159,9 +197,8 @@ impl Microkernel<'_> {
     pub(super) fn emit_bf16_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
-        row_tiles: u32,
+        (row_tiles, steps): (u32, Value<'c>),
         at: At<'c>,
-        steps: Value<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
         nibbles: Option<&Microkernel<'_>>,
@@ -191,12 +228,12 @@ impl Microkernel<'_> {
             }
         }
         let step_bytes = u64::from(BF16_K * nr * size);
-        let step = |i: Value<'c>, w: Value<'c>| {
+        let step_at = |i: Value<'c>, w: Value<'c>| {
             let a = fb.index(at.a, i, a_step.into());
             self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
         };
         match nibbles {
-            None => fb.for_(fb.int(0), steps, 1, |i| step(i, fb.index(at.w, i, step_bytes))),
+            None => fb.for_(fb.int(0), steps, 1, |i| step_at(i, fb.index(at.w, i, step_bytes))),
             Some(nibbles) => {
                 // Two buffers in turns.
                 let buffers = fb.stack(2 * step_bytes, 64);
@@ -206,7 +243,7 @@ impl Microkernel<'_> {
                     fb.if_(fb.cmp(Cmp::Lt, i, steps), || nibbles.widen_to_bf16(fb, fb.index(at.w, i, group_bytes), buffer(i)));
                     fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || {
                         let before = fb.add_int(i, -1);
-                        step(before, buffer(before));
+                        step_at(before, buffer(before));
                     });
                 });
             }

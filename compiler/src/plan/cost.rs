@@ -32,7 +32,9 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
                 ..
             }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
             Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
-            Kernel::Attention(Attention { compute: Compute::Bf16Dot, .. }) => (RegionKind::Attention, Arithmetic::Bf16Dot),
+            Kernel::Attention(Attention { compute: Compute::Bf16Dot | Compute::Bf16Tiles, .. }) => {
+                (RegionKind::Attention, Arithmetic::Bf16Dot)
+            }
             Kernel::Attention(_) => (RegionKind::Attention, Arithmetic::F32),
             Kernel::Loops(_) => (RegionKind::Loops, Arithmetic::F32),
         };

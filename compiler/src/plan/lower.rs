@@ -8,7 +8,7 @@
 use super::kernel::KernelBuilder;
 use super::panels::{coded, panel_index};
 use rcompile_codegen::program::{
-    BinaryOp, BufferId, CmpOp, Coding, DType, Expr, ExprId, Layout, Operand, Place, ReduceOp, Table, UnaryOp, WeightId,
+    BinaryOp, BufferId, CmpOp, Coding, Compute, DType, Expr, ExprId, Layout, Operand, Place, ReduceOp, Table, UnaryOp, WeightId,
 };
 use rcompile_graph as g;
 use rcompile_graph::{Binary, Compare, Dim, Function, Module, Op, ParamId, Pool, Reduce, StateId, Unary, ValueId};
@@ -87,8 +87,8 @@ pub struct Frame<'m> {
     pub users: Vec<Vec<ValueId>>,
     /// Stored values.
     pub homes: HashMap<ValueId, Home>,
-    /// Stored records of rows that are codes, by their bias factor.
-    pub records: HashMap<(ValueId, i32), Home>,
+    /// Stored records of rows that are codes, by what they are made for: bias factor and arithmetic.
+    pub records: HashMap<(ValueId, i32, Compute), Home>,
     /// Parameter -> the one of each layer.
     pub params: HashMap<ParamId, Vec<ParamId>>,
     /// State -> the one of each layer.

@@ -50,7 +50,7 @@ impl Plan<'_> {
         let x = coded.map_or(node.inputs[0], |x| frame.func.node(x).inputs[0]);
         let few = row_bound <= PRIVATE_ROWS && coded.is_none_or(|x| frame.users[x.index()].len() == 1);
         let private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
-        let known = coded.and_then(|x| frame.records.get(&(x, panels.coding.bias_factor(dtype))).cloned());
+        let known = coded.and_then(|x| frame.records.get(&(x, panels.coding.bias_factor(dtype), compute)).cloned());
         let (a_home, prologue) = if let Some(home) = known {
             (home, None)
         } else if private {
@@ -142,7 +142,7 @@ impl Plan<'_> {
         } else {
             let id = BufferId(self.program.buffers.len() as u32);
             self.program.buffers.push(Buffer { name: format!("codes.{}", id.0), dtype: DType::U8, rows: bound as u32, stride, offset: 0 });
-            frame.records.insert((x, bias_factor), Home::Buffer { id, dtype: DType::U8, stride, cols: Cols::Plain });
+            frame.records.insert((x, bias_factor, compute), Home::Buffer { id, dtype: DType::U8, stride, cols: Cols::Plain });
             Place::Buffer(id)
         };
         let out = Operand { place: out, dtype: DType::U8 };
@@ -154,8 +154,7 @@ impl Plan<'_> {
             out_stride: stride,
             k: panels.k,
             group,
-            record: compute.record(group),
-            values: compute.record_values(group),
+            compute,
             bias_factor,
         };
         if private {
