@@ -243,38 +243,23 @@ impl<'a, 'c> Generator<'a, 'c> {
 
     /// Elements of a chain that a step takes.
     fn step(&self) -> i64 {
-        i64::from(self.kernel.compute != Compute::F32) + 1
+        i64::from(self.kernel.compute == Compute::Bf16Dot) + 1
     }
 
-    /// Sums of an element in the loop of a step: in the order of tiles one of even and one of odd elements of its chain.
-    fn sums(&self) -> u32 {
-        u32::from(self.kernel.compute == Compute::Bf16Tiles) + 1
-    }
-
-    /// What a step takes of a query or of weights, in all lanes, for each of its sums.
-    fn factors(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Vec<Value<'c>> {
+    /// What a step takes of a query or of weights, in all lanes.
+    fn factors(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Value<'c> {
         match self.kernel.compute {
-            Compute::Bf16Dot => vec![fb.splat(fb.load(Ty::I32, at, 4), self.lanes)],
-            _ => (0..u64::from(self.sums())).map(|i| fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(at, i * 4))).collect(),
+            Compute::Bf16Dot => fb.splat(fb.load(Ty::I32, at, 4), self.lanes),
+            _ => fb.load_broadcast(DType::F32, self.lanes, at),
         }
     }
 
-    /// Sums and products of a step: `xs` by pair, `ys` by vector.
-    fn products(
-        &self,
-        fb: &Fb<'_, 'c>,
-        xs: impl Iterator<Item = Vec<Value<'c>>>,
-        ys: &[Vec<Value<'c>>],
-        sums: &[Value<'c>],
-    ) -> Vec<Value<'c>> {
-        let mut sums = sums.iter();
-        let mut next = vec![];
-        for x in xs {
-            for (x, y) in ys.iter().flat_map(|y| x.iter().zip(y)) {
-                next.push(self.product(fb, *x, *y, *sums.next().expect("a sum for each product")));
-            }
+    /// `acc + x y`: of factors and of vectors of the cache.
+    fn product(&self, fb: &Fb<'_, 'c>, x: Value<'c>, y: Value<'c>, acc: Value<'c>) -> Value<'c> {
+        match self.kernel.compute {
+            Compute::Bf16Dot => fb.dot_bf16(acc, x, y),
+            _ => fb.fma(x, y, acc),
         }
-        next
     }
 
     /// The chains of elements `begin .. end` on `before`, by `step(i, sums)`.
@@ -291,14 +276,6 @@ impl<'a, 'c> Generator<'a, 'c> {
         }
     }
 
-    /// `acc + x y`: of factors and of vectors of the cache.
-    fn product(&self, fb: &Fb<'_, 'c>, x: Value<'c>, y: Value<'c>, acc: Value<'c>) -> Value<'c> {
-        match self.kernel.compute {
-            Compute::Bf16Dot => fb.dot_bf16(acc, x, y),
-            _ => fb.fma(x, y, acc),
-        }
-    }
-
     /// Vectors of a group of keys: tiles of scores begin and end at groups.
     fn vectors_of_group(&self) -> i64 {
         KEY_GROUP.div_ceil(self.lanes).into()
@@ -307,9 +284,7 @@ impl<'a, 'c> Generator<'a, 'c> {
     /// Vectors side by side with `pairs` pairs in a register tile.
     fn vectors(&self, pairs: u32, most: u32) -> u32 {
         let mut vectors = most;
-        // With two sums for each, both vectors that they meet wait for all pairs.
-        let held = |vectors: u32| if self.sums() > 1 { self.sums() * vectors } else { vectors.min(pairs) };
-        while vectors > 1 && !tile_fits(self.mb.isa(), self.sums() * pairs, vectors, held(vectors)) {
+        while vectors > 1 && !tile_fits(self.mb.isa(), pairs, vectors, vectors.min(pairs)) {
             vectors /= 2;
         }
         vectors
@@ -780,16 +755,19 @@ impl<'a, 'c> Generator<'a, 'c> {
                         let at = fb.offset_const(k_row, u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size);
                         let align = (u64::from(self.lanes) * size) as u32;
                         match k.compute {
-                            Compute::Bf16Dot => vec![pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align))],
-                            // Of this d, and of the next.
-                            _ => (0..u64::from(self.sums()))
-                                .map(|d| fb.load_f32(cache.dtype, self.lanes, fb.offset_const(at, d * u64::from(KEY_GROUP) * size), align))
-                                .collect(),
+                            Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align)),
+                            _ => fb.load_f32(cache.dtype, self.lanes, at, align),
                         }
                     })
                     .collect();
-                let xs = (0..pairs).map(|pair| self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at.width * 4)));
-                self.products(fb, xs, &k_vectors, acc)
+                let mut next = vec![];
+                for pair in 0..pairs {
+                    let x = self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at.width * 4));
+                    next.extend(
+                        k_vectors.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])),
+                    );
+                }
+                next
             });
             let target = fb.index(fb.offset_const(scratch, self.at.scores), begin, 4);
             for (i, &s) in scores.iter().enumerate() {
@@ -816,7 +794,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         let mut most = 1;
         // Dots: a row that waits to be paired, and in which order.
         let waits = if self.kernel.compute == Compute::Bf16Dot { 2 } else { 0 };
-        while most < all && tile_fits(self.mb.isa(), self.sums() * pairs, most + 1, self.sums() * (most + 1) + waits) {
+        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1 + waits) {
             most += 1;
         }
         // Equal pieces in a loop; one that is smaller, or ends inside a vector, after it.
@@ -874,35 +852,29 @@ impl<'a, 'c> Generator<'a, 'c> {
                     lines.for_each(|line| fb.prefetch(fb.offset_const(next, row * row_bytes + line), L2));
                 }
             }
-            let columns: Vec<Vec<Value<'c>>> = match k.compute {
+            let columns = match k.compute {
                 Compute::Bf16Dot => {
                     let next = (!last).then(|| fb.offset_const(row, row_bytes));
-                    self.pairs_of_rows(fb, row, next, vectors, tail).into_iter().map(|column| vec![column]).collect()
+                    self.pairs_of_rows(fb, row, next, vectors, tail)
                 }
-                _ => {
-                    // In the order of tiles: of the next key too. The last one may have none, and its neighbour a weight of zero: then that meets this key's row.
-                    let is_there = fb.cmp(Cmp::Lt, fb.add_int(key, 1), keys.1);
-                    let next = fb.select(is_there, fb.int(row_bytes as i64), fb.int(0));
-                    let rows = [row, fb.offset(row, next)];
-                    let column = |v: u32, row: Value<'c>| {
+                _ => (0..vectors)
+                    .map(|v| {
                         let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
                         match tail {
                             Some(mask) if v + 1 == vectors => fb.load_f32_masked(cache.dtype, at, mask, size as u32),
                             _ => fb.load_f32(cache.dtype, self.lanes, at, size as u32),
                         }
-                    };
-                    (0..vectors).map(|v| rows[..self.sums() as usize].iter().map(|row| column(v, *row)).collect()).collect()
-                }
+                    })
+                    .collect(),
             };
-            let xs = (0..pairs).map(|pair| self.factors(fb, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4)));
-            self.products(fb, xs, &columns, acc)
+            let mut next = vec![];
+            for pair in 0..pairs {
+                let x = self.factors(fb, fb.offset_const(p, u64::from(pair) * BLOCK as u64 * 4));
+                next.extend(columns.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])));
+            }
+            next
         };
         let after = match k.compute {
-            // The last pair ends behind a last key alone.
-            Compute::Bf16Tiles => {
-                let even = |key: Value<'c>| fb.and(key, fb.int(!1));
-                self.chains(fb, (even(keys.0), even(fb.add_int(keys.1, 1))), &before, |key, acc| step(key, acc, false))
-            }
             Compute::Bf16Dot => {
                 // A key that begins or ends inside a pair has a neighbour of weight zero, as masks make it.
                 let even = |key: Value<'c>| fb.and(key, fb.int(!1));
@@ -910,7 +882,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let after = fb.loop_unrolled(even(keys.0), whole, 2, STEPS, &before, |key, acc| step(key, acc, false));
                 fb.if_else(fb.cmp(Cmp::Lt, whole, keys.1), || step(whole, &after, true), || after.clone())
             }
-            _ => fb.loop_unrolled(keys.0, keys.1, 1, STEPS, &before, |key, acc| step(key, acc, false)),
+            _ => self.chains(fb, keys, &before, |key, acc| step(key, acc, false)),
         };
         for (i, &value) in after.iter().enumerate() {
             fb.store(value, acc_at(i as u32), self.lanes * 4);

@@ -152,19 +152,27 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// What elements `begin .. end` add to `before` in the order of the tiles, by `pair(i, halves)`: the products of element `i` and the next go to sums of even and of odd ones.
+    /// What elements `begin .. end` add to `before` in the order of the tiles, by `step(i, sums)`: of 32 the even ones in a chain from zero, then the odd ones in another.
     pub(super) fn in_order_of_tiles(
         &self,
         fb: &Fb<'_, 'c>,
         (begin, end): (Value<'c>, Value<'c>),
         before: &[Value<'c>],
-        pair: impl Fn(Value<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
+        step: impl Fn(Value<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
     ) -> Vec<Value<'c>> {
-        let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); 2 * before.len()];
-        fb.loop_(fb.and(begin, fb.int(-STEP)), end, STEP, before, |step, sums| {
-            let (first, last) = (fb.max(step, begin), fb.min(fb.add_int(step, STEP), end));
-            let halves = fb.loop_unrolled(first, last, 2, STEPS, &zeros, &pair);
-            sums.iter().zip(halves.chunks(2)).map(|(sum, both)| fb.add(*sum, fb.add(both[0], both[1]))).collect()
+        let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); before.len()];
+        // A number that LLVM does not see: it would unroll the loops and spill.
+        let length = fb.stack(8, 8);
+        fb.store(fb.int(STEP), length, 8);
+        let length = fb.load_again(Ty::I64, length, 8);
+        fb.loop_(fb.and(begin, fb.int(-STEP)), end, STEP, before, |at, sums| {
+            let (first, last) = (fb.max(at, begin), fb.min(fb.add(at, length), end));
+            let [even, odd] = [0, 1].map(|parity| {
+                let other = fb.and(fb.xor(first, fb.int(parity)), fb.int(1));
+                fb.loop_unrolled(fb.add(first, other), last, 2, STEPS, &zeros, &step)
+            });
+            let both = even.into_iter().zip(odd).map(|(even, odd)| fb.add(even, odd));
+            sums.iter().zip(both).map(|(sum, both)| fb.add(*sum, both)).collect()
         })
     }
 }
