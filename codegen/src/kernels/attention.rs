@@ -24,7 +24,7 @@
 //! With [`Compute::Bf16Dot`] queries and weights are rounded to bf16 and both products take two d, or two keys, a step: chains of the
 //! dot instruction, over pairs that begin at even d and even keys. What lies in the cache is paired in registers, a shuffle per vector.
 //!
-//! With [`Compute::Bf16Tiles`] both are rounded as well, many pairs take tiles, and few follow their order of additions, see [`tiles`].
+//! With [`Compute::Bf16Tiles`] both are rounded as well, many pairs take tiles, and few follow their order of additions, see `attention/tiles.rs`.
 //!
 //! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
 //! scale of a value the key's weight (after the weight went into the sum).

@@ -3,13 +3,14 @@
 //!
 //! ```text
 //! q8, q8g64, ..   codes -127 ..= 127, scale f32 = max|x| / 127;   code = nearest(x * (127 / max|x|))
-//! q4g64, ..       codes   -8 ..=   7, scale f16 = m / -8, m the element of largest magnitude (the first of equals);
-//!                 code = nearest(x * (1 / scale)) within -8 ..= 7
 //! q8g32           the same with a power of two as scale, the least that is not below max|x| / 127;   code = nearest(x * (1 / scale))
-//! q4g32           the same with the scale rounded to five significant bits first
+//! q4g32, ..       codes   -8 ..=   7, scale f16 of five significant bits, near m / -8, m the element of largest magnitude (the first of equals): of the
+//!                 nearest and four on either side the one with the least sum of squared errors (the nearest, then the first of equals);
+//!                 code = nearest(x * (1 / scale)) within -8 ..= 7
 //! ```
 //! Groups of 32 are short enough that scaling their sums costs as much as the products. With these scales `code * scale` has no more than eight significant bits in either
-//! operand, and a sum of 32 products no more than 24: a matmul may put the scales into the products, which bf16 holds, and has the same bits.
+//! operand, and a sum of 32 products no more than 24: a matmul may put the scales into the products, which bf16 holds, and has the same bits. Which scales are tried is worth more than their
+//! bits (docs/quantisation.md).
 //!
 //! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it (`q8g256`, of the
 //! inputs of matmuls: 256), the last group of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is `code * scale`, exactly.
@@ -31,13 +32,16 @@ use crate::types::DType;
 /// Magnitude below which a group is zero: the reciprocal of a smaller one would overflow.
 pub const TINY: f32 = 1e-30;
 
-/// Significant bits of the scales of `q4g32`: with the three of a code, those of bf16.
-pub const SHORT_SCALE_BITS: u32 = 5;
+/// Significant bits of the scales of four-bit codes: with the three of a code, those of bf16.
+pub const SCALE_BITS: u32 = 5;
+/// Scales of so many bits that are tried on either side of the nearest.
+const SCALES_BESIDE: i32 = 4;
 
-/// `x` with so many significant bits, ties away from zero.
-fn significant_bits(x: f32, bits: u32) -> f32 {
-    let dropped = f32::MANTISSA_DIGITS - bits;
-    f32::from_bits((x.to_bits() + (1 << (dropped - 1))) & !((1 << dropped) - 1))
+/// `x` with [`SCALE_BITS`] significant bits, ties away from zero, and then so many values of this kind on, as f16 has it.
+fn short_scale(x: f32, on: i32) -> f32 {
+    const DROPPED: u32 = f32::MANTISSA_DIGITS - SCALE_BITS;
+    let nearest = (x.to_bits() + (1 << (DROPPED - 1))) & !((1 << DROPPED) - 1);
+    round(DType::F16, f64::from(f32::from_bits(nearest.wrapping_add_signed(on << DROPPED)))) as f32
 }
 
 /// The least power of two that is not below `x`, which is positive; not a number where `x` is none or infinite.
@@ -110,17 +114,35 @@ impl Step {
         }
         if four {
             let at = x.iter().position(|v| v.to_bits() & 0x7fff_ffff == largest).unwrap_or(0);
-            let exact = x[at] / -8.0;
-            let wanted = if dtype == DType::Q4(Group::G32) { significant_bits(exact, SHORT_SCALE_BITS) } else { exact };
-            let scale = round(DType::F16, f64::from(wanted)) as f32;
-            let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
-            Step { scale, inverse, least, most }
+            let step = |on: i32| {
+                let scale = short_scale(x[at] / -8.0, on);
+                Step { scale, inverse: if scale == 0.0 { 0.0 } else { 1.0 / scale }, least, most }
+            };
+            let mut best = (step(0), step(0).error(x));
+            for step in (-SCALES_BESIDE..=SCALES_BESIDE).map(step) {
+                let error = step.error(x);
+                if error < best.1 {
+                    best = (step, error);
+                }
+            }
+            best.0
         } else if dtype == DType::Q8(Group::G32) {
             let scale = power_of_two(magnitude / 127.0);
             Step { scale, inverse: 1.0 / scale, least, most }
         } else {
             Step { scale: magnitude / 127.0, inverse: 127.0 / magnitude, least, most }
         }
+    }
+    /// Sum of the squared errors of a group, every eighth in a sum of its own.
+    fn error(&self, x: &[f32]) -> f32 {
+        let mut sums = [0.0f32; 8];
+        for x in x.chunks(8) {
+            for (sum, x) in sums.iter_mut().zip(x) {
+                let error = nearest((x * self.inverse).clamp(self.least, self.most)) * self.scale - x;
+                *sum += error * error;
+            }
+        }
+        sums.iter().sum()
     }
     /// The code of an element; one outside of the group's range gets the nearest that there is.
     pub fn code(&self, x: f32) -> i8 {
@@ -229,10 +251,19 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_element_of_four_bits_is_code_minus_eight() {
+    fn scales_of_four_bits_are_those_of_least_error() {
         let mut codes = [0; 4];
-        let scale = quantise_group(DType::Q4(Group::G32), &[1.0, -4.0, 3.9, 0.2], &mut codes);
-        assert_eq!((scale, codes), (0.5, [2, -8, 7, 0]));
+        // The largest element is code -8 where that is exact, and on either side.
+        let scale = quantise_group(DType::Q4(Group::G64), &[1.0, -4.0, 3.5, 0.5], &mut codes);
+        assert_eq!((scale, codes), (0.5, [2, -8, 7, 1]));
+        let scale = quantise_group(DType::Q4(Group::G32), &[1.0, 4.0, -3.5, 0.5], &mut codes);
+        assert_eq!((scale, codes), (-0.5, [-2, -8, 7, -1]));
+        // 3.9 of 4 would be 3.5.
+        let x = [1.0, -4.0, 3.9, 0.2];
+        let scale = quantise_group(DType::Q4(Group::G32), &x, &mut codes);
+        assert_eq!((scale, codes), (0.5625, [2, -7, 7, 0]));
+        let error = |scale: f32, codes: [i8; 4]| x.iter().zip(codes).map(|(x, c)| (f32::from(c) * scale - x).powi(2)).sum::<f32>();
+        assert!(error(scale, codes) < error(0.5, [2, -8, 7, 0]));
     }
 
     #[test]
@@ -248,7 +279,7 @@ mod tests {
             let (mut rows, mut weights) = ([0; 32], [0; 32]);
             let row_scale = quantise_group(DType::Q8(Group::G32), &a, &mut rows);
             let scale = quantise_group(DType::Q4(Group::G32), &w, &mut weights);
-            assert!(bits(row_scale) == 1 && bits(scale) <= SHORT_SCALE_BITS, "{row_scale} {scale}");
+            assert!(bits(row_scale) == 1 && bits(scale) <= SCALE_BITS, "{row_scale} {scale}");
             let of_bf16 = |codes: &[i8], scale: f32| codes.iter().all(|c| bits(f32::from(*c) * scale) <= 8);
             assert!(of_bf16(&rows, row_scale) && of_bf16(&weights, scale));
             let products = rows.iter().zip(weights).map(|(r, w)| (f32::from(*r) * row_scale) * (f32::from(w) * scale));
@@ -260,7 +291,7 @@ mod tests {
     #[test]
     fn scales_of_groups_of_32() {
         assert_eq!(
-            [1.0, 1.06, 1.03125, 1.03124, -1.97, -9.6e-4].map(|x| significant_bits(x, 5)),
+            [1.0, 1.06, 1.03125, 1.03124, -1.97, -9.6e-4].map(|x| short_scale(x, 0)),
             [1.0, 1.0625, 1.0625, 1.0, -2.0, -31.0 / 32768.0]
         );
         assert_eq!([1.0, 1.000_000_1, 0.3, 4.0].map(power_of_two), [1.0, 2.0, 0.5, 4.0]);
