@@ -81,12 +81,12 @@ fn families() {
         let chunks: Vec<Vec<u32>> = (0..8).map(|_| (0..48).map(|_| token()).collect()).collect();
         let input = InputFile { name: "tokens".into(), bytes: 0, sha256: String::new() };
         let text = CalibrationText { chunks, input };
-        let wanted = exact.runner().feed(&text.chunks[0]);
+        let logits = |reference: &Reference| -> Vec<Vec<f64>> { text.chunks.iter().flat_map(|chunk| reference.runner().feed(chunk)).collect() };
+        let wanted = logits(&exact);
         let nearest = Reference::quantised(&dir, DType::F32, DType::F32, &int4());
         let calibrated = Reference::calibrated(&dir, DType::F32, DType::F32, &int4(), &text);
         let [nearest, calibrated] = [nearest, calibrated].map(|reference| {
-            let found = reference.runner().feed(&text.chunks[0]);
-            found.iter().zip(&wanted).map(|(f, w)| difference(f, w).kld).sum::<f64>() / wanted.len() as f64
+            logits(&reference).iter().zip(&wanted).map(|(f, w)| difference(f, w).kld).sum::<f64>() / wanted.len() as f64
         });
         println!("{name}: nearest {nearest:.6}, calibrated {calibrated:.6}");
         assert!(calibrated < nearest, "{name}: {calibrated} and {nearest}");
@@ -114,7 +114,7 @@ fn real_models() {
 }
 
 /// Heads are calibrated too: one that is the embedding's table, and one of its own, which has only its inputs to suit. What is asked for is out of
-/// reach for heads rounded to nearest behind calibrated layers (0.71 in both cases).
+/// reach for heads rounded to nearest behind calibrated layers (0.77 in order and 0.73 in act-order, 0.76 and 0.72 of one of its own).
 #[test]
 fn heads() {
     let Some(tied) = stories() else { return };
@@ -134,9 +134,10 @@ fn heads() {
         std::fs::write(dir.join("config.json"), config.to_string()).expect("config");
     });
     let (text, held_out) = tinystories(60_000);
-    for (model, share) in [(&tied, 0.68), (&untied, 0.66)] {
+    for (model, shares) in [(&tied, [0.75, 0.71]), (&untied, [0.73, 0.70])] {
         let (nearest, calibrated) = gain(model, &text, &held_out, "--quantize int4 --quantize-head int4 --compute f32");
-        assert!(calibrated.iter().all(|c| *c < share * nearest), "{}: {calibrated:?} and {nearest}", model.display());
+        let reached = calibrated.iter().zip(shares).all(|(c, share)| *c < share * nearest);
+        assert!(reached, "{}: {calibrated:?} and {nearest}", model.display());
     }
 }
 
