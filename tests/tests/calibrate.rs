@@ -81,13 +81,13 @@ fn families() {
         let chunks: Vec<Vec<u32>> = (0..8).map(|_| (0..48).map(|_| token()).collect()).collect();
         let input = InputFile { name: "tokens".into(), bytes: 0, sha256: String::new() };
         let text = CalibrationText { chunks, input };
-        let logits = |reference: &Reference| -> Vec<Vec<f64>> { text.chunks.iter().flat_map(|chunk| reference.runner().feed(chunk)).collect() };
+        let logits =
+            |reference: &Reference| -> Vec<Vec<f64>> { text.chunks.iter().flat_map(|chunk| reference.runner().feed(chunk)).collect() };
         let wanted = logits(&exact);
         let nearest = Reference::quantised(&dir, DType::F32, DType::F32, &int4());
         let calibrated = Reference::calibrated(&dir, DType::F32, DType::F32, &int4(), &text);
-        let [nearest, calibrated] = [nearest, calibrated].map(|reference| {
-            logits(&reference).iter().zip(&wanted).map(|(f, w)| difference(f, w).kld).sum::<f64>() / wanted.len() as f64
-        });
+        let [nearest, calibrated] = [nearest, calibrated]
+            .map(|reference| logits(&reference).iter().zip(&wanted).map(|(f, w)| difference(f, w).kld).sum::<f64>() / wanted.len() as f64);
         println!("{name}: nearest {nearest:.6}, calibrated {calibrated:.6}");
         assert!(calibrated < nearest, "{name}: {calibrated} and {nearest}");
     }
