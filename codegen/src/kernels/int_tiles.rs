@@ -10,6 +10,9 @@
 //! wait for the last products, and vectors need not. (That gains 2 to 3 % with groups of 32 and nothing with longer ones: loads and stores of tiles and of vectors
 //! take their turns whatever their order, docs/benchmarks.md.) Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
 //!
+//! Nibbles by 32 need no scaling ([`Compute::CodesInBf16Tiles`]): values with their scales go through the loops of bf16 ([`super::tiles`]), which have the same sums, because those of a
+//! group are exact there too. Several blocks of rows read values that were made for all of them; a single one makes them itself, a group before it is multiplied.
+//!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
 use super::int_dot::{integers, scaled};
