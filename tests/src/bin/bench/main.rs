@@ -185,7 +185,7 @@ impl Topic {
             Self::Quantised => (
                 "int8 and int4 weights of llama-1b",
                 "As above. int8: a scale per output channel; int4: groups of 32 and an int4 head unless the name says otherwise. Shares of \
-                 prefill: of VPDPBUSD (without VNNI: VPMADDUBSW and VPADDW; with AMX: TDPBSUD), with attention (f32) in it. Peers: Q8_0 and Q4_0 (llama.cpp), int8 and int4 by 32 with an int8 head \
+                 prefill: of VPDPBUSD (without VNNI: VPMADDUBSW and VPADDW; with AMX: TDPBSUD), with attention in it. Peers: Q8_0 and Q4_0 (llama.cpp), int8 and int4 by 32 with an int8 head \
                  (OpenVINO).",
             ),
             Self::Long => (
