@@ -325,6 +325,7 @@ fn every_rule_reports() {
         ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
         ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
         ("integer arithmetic wants records", |p| qkv(p).compute = Compute::Int8Mmla),
+        ("tiles of bf16 do not hold Elements", |p| qkv(p).compute = Compute::CodesInBf16Tiles),
         ("codes in packs of 4 k, not 8", |p| {
             let panels = Panels { k_pack: 4, coding: Coding::Int8 { group: 64 }, ..qkv(p).panels };
             (p.weights[1].dtype, p.weights[1].layout) = (DType::I8, Layout::Panels(panels));
@@ -339,6 +340,7 @@ fn every_rule_reports() {
             s[0].value = acc;
         }),
         ("3 heads, 2 KV heads", |p| att(p).heads = 3),
+        ("Bf16Tiles over a cache of", |p| (att(p).compute, att(p).kv_dtype) = (Compute::Bf16Tiles, DType::F16)),
         ("q: elements 0..=1855 of 1536", |p| att(p).q_head_stride = 480),
         ("out: elements 0..=735 of 512", |p| att(p).out_stride = 96),
         ("tiles of 16 rows, those of the program have 8", |p| att(p).tile_rows = 16),

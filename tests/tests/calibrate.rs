@@ -114,7 +114,7 @@ fn real_models() {
 }
 
 /// Heads are calibrated too: one that is the embedding's table, and one of its own, which has only its inputs to suit. What is asked for is out of
-/// reach for heads rounded to nearest behind calibrated layers (0.77 in order and 0.73 in act-order, 0.76 and 0.72 of one of its own).
+/// reach for heads rounded to nearest behind calibrated layers (0.0934 in order and 0.0885 in act-order, 0.0903 and 0.0853 of one of its own; all rounded to nearest: 0.1215 and 0.1184).
 #[test]
 fn heads() {
     let Some(tied) = stories() else { return };
@@ -134,9 +134,9 @@ fn heads() {
         std::fs::write(dir.join("config.json"), config.to_string()).expect("config");
     });
     let (text, held_out) = tinystories(60_000);
-    for (model, shares) in [(&tied, [0.75, 0.71]), (&untied, [0.73, 0.70])] {
+    for (model, most) in [(&tied, [0.0911, 0.0862]), (&untied, [0.0864, 0.0828])] {
         let (nearest, calibrated) = gain(model, &text, &held_out, "--quantize int4 --quantize-head int4 --compute f32");
-        let reached = calibrated.iter().zip(shares).all(|(c, share)| *c < share * nearest);
+        let reached = calibrated.iter().zip(most).all(|(c, most)| *c < most && *c < 0.75 * nearest);
         assert!(reached, "{}: {calibrated:?} and {nearest}", model.display());
     }
 }

@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn scales_of_groups_of_32() {
+    fn scales_of_few_bits() {
         assert_eq!(
             [1.0, 1.06, 1.03125, 1.03124, -1.97, -9.6e-4].map(|x| short_scale(x, 0)),
             [1.0, 1.0625, 1.0625, 1.0, -2.0, -31.0 / 32768.0]
