@@ -303,10 +303,13 @@ impl Matmuls {
         let nibbles = matches!(self.coding, Coding::Int4 { .. });
         let widen =
             self.dtype != DType::F32 && (self.compute == Compute::F32 || self.compute.takes_codes() && nibbles) && env("WIDEN", 1) == 1;
-        let k_block = self
-            .k
-            .div_ceil(self.k.div_ceil(env("KBLOCK", if self.compute.takes_codes() { 2048 } else { (12 << 10) / self.isa.tile_rows })))
-            .next_multiple_of(self.coding.group().unwrap_or(2));
+        let most_k = match self.compute {
+            Compute::Int8Tiles => 512,
+            compute if compute.by_tiles() => 256,
+            compute if compute.takes_codes() => 2048,
+            _ => (12 << 10) / self.isa.tile_rows,
+        };
+        let k_block = self.k.div_ceil(self.k.div_ceil(env("KBLOCK", most_k))).next_multiple_of(self.coding.group().unwrap_or(2));
         let panel_bytes = match (widen, self.compute) {
             (true, Compute::CodesInBf16Tiles) => u64::from(k_block * panels.nr) * DType::Bf16.size(),
             (true, compute) if compute.takes_codes() => u64::from(k_block * panels.nr),
@@ -327,7 +330,7 @@ impl Matmuls {
                 mr: env("MR", self.isa.tile_rows),
                 streams: env("STREAMS", stream.side_by_side),
                 k_block,
-                m_block: env("MBLOCK", 0),
+                m_block: env("MBLOCK", if self.compute.by_tiles() { 256 } else { 0 }),
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
                 widen,
                 prefetch: self.prefetch,

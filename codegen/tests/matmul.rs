@@ -551,6 +551,35 @@ fn tiles_of_bf16() {
     }
 }
 
+/// Several blocks of rows go through blocks of k of a few panels, in one turn or, where rows of all k do not fit L2, in several with the sums of all panels kept: the bits of few rows.
+#[test]
+fn tiles_in_turns() {
+    for isa in isas().into_iter().filter(|isa| isa.bf16_tiles && isa.int8_tiles) {
+        let bf16 = Case { compute: Compute::Bf16Tiles, k: 128, ..Case::new(&isa, DType::Bf16) };
+        let zeros = false;
+        let codings = [Coding::Int8 { group: 64 }, Coding::Int4 { group: 32, zeros }, Coding::Int4 { group: 64, zeros }];
+        let codes = coded(&isa, &codings).into_iter().filter(|case| case.compute.by_tiles());
+        let cases: Vec<_> = codes.map(|case| Case { k: 4 * case.coding.group().unwrap(), ..case }).chain([bf16]).collect();
+        assert_eq!(cases.len(), 4);
+        for case in cases {
+            let tile = MatmulTile { k_block: case.k / 4, m_block: 0, n_block: 4, ..case.tile };
+            let small = Isa { l2_bytes: 4 << 10, ..isa.clone() };
+            let case = Case { group_cols: 300, tile, ..case };
+            let bytes = |isa: &Isa| {
+                let (program, kernel) = case.program(isa);
+                matmul::private_bytes(isa, &program, &kernel)
+            };
+            assert!(bytes(&small) > bytes(&isa), "{case:?}: sums of more panels wait between turns");
+            for isa in [&isa, &small] {
+                case.check(isa);
+                Case { group_cols: 130, epilogue: Epilogue::BiasResidual, ..case.clone() }.check(isa);
+                Case { groups: 2, group_cols: 70, epilogue: Epilogue::SiluGate, prologue: true, ..case.clone() }.check(isa);
+                Case { groups: 5, group_cols: 40, group_nest: true, ..case.clone() }.check(isa);
+            }
+        }
+    }
+}
+
 #[test]
 fn every_type_and_row_count() {
     for isa in isas() {
@@ -845,6 +874,8 @@ fn tiles_asm() {
             // Of columns two, and one for each tile of rows.
             let loads = steps * (2 + dots / 2);
             assert_eq!((count(&body, dot), count(&body, "tileloadd")), (steps * dots, loads), "{coding:?} {name}: {body}");
+            // Rows pass by.
+            assert_eq!(count(&body, "tileloaddt1"), steps * dots / 2, "{coding:?} {name}: {body}");
             assert!(steps > 0 && count(&body, "tilezero") >= dots && count(&body, "tilestored") >= dots, "{coding:?} {name}: {body}");
             assert_eq!((count(&body, "ldtilecfg"), count(&body, "tilerelease")), (0, 0), "{coding:?} {name}: {body}");
         }

@@ -11,7 +11,7 @@
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
-//! tilesN:    block.m of up to N times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart)
+//! tilesN:    block.m of up to N times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart); in another order, see `by_tiles`
 //! aloneN:    the same of a single block of rows, which makes nibbles by 32 bf16 itself
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
@@ -27,6 +27,8 @@
 //!
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
+
+mod by_tiles;
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, L2, LINE_WORDS, Microkernel, Start, Walk};
 use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, int_tiles, loops, mmla, quantise, tiles};
@@ -169,11 +171,13 @@ struct Blocks {
     k: u32,
     /// Blocks of k.
     count: u32,
+    /// Blocks of k in a turn of tiles, see [`by_tiles`].
+    turn: u32,
     /// Weights are widened to f32 first, `f32[panel][way][k][nr]` at the start of the scratch (nibbles for integer dots: taken apart).
     widen: bool,
     /// Bytes of a widened panel of one way.
     widened_panel: u64,
-    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block.
+    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a pass by tiles: of that).
     tiles: u64,
     /// Bytes of tiles per row.
     tile_row: u64,
@@ -207,16 +211,24 @@ impl Blocks {
         let count = if whole { 1 } else { depth.div_ceil(kernel.tile.k_block) };
         let k = depth.div_ceil(count).next_multiple_of(unit.max(2));
         let count = depth.div_ceil(k);
-        let block_panels = block_units * unit_panels;
+        let turn = if kernel.compute.by_tiles() { by_tiles::turn(isa, program, kernel, k) } else { count };
+        let all_panels = block_units * unit_panels;
+        // Panels of which weights are widened and sums are kept at a time; tiles keep all sums where they come back to a panel.
+        let (block_units, block_panels, kept_panels) = match by_tiles::panels(kernel) {
+            Some(panels) if turn >= count => (panels.div_ceil(unit_panels).min(units), panels, panels),
+            Some(panels) => (block_units, panels, all_panels),
+            None => (block_units, all_panels, all_panels),
+        };
+        let pass_rows = if kernel.compute.by_tiles() { by_tiles::pass_rows(program, kernel) } else { rows };
         let widened_panel = match kernel.compute {
             Compute::CodesInBf16Tiles => u64::from(k * panels.nr) * DType::Bf16.size(),
             compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
             _ => u64::from(k * panels.nr) * 4,
         };
         let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
-        let tile_row = if count > 1 { u64::from(block_panels * panels.ways * panels.nr) * 4 } else { 0 };
-        let bytes = (tiles + tile_row * u64::from(rows)).next_multiple_of(128);
-        Some(Blocks { units: block_units, k, count, widen, widened_panel, tiles, tile_row, bytes })
+        let tile_row = if kernel.compute.by_tiles() || count > 1 { u64::from(kept_panels * panels.ways * panels.nr) * 4 } else { 0 };
+        let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
+        Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })
     }
 }
 
@@ -273,16 +285,6 @@ enum BlockFunctions<'c> {
     },
 }
 
-impl BlockFunctions<'_> {
-    /// Most rows of a block.
-    fn most_rows(&self, kernel: &Matmul) -> u32 {
-        match self {
-            BlockFunctions::Registers { .. } => kernel.tile.mr,
-            BlockFunctions::Tiles { .. } => tiles::ROWS,
-        }
-    }
-}
-
 /// What a block of rows reads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Weights {
@@ -313,8 +315,8 @@ struct Block<'c> {
     w: Value<'c>,
     /// The first one as widened.
     widened: Value<'c>,
-    /// Number of the block of k.
-    kb: Value<'c>,
+    /// Its block of k is the first (bit 0), the last (bit 1).
+    stage: Value<'c>,
     /// Its k.
     k: Value<'c>,
     /// Sums that are kept between blocks of k.
@@ -528,19 +530,13 @@ impl<'c> Generator<'_, 'c> {
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(units(kernel).1);
-        let shapes = tiles::Shapes::new(fb, int_tiles::row_bytes(kernel));
-        let most = blocked.functions.most_rows(kernel);
-        // Few blocks of rows by tiles wait for memory: what they ask for is the next panel, and not further away. With blocks of k all rows would come anew for each panel.
-        let near = i64::from(most * if blocks.count == 1 { tiles::NEAR_BLOCKS } else { 1 });
-        let units = match &blocked.functions {
-            BlockFunctions::Tiles { .. } => fb.select(fb.cmp(Cmp::Le, pass.1, fb.int(near)), fb.int(1), fb.int(blocks.units.into())),
-            BlockFunctions::Registers { .. } => fb.int(blocks.units.into()),
+        let BlockFunctions::Registers { least, rows: functions, first } = &blocked.functions else {
+            return self.pass_by_tiles(fb, share, blocked, scratch, pass, nests);
         };
-        self.blocks_of_units(fb, units, (share.begin, share.end), |first, last| {
-            let [first_panel, last_panel] = [first, last].map(|unit| fb.mul_int(unit, unit_panels));
-            let panels = fb.sub(last_panel, first_panel);
+        self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
+            let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
             let block_w = fb.offset(share.w, fb.mul_int(first_panel, self.panel_bytes()));
-            let block_bytes = fb.mul_int(panels, self.panel_bytes());
+            let block_bytes = fb.mul_int(fb.sub(last_panel, first_panel), self.panel_bytes());
             fb.for_(fb.int(0), fb.int(blocks.count.into()), 1, |kb| {
                 let k0 = fb.mul_int(kb, blocks.k.into());
                 let k = fb.min(fb.int(blocks.k.into()), fb.sub(fb.int(depth(kernel).into()), k0));
@@ -550,55 +546,35 @@ impl<'c> Generator<'_, 'c> {
                 // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
                 let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
                 let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
-                if let BlockFunctions::Tiles { apart: Some(apart), alone, .. } = &blocked.functions {
-                    let take_apart = || {
-                        fb.call(apart, &[w, scratch, k, panels]);
-                    };
-                    match alone {
-                        Some(_) => fb.if_(fb.cmp(Cmp::Gt, pass.1, fb.int(most.into())), take_apart),
-                        None => take_apart(),
-                    }
-                }
-                self.blocks_of_rows(fb, pass, most, |RowBlock { number, count, row, rows }| {
+                let stage = self.stage(fb, kb, is_last);
+                self.blocks_of_rows(fb, pass, kernel.tile.mr, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
                     let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                     let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
                     let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
                     let call = |function: &Function<'c>| {
-                        let rest = [a, w, scratch, kb, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
+                        let rest = [a, w, scratch, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
                         fb.call(function, &[&share.call[..], &rest].concat());
                     };
-                    match &blocked.functions {
-                        BlockFunctions::Registers { least, rows: functions, first } => {
-                            let others = || self.dispatch(fb, rows, *least, functions, call);
-                            match first {
-                                None => others(),
-                                Some(first) => {
-                                    let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
-                                    let first = || self.dispatch(fb, rows, *least, first, call);
-                                    fb.if_else(is_first, || done(first), || done(others));
-                                }
-                            }
-                        }
-                        BlockFunctions::Tiles { rows: of_several, alone, .. } => {
-                            shapes.set(fb, rows);
-                            let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
-                            let by_rows = |[one, two]: &[Function<'c>; 2]| {
-                                fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
-                            };
-                            match alone {
-                                None => by_rows(of_several),
-                                Some(alone) => {
-                                    let is_alone = fb.cmp(Cmp::Eq, count, fb.int(1));
-                                    fb.if_else(is_alone, || done(|| by_rows(alone)), || done(|| by_rows(of_several)));
-                                }
-                            }
+                    let others = || self.dispatch(fb, rows, *least, functions, call);
+                    match first {
+                        None => others(),
+                        Some(first) => {
+                            let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
+                            let first = || self.dispatch(fb, rows, *least, first, call);
+                            fb.if_else(is_first, || done(first), || done(others));
                         }
                     }
-                    fb.if_(is_last, || nests(row, fb.add(row, rows), first, last));
+                    fb.if_(is_last, || nests(row, fb.add(row, rows), first_unit, last_unit));
                 });
             });
         });
+    }
+
+    /// [`Block::stage`] of block `kb` of k.
+    fn stage(&self, fb: &Fb<'_, 'c>, kb: Value<'c>, is_last: Value<'c>) -> Value<'c> {
+        let is_first = fb.cmp(Cmp::Eq, kb, fb.int(0));
+        fb.or(fb.zext(is_first, Elem::I64), fb.mul_int(fb.zext(is_last, Elem::I64), 2))
     }
 
     /// `body(first, last)` for each of the blocks of `most` units of `begin .. end`.
@@ -689,7 +665,7 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `block.m(.., a, w, widened, kb, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part)`: block `kb` of k of the `m` rows at `a`
+    /// `block.m(.., a, w, widened, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part)`: a block of k of the `m` rows at `a`
     /// times the panels from `w` on, and the epilogue after the last block of k.
     fn block(
         &self,
@@ -733,73 +709,14 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `tiles<row_tiles>`, as [`Generator::block`]: block `kb` of k of up to 16 or 32 rows by tiles. `kept`: of weights that were taken apart; else as `alone<row_tiles>`.
-    fn tiles(
-        &self,
-        row_tiles: u32,
-        kept: bool,
-        blocks: &Blocks,
-        epilogue: &Function<'c>,
-        epilogue_ahead: Option<&Function<'c>>,
-    ) -> Function<'c> {
-        let alone = blocks.widen && !kept;
-        self.define_block(&format!("{}.{}{row_tiles}", self.name, if alone { "alone" } else { "tiles" }), |fb, call, block| {
-            let panels = &self.kernel.panels;
-            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
-            let (panel_bytes, w) = if kept { (blocks.widened_panel, block.widened) } else { (stored.panel_bytes, block.w) };
-            let micro = match blocks.widen {
-                true => Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1),
-                false => Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1),
-            };
-            let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
-            let one_tile = (blocks.count == 1).then(|| fb.stack(most_bytes, 64));
-            let steps = micro.steps(fb, block.k);
-            let start = self.start(fb, blocks, &block);
-            let block = Block { w, ..block };
-            self.panels_of_block(fb, call, &block, blocks, (panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
-                fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
-                    let w = fb.index(at.w, way, panel_bytes);
-                    let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
-                    let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
-                    let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
-                    let tile_steps = (fb.mul_int(steps, tile_steps.into()), row_tiles);
-                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, tile_steps);
-                    let a = fb.offset_const(block.a, if self.kernel.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
-                    let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
-                    match self.kernel.compute {
-                        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => {
-                            micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, alone.then_some(&stored))
-                        }
-                        _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
-                    }
-                });
-            });
-        })
-    }
-
-    /// `apart(w, kept, k, panels)`: takes the nibbles of `k` k of the panels from `w` on apart.
-    fn take_apart(&self, blocks: &Blocks) -> Function<'c> {
-        let name = format!("{}.apart", self.name);
-        self.mb.define(&name, &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64], None, Visibility::InternalNoInline, |fb, args| {
-            let [w, kept_at, k, count] = *args else { unreachable!() };
-            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
-            let kept = Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1);
-            let groups = stored.steps(fb, k);
-            fb.for_(fb.int(0), fb.mul_int(count, self.kernel.panels.ways.into()), 1, |panel| {
-                let (w, to) = (fb.index(w, panel, stored.panel_bytes), fb.index(kept_at, panel, kept.panel_bytes));
-                stored.take_apart(fb, w, groups, to, &kept);
-            });
-        })
-    }
-
     /// A function of a block of rows.
     fn define_block(&self, name: &str, body: impl FnOnce(&Fb<'_, 'c>, &[Value<'c>], Block<'c>)) -> Function<'c> {
         let own = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
         let params = [&KERNEL_PARAMS[..], &own].concat();
         self.mb.define(name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [a, w, widened, kb, k, tiles, row, rows, first, last, ahead, ahead_part] = *rest else { unreachable!() };
-            body(fb, call, Block { a, w, widened, kb, k, tiles, row, rows, first, last, ahead, ahead_part });
+            let [a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part] = *rest else { unreachable!() };
+            body(fb, call, Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part });
         })
     }
 
@@ -807,7 +724,10 @@ impl<'c> Generator<'_, 'c> {
     fn start(&self, fb: &Fb<'_, 'c>, blocks: &Blocks, block: &Block<'c>) -> Start<'c> {
         match blocks.count {
             1 => Start::Zero,
-            _ => Start::Tile { keep: fb.select(fb.cmp(Cmp::Eq, block.kb, fb.int(0)), fb.i32(0), fb.i32(-1)) },
+            _ => {
+                let is_first = fb.cmp(Cmp::Ne, fb.and(block.stage, fb.int(1)), fb.int(0));
+                Start::Tile { keep: fb.select(is_first, fb.i32(0), fb.i32(-1)) }
+            }
         }
     }
 
@@ -835,7 +755,7 @@ impl<'c> Generator<'_, 'c> {
             let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
             let at_last = |then: &dyn Fn()| match blocks.count {
                 1 => then(),
-                n => fb.if_(fb.cmp(Cmp::Eq, block.kb, fb.int(i64::from(n) - 1)), then),
+                _ => fb.if_(fb.cmp(Cmp::Ge, block.stage, fb.int(2)), then),
             };
             if let Some(function) = epilogue_ahead {
                 at_last(&|| {

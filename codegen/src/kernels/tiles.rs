@@ -23,9 +23,6 @@ use rcompile_runtime::abi::PROBE_MULTIPLY_ADDS;
 pub(super) const SIDE: u32 = 16;
 /// Most rows of a block: two tiles.
 pub(super) const ROWS: u32 = 2 * SIDE;
-/// Blocks of rows up to which panels come from memory as fast as they are used. (Granite Rapids, four blocks, bf16 1B shape, two threads: qkv 18 to 21 ms panel by panel, 25 to 27
-/// with four at a time, gate and up 87 and 108.)
-pub(super) const NEAR_BLOCKS: u32 = 4;
 /// Bytes of a row of a tile.
 pub(super) const ROW: u32 = 64;
 /// k of a step of bf16.
@@ -126,10 +123,10 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
 }
 
 /// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows, columns)`; `between(i)` comes behind those of
-/// tile `i` of rows.
+/// tile `i` of rows. `once`: the rows are not used again soon, and columns shall stay in L1.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
-    (row_tiles, tile_columns): (u32, u32),
+    (row_tiles, tile_columns, once): (u32, u32, bool),
     (a, stride): (Value<'c>, u32),
     w: Value<'c>,
     dot: impl Fn(u32, u32, u32),
@@ -137,7 +134,12 @@ fn step<'c>(
 ) {
     (0..tile_columns).for_each(|j| fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
     for i in 0..row_tiles {
-        fb.tile_load(rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride);
+        let a = fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride));
+        if once {
+            fb.tile_load_once(rows(i), a, stride)
+        } else {
+            fb.tile_load(rows(i), a, stride)
+        }
         (0..tile_columns).for_each(|j| dot(sums(i, j), rows(i), columns(j)));
         between(i);
     }
@@ -163,7 +165,7 @@ pub(super) fn multiply<'c>(
     each_sum(&|sums, at| if adds { fb.tile_load(sums, at, out_stride) } else { fb.tile_zero(sums) });
     fb.for_(fb.int(0), steps, 1, |i| {
         let (a, w) = (fb.index(a, i, ROW.into()), fb.index(w, i, u64::from(BF16_K / 2 * COLUMNS * ROW)));
-        step(fb, (row_tiles, COLUMNS), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), |_| ());
+        step(fb, (row_tiles, COLUMNS, false), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), |_| ());
     });
     each_sum(&|sums, at| fb.tile_store(sums, at, out_stride));
 }
@@ -181,7 +183,7 @@ impl Microkernel<'_> {
         dot: impl Fn(u32, u32, u32),
     ) {
         let ask = |i: u32| ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), i.into()));
-        step(fb, (row_tiles, self.kernel.panels.nr / SIDE), (a, stride), w, dot, ask);
+        step(fb, (row_tiles, self.kernel.panels.nr / SIDE, true), (a, stride), w, dot, ask);
     }
     /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
     pub(super) fn each_sum<'c>(&self, fb: &Fb<'_, 'c>, row_tiles: u32, at: Value<'c>, each: impl Fn(u32, Value<'c>)) {

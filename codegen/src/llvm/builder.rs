@@ -885,6 +885,10 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn tile_load(&self, tile: u32, at: Value<'c>, stride: u32) {
         self.intrinsic_void("llvm.x86.tileloadd64", &[self.tile(tile), at, self.int(stride.into())]);
     }
+    /// The same of lines that are not used again soon.
+    pub fn tile_load_once(&self, tile: u32, at: Value<'c>, stride: u32) {
+        self.intrinsic_void("llvm.x86.tileloaddt164", &[self.tile(tile), at, self.int(stride.into())]);
+    }
     /// Stores one.
     pub fn tile_store(&self, tile: u32, at: Value<'c>, stride: u32) {
         self.intrinsic_void("llvm.x86.tilestored64", &[self.tile(tile), at, self.int(stride.into())]);

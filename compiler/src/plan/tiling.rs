@@ -14,9 +14,10 @@ const L2_WEIGHTS: u64 = 4;
 const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
-/// The same for tiles, to which weights would not come from memory in time for fewer rows. (Granite Rapids, prompt of 512, 1B shape, two threads: bf16 in passes of 128, 256 and 512 rows
-/// 771, 668 and 645 ms, int4 by 128 in passes of 256 and 512 501 and 449 ms; best of three.)
-const TILES_PASS_ROWS: u32 = 512;
+/// Rows of a pass of tiles: of bf16 they take half of L2 with 2048 k. (Granite Rapids, prompt of 512, 1B shape: 512 rows 0.93 as fast, of int8 0.93.)
+const TILES_PASS_ROWS: u32 = 256;
+/// Bytes of L1 for the block of k of the panels that tiles go through side by side (two of all ways); their rows pass beside it. (Half of it: 0.90 as fast.)
+const L1_WEIGHTS: u32 = 32 << 10;
 /// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of AVX2
 /// with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
 const TILE_ELEMENTS: u32 = 12 << 10;
@@ -41,9 +42,9 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles;
     let most_k = match compute {
-        // Rows of two tiles in L1.
-        Compute::Int8Tiles if !nibbles => K_BLOCK_CODES / 2,
-        compute if compute.takes_codes() || compute.by_tiles() => K_BLOCK_CODES,
+        Compute::Int8Tiles => L1_WEIGHTS / (2 * panels.nr),
+        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => L1_WEIGHTS / (2 * panels.nr * DType::Bf16.size() as u32),
+        compute if compute.takes_codes() => K_BLOCK_CODES,
         _ => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
     };
     let k_blocks = panels.k.div_ceil(most_k);
@@ -56,8 +57,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     } else {
         panels.bytes_before(k_block, dtype)
     };
-    let next = if compute == Compute::Bf16Tiles { 0 } else { panels.bytes_before(k_block, dtype) };
-    let panel_bytes = (read + next) * u64::from(panels.ways);
+    let panel_bytes = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
     let row_bytes = u64::from(k_block)
         * match compute {
             Compute::F32 => 4,
@@ -67,12 +67,19 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let mr = isa.rows(compute).min(rows as u32);
     let stream = isa.streams.of(rows);
     let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
+    let (m_block, n_block) = if compute.by_tiles() {
+        // Sums of a pass, which wait between turns of k, in the other half of L2.
+        let sums = u64::from(TILES_PASS_ROWS * panels.nr * panels.ways) * DType::F32.size();
+        (TILES_PASS_ROWS, isa.l2_bytes / 2 / sums)
+    } else {
+        (((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(PASS_ROWS), isa.l2_bytes / L2_WEIGHTS / panel_bytes)
+    };
     MatmulTile {
         mr,
         streams: stream.side_by_side,
         k_block,
-        m_block: ((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(if compute.by_tiles() { TILES_PASS_ROWS } else { PASS_ROWS }),
-        n_block: (isa.l2_bytes / L2_WEIGHTS / panel_bytes).clamp(1, 64) as u32,
+        m_block,
+        n_block: n_block.clamp(1, 64) as u32,
         widen,
         prefetch: stream.l2,
         prefetch_l1: stream.l1,

@@ -1,0 +1,185 @@
+//! Blocks of rows of a matmul by tiles (AMX): how a pass of rows goes over the weights.
+//!
+//! In: a [`Matmul`] whose compute is [`by_tiles`](crate::program::Compute::by_tiles), as [`super`]. Out: the loops of a pass, and the functions that they call for up to 16 or 32 rows.
+//!
+//! ```text
+//! for block of panels { for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tilesN: products, the epilogue at the last k } } } }  group nests }
+//! ```
+//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by, whose lines are loaded as not used again
+//! soon (TILELOADDT1), or they would push it out; each is used for both panels. The rows of a turn stay in L2, so that a long K has several turns, between which the sums of all panels
+//! wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by each block of rows.
+//!
+//! A single block of rows has nothing to share: it goes through all k of a panel at once, and asks for lines shortly before it wants them.
+//!
+//! Measured on Granite Rapids: docs/benchmarks.md.
+
+use super::*;
+
+/// Panels (of all ways) that rows go through side by side. (Prompt of 512, bf16, against one panel with blocks of twice the k: 1.07.)
+const PANELS: u32 = 2;
+/// Bytes ahead that a single block of rows asks for. (2 KB: bf16 and int8 0.91 and 0.93 as fast with 32 sequences; a whole panel ahead, int8: 0.93.)
+const NEAR: i64 = 8192;
+
+/// Panels side by side of a kernel; `None`: not by tiles.
+pub(super) fn panels(kernel: &Matmul) -> Option<u32> {
+    kernel.compute.by_tiles().then(|| PANELS.div_ceil(kernel.panels.ways))
+}
+
+/// Most rows of a pass.
+pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
+    let capacity = program.capacity(kernel.rows);
+    if kernel.tile.m_block == 0 { capacity } else { capacity.min(kernel.tile.m_block) }
+}
+
+/// Blocks of `k` k in a turn: the rows of a pass take half of L2.
+pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
+    let row_bytes = match kernel.panels.coding.group() {
+        Some(group) if kernel.compute.takes_codes() => k / group * kernel.compute.record(group),
+        _ => k * DType::Bf16.size() as u32,
+    };
+    let bytes = u64::from(pass_rows(program, kernel)) * u64::from(row_bytes);
+    ((isa.l2_bytes / 2 / bytes) as u32).max(1)
+}
+
+impl<'c> Generator<'_, 'c> {
+    /// A pass `(first row, rows)` by tiles, as [`Generator::pass`].
+    pub(super) fn pass_by_tiles(
+        &self,
+        fb: &Fb<'_, 'c>,
+        share: &Share<'c>,
+        blocked: &Blocked<'c>,
+        scratch: Value<'c>,
+        pass: (Value<'c>, Value<'c>),
+        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
+    ) {
+        let (kernel, blocks) = (self.kernel, &blocked.blocks);
+        let BlockFunctions::Tiles { rows: of_several, apart, alone } = &blocked.functions else { unreachable!() };
+        let unit_panels = i64::from(units(kernel).1);
+        let side_by_side = i64::from(panels(kernel).expect("by tiles"));
+        let depth = fb.int(depth(kernel).into());
+        let shapes = tiles::Shapes::new(fb, int_tiles::row_bytes(kernel));
+        let is_alone = fb.cmp(Cmp::Le, pass.1, fb.int(tiles::ROWS.into()));
+        // What is taken apart beforehand has room for a block of k.
+        let is_whole = if apart.is_some() && alone.is_none() { fb.cmp(Cmp::Lt, pass.1, fb.int(0)) } else { is_alone };
+        let block_k = fb.select(is_whole, depth, fb.int(blocks.k.into()));
+        let [count, turn] = [blocks.count, blocks.turn].map(|n| fb.select(is_whole, fb.int(1), fb.int(n.into())));
+        let turns = fb.div(fb.add_int(fb.add(count, turn), -1), turn);
+        self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
+            let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
+            fb.for_(fb.int(0), turns, 1, |number| {
+                let begin = fb.mul(number, turn);
+                let end = fb.min(fb.add(begin, turn), count);
+                fb.for_(first_panel, last_panel, side_by_side, |panel| {
+                    let panel_end = fb.min(fb.add_int(panel, side_by_side), last_panel);
+                    let panel_count = fb.sub(panel_end, panel);
+                    // Where the panel's sums are among those of a row.
+                    let sums = fb.select(fb.cmp(Cmp::Gt, turns, fb.int(1)), fb.sub(panel, first_panel), fb.int(0));
+                    fb.for_(begin, end, 1, |kb| {
+                        let k0 = fb.mul(kb, block_k);
+                        let k = fb.min(block_k, fb.sub(depth, k0));
+                        let w = fb.offset(share.w, fb.add(fb.mul_int(panel, self.panel_bytes()), self.bytes_before(fb, k0)));
+                        let bytes = self.bytes_before(fb, k);
+                        // What comes next: the next block of k, or the first one of the panels behind these.
+                        let before = self.bytes_before(fb, fb.sub(k0, fb.mul(begin, block_k)));
+                        let behind = fb.sub(fb.mul_int(panel_count, self.panel_bytes()), before);
+                        let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
+                        let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
+                        if let Some(apart) = apart {
+                            let take_apart = || {
+                                fb.call(apart, &[w, scratch, k, panel_count]);
+                                vec![]
+                            };
+                            match alone {
+                                Some(_) => _ = fb.if_else(is_alone, Vec::new, take_apart),
+                                None => _ = take_apart(),
+                            }
+                        }
+                        self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
+                            let part = fb.div(bytes, count);
+                            let ahead_part = fb.select(is_whole, bytes, part);
+                            let ahead = fb.offset(w, fb.select(is_whole, fb.int(NEAR), fb.add(next, fb.mul(number, part))));
+                            let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
+                            let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * kernel.panels.ways) * 4);
+                            let row_sums = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
+                            let sums = fb.offset_const(fb.offset(scratch, fb.add(row_sums, sums)), blocks.tiles);
+                            let call = |function: &Function<'c>| {
+                                let rest = [a, w, scratch, stage, k, sums, row, rows, panel, panel_end, ahead, ahead_part];
+                                fb.call(function, &[&share.call[..], &rest].concat());
+                            };
+                            shapes.set(fb, rows);
+                            let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
+                            let by_rows = |[one, two]: &[Function<'c>; 2]| {
+                                fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
+                            };
+                            match alone {
+                                None => by_rows(of_several),
+                                Some(alone) => _ = fb.if_else(is_alone, || done(|| by_rows(alone)), || done(|| by_rows(of_several))),
+                            }
+                        });
+                    });
+                });
+                let is_last = fb.cmp(Cmp::Eq, fb.add_int(number, 1), turns);
+                fb.if_(is_last, || nests(pass.0, fb.add(pass.0, pass.1), first_unit, last_unit));
+            });
+        });
+    }
+
+    /// `tiles<row_tiles>`, as [`Generator::block`]: a block of k of up to 16 or 32 rows by tiles. `kept`: of weights that were taken apart; else as `alone<row_tiles>`.
+    pub(super) fn tiles(
+        &self,
+        row_tiles: u32,
+        kept: bool,
+        blocks: &Blocks,
+        epilogue: &Function<'c>,
+        epilogue_ahead: Option<&Function<'c>>,
+    ) -> Function<'c> {
+        let alone = blocks.widen && !kept;
+        self.define_block(&format!("{}.{}{row_tiles}", self.name, if alone { "alone" } else { "tiles" }), |fb, call, block| {
+            let panels = &self.kernel.panels;
+            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
+            let (panel_bytes, w) = if kept { (blocks.widened_panel, block.widened) } else { (stored.panel_bytes, block.w) };
+            let micro = match blocks.widen {
+                true => Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1),
+                false => Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1),
+            };
+            let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
+            let one_tile = (blocks.count == 1).then(|| fb.stack(most_bytes, 64));
+            let steps = micro.steps(fb, block.k);
+            let start = self.start(fb, blocks, &block);
+            let block = Block { w, ..block };
+            self.panels_of_block(fb, call, &block, blocks, (panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
+                fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
+                    let w = fb.index(at.w, way, panel_bytes);
+                    let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
+                    let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
+                    let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
+                    let tile_steps = (fb.mul_int(steps, tile_steps.into()), row_tiles);
+                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, tile_steps);
+                    let a = fb.offset_const(block.a, if self.kernel.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
+                    let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
+                    match self.kernel.compute {
+                        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => {
+                            micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, alone.then_some(&stored))
+                        }
+                        _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
+                    }
+                });
+            });
+        })
+    }
+
+    /// `apart(w, kept, k, panels)`: takes the nibbles of `k` k of the panels from `w` on apart.
+    pub(super) fn take_apart(&self, blocks: &Blocks) -> Function<'c> {
+        let name = format!("{}.apart", self.name);
+        self.mb.define(&name, &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64], None, Visibility::InternalNoInline, |fb, args| {
+            let [w, kept_at, k, count] = *args else { unreachable!() };
+            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
+            let kept = Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1);
+            let groups = stored.steps(fb, k);
+            fb.for_(fb.int(0), fb.mul_int(count, self.kernel.panels.ways.into()), 1, |panel| {
+                let (w, to) = (fb.index(w, panel, stored.panel_bytes), fb.index(kept_at, panel, kept.panel_bytes));
+                stored.take_apart(fb, w, groups, to, &kept);
+            });
+        })
+    }
+}
