@@ -233,8 +233,20 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let t = &m.tile;
     writeln!(
         out,
-        "  tile {{mr {}, streams {}, k_block {}, m_block {}, n_block {}, widen {}, prefetch {} {}, busy {} {}}}",
-        t.mr, t.streams, t.k_block, t.m_block, t.n_block, t.widen, t.prefetch, t.prefetch_l1, t.busy_rows, t.busy_l1
+        "  tile {{mr {}, streams {}, k_block {}, m_block {}, n_block {}, widen {}, prefetch {} {}, busy {} {}, near {} {} {}}}",
+        t.mr,
+        t.streams,
+        t.k_block,
+        t.m_block,
+        t.n_block,
+        t.widen,
+        t.prefetch,
+        t.prefetch_l1,
+        t.busy_rows,
+        t.busy_l1,
+        t.near_streams,
+        t.near,
+        t.near_l1
     )?;
     if let Some(q) = &m.quantise {
         write!(out, "  ")?;

@@ -780,9 +780,23 @@ pub struct MatmulTile {
     pub busy_rows: u32,
     /// Their prefetch distance into L1.
     pub busy_l1: u32,
+    /// Other walks of so many streams side by side or more ask nearer, 0 = never: by the next two instead of `prefetch` and `prefetch_l1`.
+    pub near_streams: u32,
+    /// Their prefetch distance into L2.
+    pub near: u32,
+    /// The same for L1.
+    pub near_l1: u32,
 }
 
 impl MatmulTile {
+    /// Distances into L2 and L1 of an instance of `m` rows that walks `streams` streams side by side.
+    pub fn distances(&self, m: u32, streams: u32) -> (u32, u32) {
+        match (self.is_busy(m), self.near_streams) {
+            (true, _) => (0, self.busy_l1),
+            (_, near) if near > 0 && streams >= near => (self.near, self.near_l1),
+            _ => (self.prefetch, self.prefetch_l1),
+        }
+    }
     /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
     pub fn is_busy(&self, m: u32) -> bool {
         self.busy_rows > 0 && m >= self.busy_rows

@@ -67,6 +67,9 @@ impl Case {
                 prefetch_l1: 512,
                 busy_rows: 3,
                 busy_l1: 1024,
+                near_streams: 2,
+                near: 2048,
+                near_l1: 256,
             },
             prologue: false,
             group_nest: false,
@@ -968,6 +971,24 @@ fn prefetches_and_ways_by_the_number_of_rows() {
         let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.block{m}"));
         assert!(!hot.is_empty());
         hot.iter().for_each(|l| assert_eq!(reads_both(l), ways == 2, "block of {m} rows: {}", l.text()));
+    }
+}
+
+/// Several streams side by side have lines brought nearer: of bf16 two rows walk three panels, four rows one.
+#[test]
+fn distances_by_the_number_of_streams() {
+    let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+    let case = Case { compute: Compute::Bf16Tiles, k: 2048, group_cols: 256, ..Case::new(&isa, DType::Bf16) };
+    let near =
+        MatmulTile { mr: 4, streams: 6, prefetch: 0, prefetch_l1: 1600, busy_rows: 0, near_streams: 3, near: 0, near_l1: 320, ..case.tile };
+    for (tile, two_rows) in [(near, "320("), (MatmulTile { near_streams: 0, ..near }, "1600(")] {
+        let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
+        let asm = assembly(&isa, &program, &kernel);
+        for (m, distance) in [(2, two_rows), (4, "1600(")] {
+            let body = asm.split_once(&format!("\nkernel.stream{m}:")).unwrap().1.split_once(".Lfunc_end").unwrap().0;
+            let lines: Vec<&str> = body.lines().filter(|l| l.contains("prefetcht0")).collect();
+            assert!(lines.iter().any(|l| l.contains(distance)), "{m} rows: {lines:?}");
+        }
     }
 }
 

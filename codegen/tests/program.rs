@@ -60,6 +60,9 @@ fn sample() -> Program {
         prefetch_l1: 512,
         busy_rows: 7,
         busy_l1: 1024,
+        near_streams: 3,
+        near: 1024,
+        near_l1: 256,
     };
     let append = {
         let mut e = E::default();
@@ -197,7 +200,7 @@ fn text_form() {
           region r1 layers.qkv = matmul bf16_dot (v0 < rows, v1) {
             a = b1: bf16 stride 64
             w = w1: panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns}
-            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024}
+            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
             o0 = b2: f32
             o1 = w3: f32
             o0[v0 * 192 + v1] = acc0 + o1[v1]
@@ -220,7 +223,7 @@ fn text_form() {
           region r3 layers.o = matmul bf16_dot (v0 < rows, v1) {
             a = b3: bf16 stride 64
             w = w2: panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns}
-            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024}
+            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
             o0 = b0: f32
             e4 = v0 * 64 + v1
             o0[e4] = o0[e4] + acc0

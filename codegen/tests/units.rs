@@ -153,6 +153,9 @@ fn matmuls_for_more_rows_are_other_kernels() {
         prefetch_l1: 0,
         busy_rows: 0,
         busy_l1: 0,
+        near_streams: 0,
+        near: 0,
+        near_l1: 0,
     };
     let with = |max_logit_rows: u32| {
         let mut e = E::default();

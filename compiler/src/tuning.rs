@@ -3,7 +3,7 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 2, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
+//! { "rcompile_tuning": 3, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
@@ -24,7 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// Name of the file among the inputs that `info` lists.
@@ -107,6 +107,9 @@ struct Tile {
     prefetch_l1: u32,
     busy_rows: u32,
     busy_l1: u32,
+    near_streams: u32,
+    near: u32,
+    near_l1: u32,
 }
 
 /// Choices for one CPU.
@@ -223,7 +226,7 @@ fn input(bytes: &[u8]) -> InputFile {
 }
 
 /// Fields of a tile with their least and largest value, and what they are a multiple of.
-fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 9] {
+fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 12] {
     let tile = &entry.tile;
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
@@ -236,6 +239,9 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 9] {
         ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
         ("busy_rows", tile.busy_rows, 0, 64, 1),
         ("busy_l1", tile.busy_l1, 0, 1 << 20, 64),
+        ("near_streams", tile.near_streams, 0, 64, 1),
+        ("near", tile.near, 0, 1 << 20, 64),
+        ("near_l1", tile.near_l1, 0, 1 << 20, 64),
     ]
 }
 
@@ -325,6 +331,9 @@ mod tests {
                 prefetch_l1: 1024,
                 busy_rows: 7,
                 busy_l1: 3072,
+                near_streams: 3,
+                near: 2048,
+                near_l1: 1024,
             },
         )
     }
@@ -384,8 +393,11 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 2", "\"rcompile_tuning\": 1", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 3", "\"rcompile_tuning\": 2", 6, "rcompile_tuning"),
             ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "busy_rows"),
+            ("\"near_streams\": 3", "\"near_streams\": 65", 5, "near_streams"),
+            ("\"near\": 2048", "\"near\": 100", 5, "near"),
+            ("\"near_l1\": 1024", "\"near_l1\": 100", 5, "near_l1"),
             ("\"busy_l1\": 3072", "\"busy_l1\": 100", 5, "busy_l1"),
             ("x86-64-v4", "znver5", 5, "cpu"),
             ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", 5, "target"),

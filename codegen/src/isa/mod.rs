@@ -47,6 +47,19 @@ pub struct Streams {
     pub rows: Stream,
     /// By so many rows that computing with a line takes longer than reading it, where another way is better then.
     pub busy: Option<Busy>,
+    /// By several rows that walk several streams side by side, where they want lines nearer than those that walk one.
+    pub near: Option<Near>,
+}
+
+/// How weights are prefetched by walks of several streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Near {
+    /// Least streams.
+    pub streams: u32,
+    /// Bytes ahead that lines are asked into L2.
+    pub l2: u32,
+    /// The same for L1.
+    pub l1: u32,
 }
 
 /// How weights are prefetched when computing with a line takes longer than reading it.

@@ -1,6 +1,6 @@
 //! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
 
-use super::{Arch, Busy, Int8Dot, Isa, Stream, Streams};
+use super::{Arch, Busy, Int8Dot, Isa, Near, Stream, Streams};
 use crate::error::Error;
 use crate::llvm::object;
 use std::collections::BTreeSet;
@@ -33,13 +33,23 @@ struct Row {
 const GENERIC_L2: u64 = 1024;
 
 /// CPUs that were not measured: several streams far ahead.
-const FAR: Streams =
-    Streams { row: Stream { side_by_side: 6, l2: 8192, l1: 1024 }, rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 }, busy: None };
+const FAR: Streams = Streams {
+    row: Stream { side_by_side: 6, l2: 8192, l1: 1024 },
+    rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 },
+    busy: None,
+    near: None,
+};
 /// Measured on Emerald Rapids, weights that no cache holds. One row, share of a plain read with 8 and 2 KB into L2: int8 102 and 104 %, bf16 97 and 104 (8 KB in two runs) and 104 %, int4 by 32 99 and 100 %, f32 103
 /// and 105 % (AVX2: int8 99 and 105 %, bf16 107 both, int4 93 and 97 %). Several rows want them far ahead (int4, 4 rows: 2 KB 73 %, 8 KB 92 %) and 3 KB into L1 (2 KB: int8, 4 rows, 97 and 98 %, 8 rows
 /// 95 and 96 %; bf16 92.2 and 92.5, 84.3 and 85.6 %; int4 alike).
-const INTEL_STREAMS: Streams =
-    Streams { row: Stream { side_by_side: 6, l2: 2048, l1: 1024 }, rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 }, busy: None };
+/// Two rows, which walk three streams or more, are like one: measured on Granite Rapids alone (1B shape, two sequences, tokens/s with 8 KB and 3, with 2 KB and 1: bf16 23.7 and 27.3, int8 51.8 and 56.2, int4 by 32 87 and 91; four, in one
+/// stream: 45.5 and 42.1, 90 and 89, 157 and 134).
+const INTEL_STREAMS: Streams = Streams {
+    row: Stream { side_by_side: 6, l2: 2048, l1: 1024 },
+    rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 },
+    busy: None,
+    near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
+};
 /// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best. One thread, large pages,
 /// share of a plain read: one row of bf16 94 % (six streams, 8 KB into L2), 97 % (1 KB), 103 % (one stream, 1 KB); int8 90, 90, 96 %, int4 84, 86, 103 % (2 KB:
 /// 99 %); four rows of bf16 79 % (8 KB), 98 % (1 KB).
@@ -49,6 +59,7 @@ const NEAR: Streams = Streams {
     row: Stream { side_by_side: 1, l2: 1024, l1: 0 },
     rows: Stream { side_by_side: 6, l2: 1024, l1: 0 },
     busy: Some(Busy { instructions: 7, l1: 3072 }),
+    near: None,
 };
 
 /// Measured on Zen 3: several streams, each near. One thread, share of a plain read, medians (six streams and 8 KB; four and 1 KB): one row of bf16 90 and 113 %, int8 80 and 109 %, int4 by 32

@@ -10,7 +10,7 @@
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L1 `tile.prefetch_l1` bytes ahead
-//! (from `tile.busy_rows` rows on `tile.busy_l1`, and that alone) and to L2 `tile.prefetch` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
+//! (from `tile.busy_rows` rows on `tile.busy_l1`, and that alone; nearer where `tile.near_streams` are walked) and to L2 `tile.prefetch` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
 //! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
 //! block of rows brings a part of the next block of weights there.
 
@@ -567,8 +567,7 @@ impl<'a> Microkernel<'a> {
         here: Value<'c>,
         (step_bytes, packs): (u64, u64),
     ) {
-        let tile = &self.kernel.tile;
-        let (l2, l1) = if tile.is_busy(walk.m) { (0, tile.busy_l1) } else { (tile.prefetch, tile.prefetch_l1) };
+        let (l2, l1) = self.kernel.tile.distances(walk.m, streams.len() as u32);
         // Lines of a stream's step: those that begin in the vectors of its packs.
         let pack_bytes = step_bytes / packs;
         let pack_lines = (pack_bytes / u64::from(walk.pieces)).div_ceil(64);

@@ -67,6 +67,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let mr = isa.rows(compute).min(rows as u32);
     let stream = isa.streams.of(rows);
     let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
+    let near = isa.streams.near.filter(|_| rows > 1);
     let (m_block, n_block) = if compute.by_tiles() {
         // Sums of a pass, which wait between turns of k, in the other half of L2.
         let sums = u64::from(TILES_PASS_ROWS * panels.nr * panels.ways) * DType::F32.size();
@@ -85,6 +86,9 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         prefetch_l1: stream.l1,
         busy_rows,
         busy_l1: isa.streams.busy.map_or(0, |busy| busy.l1),
+        near_streams: near.map_or(0, |near| near.streams),
+        near: near.map_or(0, |near| near.l2),
+        near_l1: near.map_or(0, |near| near.l1),
     }
 }
 
