@@ -979,15 +979,15 @@ fn prefetches_and_ways_by_the_number_of_rows() {
 fn distances_by_the_number_of_streams() {
     let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
     let case = Case { compute: Compute::Bf16Tiles, k: 2048, group_cols: 256, ..Case::new(&isa, DType::Bf16) };
-    let near =
-        MatmulTile { mr: 4, streams: 6, prefetch: 0, prefetch_l1: 1600, busy_rows: 0, near_streams: 3, near: 0, near_l1: 320, ..case.tile };
-    for (tile, two_rows) in [(near, "320("), (MatmulTile { near_streams: 0, ..near }, "1600(")] {
+    // Nearer: into L2 instead of L1.
+    let near = MatmulTile { mr: 4, streams: 6, prefetch: 0, busy_rows: 0, near_streams: 3, near: 1024, near_l1: 0, ..case.tile };
+    for tile in [near, MatmulTile { near_streams: 0, ..near }] {
         let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
-        for (m, distance) in [(2, two_rows), (4, "1600(")] {
+        for (m, is_near) in [(2, tile.near_streams > 0), (4, false)] {
             let body = asm.split_once(&format!("\nkernel.stream{m}:")).unwrap().1.split_once(".Lfunc_end").unwrap().0;
-            let lines: Vec<&str> = body.lines().filter(|l| l.contains("prefetcht0")).collect();
-            assert!(lines.iter().any(|l| l.contains(distance)), "{m} rows: {lines:?}");
+            assert_eq!(body.contains("prefetcht1"), is_near, "{m} rows: {body}");
+            assert!(body.contains("prefetcht0"), "{m} rows, fewer streams at the end: {body}");
         }
     }
 }

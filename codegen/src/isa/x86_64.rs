@@ -42,8 +42,8 @@ const FAR: Streams = Streams {
 /// Measured on Emerald Rapids, weights that no cache holds. One row, share of a plain read with 8 and 2 KB into L2: int8 102 and 104 %, bf16 97 and 104 (8 KB in two runs) and 104 %, int4 by 32 99 and 100 %, f32 103
 /// and 105 % (AVX2: int8 99 and 105 %, bf16 107 both, int4 93 and 97 %). Several rows want them far ahead (int4, 4 rows: 2 KB 73 %, 8 KB 92 %) and 3 KB into L1 (2 KB: int8, 4 rows, 97 and 98 %, 8 rows
 /// 95 and 96 %; bf16 92.2 and 92.5, 84.3 and 85.6 %; int4 alike).
-/// Two rows, which walk three streams or more, are like one: measured on Granite Rapids alone (1B shape, two sequences, tokens/s with 8 KB and 3, with 2 KB and 1: bf16 23.7 and 27.3, int8 51.8 and 56.2, int4 by 32 87 and 91; four, in one
-/// stream: 45.5 and 42.1, 90 and 89, 157 and 134).
+/// Two rows, which walk three streams or more, are like one: measured on Granite Rapids alone (1B shape, two sequences, tokens/s with 8 KB and 3, with 2 KB and 1: bf16 23.7 and 27.3, int8 51.8 and 56.2, int4 by 32 87 and 91, in slower minutes 1.06, 1.09 and 1.01 times; four,
+/// in one stream or two: 45.5 and 42.1, 90 and 89, 157 and 134).
 const INTEL_STREAMS: Streams = Streams {
     row: Stream { side_by_side: 6, l2: 2048, l1: 1024 },
     rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 },
