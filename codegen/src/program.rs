@@ -337,7 +337,7 @@ pub enum Kernel {
     /// See [`LoopNest`].
     Loops(LoopNest),
     /// See [`Matmul`].
-    Matmul(Matmul),
+    Matmul(Box<Matmul>),
     /// See [`Attention`].
     Attention(Attention),
     /// See [`Quantise`].

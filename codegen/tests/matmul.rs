@@ -202,7 +202,7 @@ impl Case {
             stores: vec![Store { operand: OperandId(0), index: at, value }],
             group_nests: if self.group_nest { vec![self.negate_nest(columns)] } else { vec![] },
         };
-        let region = Region { name: "test".into(), kernel: Kernel::Matmul(matmul.clone()) };
+        let region = Region { name: "test".into(), kernel: Kernel::Matmul(Box::new(matmul.clone())) };
         let mut program = Program {
             entry: "step".into(),
             bucket: CAPACITY,

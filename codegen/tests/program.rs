@@ -107,7 +107,7 @@ fn sample() -> Program {
                 e.add(old, acc)
             }
         };
-        Kernel::Matmul(Matmul {
+        Kernel::Matmul(Box::new(Matmul {
             rows: Extent::Rows,
             a,
             a_stride: 64,
@@ -123,7 +123,7 @@ fn sample() -> Program {
             exprs: e.0,
             stores: vec![store(0, at, value)],
             group_nests,
-        })
+        }))
     };
     let attention = {
         let mut e = E::default();

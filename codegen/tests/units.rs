@@ -183,7 +183,7 @@ fn matmuls_for_more_rows_are_other_kernels() {
         let mut p = program(buffers(&[("a", DType::F32, 64, 2048)]), vec![weight], vec![]);
         (p.bucket, p.max_logit_rows) = (64, max_logit_rows);
         p.private_bytes = matmul::private_bytes(&isa, &p, &head);
-        p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(head) }];
+        p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(Box::new(head)) }];
         p
     };
     let [few, more] = [16, 32].map(with);

@@ -23,14 +23,14 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
     let infos = program.regions.iter().enumerate().map(|(i, region)| {
         let (layers, barrier) = places.get(&RegionId(i as u32)).copied().unwrap_or_default();
         let (kind, arithmetic) = match &region.kernel {
-            Kernel::Matmul(Matmul { compute: Compute::F32, .. }) => (RegionKind::Matmul, Arithmetic::F32),
-            Kernel::Matmul(Matmul { compute: Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles, .. }) => {
-                (RegionKind::Matmul, Arithmetic::Bf16Dot)
+            Kernel::Matmul(m) => {
+                let arithmetic = match m.compute {
+                    Compute::F32 => Arithmetic::F32,
+                    Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => Arithmetic::Bf16Dot,
+                    Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => Arithmetic::Int8Dot,
+                };
+                (RegionKind::Matmul, arithmetic)
             }
-            Kernel::Matmul(Matmul {
-                compute: Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles,
-                ..
-            }) => (RegionKind::Matmul, Arithmetic::Int8Dot),
             Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
             Kernel::Attention(Attention { compute: Compute::Bf16Dot | Compute::Bf16Tiles, .. }) => {
                 (RegionKind::Attention, Arithmetic::Bf16Dot)

@@ -113,7 +113,7 @@ impl Plan<'_> {
         if panels.groups > 1 {
             matmul.group_nests = self.group_nests(frame, chain.end, row_dim, &panels, done)?;
         }
-        self.region(&name, Kernel::Matmul(matmul));
+        self.region(&name, Kernel::Matmul(Box::new(matmul)));
         Ok(())
     }
 
