@@ -947,7 +947,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
     let k = 2048;
     let case = Case { compute: Compute::Bf16Dot, epilogue: Epilogue::SiluGate, k, ..Case::new(&isa, DType::Bf16) };
-    let tile = MatmulTile { mr: 12, prefetch: 1024, prefetch_l1: 0, busy_rows: 7, busy_l1: 3072, ..case.tile };
+    let tile = MatmulTile { mr: 12, prefetch: 1024, prefetch_l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile };
     let (program, kernel) = Case { tile, ..case }.program(&isa);
     let asm = assembly(&isa, &program, &kernel);
     // The second way's panel lies behind the first.
