@@ -49,9 +49,9 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-    // As the loops read them: nibbles one to a byte, or as bf16.
+    // As the loops over registers read them: nibbles one to a byte.
     let read = if compute.takes_codes() {
-        u64::from(k_block * panels.nr) * if compute == Compute::CodesInBf16Tiles { DType::Bf16.size() } else { 1 }
+        u64::from(k_block * panels.nr)
     } else if widen {
         u64::from(k_block * panels.nr) * DType::F32.size()
     } else {
