@@ -316,7 +316,7 @@ impl Matmuls {
             (true, _) => u64::from(k_block * panels.nr) * 4,
             _ => panels.bytes_before(k_block, self.dtype),
         };
-        let stream = self.isa.streams.of(self.rows.into());
+        let stream = self.isa.streams.of(self.rows.into(), self.coding);
         let kernel = Matmul {
             rows: Extent::Rows,
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },

@@ -43,6 +43,8 @@ pub struct Stream {
 pub struct Streams {
     /// By a single row.
     pub row: Stream,
+    /// By a single row whose weights are nibbles, where another way is better.
+    pub nibbles: Option<Stream>,
     /// By several rows.
     pub rows: Stream,
     /// By so many rows that computing with a line takes longer than reading it, where another way is better then.
@@ -73,8 +75,12 @@ pub struct Busy {
 
 impl Streams {
     /// What holds for a matmul of so many rows.
-    pub fn of(self, rows: u64) -> Stream {
-        if rows > 1 { self.rows } else { self.row }
+    pub fn of(self, rows: u64, coding: Coding) -> Stream {
+        match coding {
+            _ if rows > 1 => self.rows,
+            Coding::Int4 { .. } => self.nibbles.unwrap_or(self.row),
+            _ => self.row,
+        }
     }
 }
 

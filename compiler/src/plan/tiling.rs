@@ -65,7 +65,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
             Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 1,
         };
     let mr = isa.rows(compute).min(rows as u32);
-    let stream = isa.streams.of(rows);
+    let stream = isa.streams.of(rows, panels.coding);
     let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
     let near = isa.streams.near.filter(|_| rows > 1);
     let (m_block, n_block) = if compute.by_tiles() {
@@ -147,6 +147,19 @@ mod tests {
         assert_eq!(attention_rows(512, 1, 1, 1), 64);
         assert_eq!([1, 8, 2048].map(|bucket| attention_rows(bucket, 4, 8, 2)), [1, 8, 64]);
         assert_eq!(attention_rows(512, 128, 1, 64), 1);
+    }
+
+    #[test]
+    fn a_single_row_of_nibbles_walks_as_its_cpu_likes() {
+        let walk = |cpu: &str, rows, coding| {
+            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
+            (tile.streams, tile.prefetch, tile.prefetch_l1)
+        };
+        let (int8, int4) = (Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
+        assert_eq!([walk("znver5", 1, int8), walk("znver5", 1, int4), walk("znver5", 2, int4)], [(4, 0, 1024), (1, 0, 8192), (1, 0, 8192)]);
+        assert_eq!(walk("znver4", 1, int4), walk("znver4", 1, int8));
     }
 
     #[test]
