@@ -96,6 +96,7 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     link.extend(tools.linker_args());
     link.extend(args(&[
         "-Wl,-T,payload.ld",
+        "-Wl,--wrap=_end",
         "-Wl,--gc-sections",
         "-Wl,-O1",
         // Names of functions stay (for profilers), line tables of the runtime go.
