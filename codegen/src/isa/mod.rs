@@ -74,7 +74,7 @@ pub struct Busy {
 }
 
 impl Streams {
-    /// What holds for a matmul of so many rows.
+    /// What holds for a matmul of so many rows by weights of this coding.
     pub fn of(self, rows: u64, coding: Coding) -> Stream {
         match coding {
             _ if rows > 1 => self.rows,

@@ -69,9 +69,9 @@ const NEAR: Streams = Streams {
 /// 84 and 97 %; four rows, 8 KB into L2 with 2 KB into L1, and L1 alone 2 or 4 KB ahead (both alike): bf16 67 and 83 %, int8 66 and 76 to 77 %, int4 46 and 56 to 58 %.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024, l1: 0 }, ..NEAR };
 
-/// Measured on Zen 5, where prefetches into the second cache make all kinds slower. One thread, large pages, share of a plain read (43 to 46 GB/s), medians. One
-/// row: bf16 and f32 93 and 96 % in six streams with 8 KB into L2 and 1 KB into L1, 100 and 101 % in four with 1 KB into L1 alone; int8 97 %; int4 by 32 74 % so, 96 % in one stream with
-/// 8 to 10 KB into L1 (bf16 and int8 97 %). Several rows are best like that, too: two bf16 96, int8 96, int4 90 %, four 95, 93 and 92 %, eight 91 % (bf16).
+/// Measured on Zen 5, where prefetches 4 KB and more ahead into the second cache cost (bf16, int4 by 32). One thread, large pages, share of a plain read (43 to 50 GB/s), medians. One
+/// row of bf16 85 % in six streams with 8 KB into L2 and 1 KB into L1, 100 % in four with 1 KB into L1 alone (f32 101, int8 97 %); int4 by 32 74 % so, 93 to 97 % in one stream with
+/// 8 to 10 KB into L1 (bf16 97, int8 96 to 98 %). Several rows like that: two bf16 96, int8 96, int4 90 %, four 95, 95 and 91 %, eight 91 % (bf16).
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 0, l1: 1024 },
     nibbles: Some(Stream { side_by_side: 1, l2: 0, l1: 8192 }),
