@@ -992,6 +992,21 @@ fn distances_by_the_number_of_streams() {
     }
 }
 
+/// The floats of few rows, of which other threads wrote some, are asked for while a thread makes codes of those before them: each line of a group once.
+#[test]
+fn codes_of_few_rows_ask_for_their_floats() {
+    let isa = Isa::lookup(HOST_TRIPLE, "znver5", &[]).unwrap();
+    for coding in [Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false }] {
+        let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
+        let (program, kernel) = case.program(&isa);
+        let x = &kernel.quantise.as_ref().unwrap().x;
+        let asm = assembly(&isa, &program, &kernel);
+        let body = asm.split_once("\nkernel:").unwrap().1.split_once(".Lfunc_end").unwrap().0;
+        let lines = u64::from(coding.group().unwrap()) * x.dtype.size() / 64;
+        assert_eq!(body.matches("prefetcht0").count() as u64, lines, "{coding:?}: {body}");
+    }
+}
+
 /// Blocks of rows ask for the lines of a residual before their arithmetic; where the epilogue reads nothing by row and column, there is nothing to ask for.
 #[test]
 fn residuals_are_asked_for() {
