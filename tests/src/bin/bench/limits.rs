@@ -4,12 +4,17 @@
 //!
 //! Peak: independent chains of one instruction on registers only. Threads are pinned to different physical cores and stamp begin
 //! and end themselves. Bandwidth: see `bandwidth`.
+//!
+//! Beside them the time that a cache line takes from one core to another and back: a virtual machine's cores lie beside each other at one moment and far
+//! apart at the next, where each reads through its own path but hands over lines several times slower.
 
 use std::arch::x86_64::*;
 use std::error::Error;
 use std::hint::black_box;
 use std::path::Path;
 use std::sync::Barrier;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::{Acquire, Release};
 use std::time::Instant;
 
 use serde_json::json;
@@ -23,8 +28,9 @@ use crate::machine::{self, pin_to};
 /// {"limit":"read anonymous","threads":2,"best":"4 streams, prefetch 4 KB","value":49.1,"all":{"1 stream":45.0,..}}
 /// {"limit":"read file","threads":2,"best":"8 streams, prefetch L2 8 KB","value":48.7,"all":{..}}
 /// {"limit":"avx512-fma","threads":1,"value":140.2}
+/// {"limit":"round trip","threads":2,"value":78.0}
 /// ```
-/// `all` is what was measured as long as `value`. `value` is in GB/s for reading, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read.
+/// `all` is what was measured as long as `value`. `value` is in GB/s for reading, in ns for the round trip of a line between the first two cores, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read.
 pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<(), Box<dyn Error>> {
     let cores = machine::physical_cores();
     let counts: Vec<usize> = threads.iter().copied().filter(|&t| has_limits() && t <= cores.len()).collect();
@@ -40,6 +46,7 @@ pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<
         }
     }
     for count in counts {
+        round_trip(&cores[..count]);
         for peak in PEAKS.iter().filter(|p| (p.is_present)()) {
             let flop = PEAK_ROUNDS as f64 * peak.flop_per_round * count as f64;
             let best = (0..3).map(|_| flop / together(&cores[..count], |_| peak_loop(peak)) / 1e9).fold(0.0, f64::max);
@@ -60,6 +67,7 @@ pub fn turns() -> Result<(), Box<dyn Error>> {
         let (count, path) = line.split_once(' ').ok_or("expected THREADS FILE")?;
         let count: usize = count.parse()?;
         if has_limits() && count <= cores.len() {
+            round_trip(&cores[..count]);
             read_limit(ANONYMOUS, &anonymous, &cores[..count], Short);
             if let Some(mapped) = mapped(Path::new(path))? {
                 read_limit(FILE, &mapped, &cores[..count], Short);
@@ -71,8 +79,10 @@ pub fn turns() -> Result<(), Box<dyn Error>> {
 }
 
 /// Names of the limits of reading.
-const ANONYMOUS: &str = "read anonymous";
+pub const ANONYMOUS: &str = "read anonymous";
 pub const FILE: &str = "read file";
+/// Name of what [`round_trip`] measures.
+pub const ROUND_TRIP: &str = "round trip";
 
 fn mapped(path: &Path) -> Result<Option<Memory>, Box<dyn Error>> {
     Ok(Memory::file(path).map_err(|e| format!("{}: {e}", path.display()))?)
@@ -145,6 +155,38 @@ fn together(cores: &[usize], work: impl Fn(usize) + Sync) -> f64 {
     let end = stamps.iter().map(|s| s.1).max().expect("at least one thread");
     (end - begin).as_secs_f64()
 }
+
+// --- Round trip
+
+/// Trips of one measurement: a millisecond or two.
+const TRIPS: u32 = 4000;
+
+/// Prints how long a cache line takes from the first core to the second and back, if there are two: the least of three measurements, since a core that is taken away
+/// for a moment only makes it longer.
+fn round_trip(cores: &[usize]) {
+    let Some(pair) = cores.get(..2) else { return };
+    let least = (0..3).map(|_| trips(pair)).fold(f64::INFINITY, f64::min);
+    println!("{}", json!({"limit": ROUND_TRIP, "threads": cores.len(), "value": least}));
+}
+
+/// Nanoseconds per round trip. One core makes the number odd, the other even again.
+fn trips(pair: &[usize]) -> f64 {
+    let line = Line(AtomicU32::new(0));
+    let seconds = together(pair, |thread| {
+        for trip in 0..TRIPS {
+            let mine = 2 * trip + thread as u32;
+            while line.0.load(Acquire) != mine {
+                std::hint::spin_loop();
+            }
+            line.0.store(mine + 1, Release);
+        }
+    });
+    seconds * 1e9 / f64::from(TRIPS)
+}
+
+/// Alone on its cache line, and on the one that is fetched with it.
+#[repr(align(128))]
+struct Line(AtomicU32);
 
 // --- Peaks
 
@@ -309,6 +351,16 @@ tiles!(tiles_of_int8, "tdpbsud");
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// No two cores hand a line over and back in less than 10 ns; whoever does not wait for the other is done sooner.
+    #[test]
+    fn a_line_goes_to_the_other_core_and_back() {
+        let cores = machine::physical_cores();
+        if let [first, .., last] = cores[..] {
+            let ns = trips(&[first, last]);
+            assert!((10.0..1e6).contains(&ns), "{ns} ns");
+        }
+    }
 
     /// A glance only chooses; the best of two is the one that reads faster for longer, and what it showed at a glance does not count.
     #[test]

@@ -334,7 +334,8 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
         }
         Read => {
             let (run, reads) = between_reads(bench, threads, &out, sample)?;
-            (run, reads.into_iter().flat_map(|r| [("read".into(), r.best), (limits::FILE.into(), r.file)]).collect())
+            let named = |r: Reads| [("read".into(), r.best), (limits::FILE.into(), r.file), (limits::ROUND_TRIP.into(), r.round_trip)];
+            (run, reads.into_iter().flat_map(named).collect())
         }
     };
     let rate = rates(&run)?.pop().ok_or("bench printed no test")?;
@@ -366,6 +367,16 @@ struct Reads {
     best: f64,
     /// Of the executable's file.
     file: f64,
+    /// ns that a line takes between two cores and back.
+    round_trip: f64,
+}
+
+impl Reads {
+    fn larger(self, other: Self) -> Self {
+        let [best, file, round_trip] =
+            [(self.best, other.best), (self.file, other.file), (self.round_trip, other.round_trip)].map(|(a, b)| a.max(b));
+        Self { best, file, round_trip }
+    }
 }
 
 /// Whether two rates of reading are those of one state of the machine.
@@ -382,11 +393,12 @@ fn between_reads<T>(
 ) -> Outcome<(T, Option<Reads>)> {
     let reads = |bench: &mut Bench| -> Outcome<Reads> {
         let limits = bench.reads(threads, out)?;
-        let file = limits.iter().find(|l| l.0 == limits::FILE).map_or(f64::NAN, |l| l.1);
-        Ok(Reads { best: limits.iter().map(|l| l.1).fold(0.0, f64::max), file })
+        let of = |name: &str| limits.iter().find(|l| l.0 == name).map_or(f64::NAN, |l| l.1);
+        let [anonymous, file, round_trip] = [limits::ANONYMOUS, limits::FILE, limits::ROUND_TRIP].map(of);
+        Ok(Reads { best: anonymous.max(file), file, round_trip })
     };
     let (seen, reads) = steady(bench, reads, |before, after| agree(before.best, after.best), sample)?;
-    Ok((seen, reads.map(|[before, after]| Reads { best: before.best.max(after.best), file: before.file.max(after.file) })))
+    Ok((seen, reads.map(|[before, after]| before.larger(after))))
 }
 
 /// Samples until what is measured before and after agrees; the last sample where it never does.
@@ -507,7 +519,7 @@ const PEAKS: [(&str, &str); 7] = [
 
 pub fn limits_section(bench: &Bench) -> Section {
     let note = "Read: the best of seventeen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
-                executable (up to 2.5 GB of the page cache, large pages asked for). Peaks: the instruction alone, on registers. Of \
+                executable (up to 2.5 GB of the page cache, large pages asked for). Round trip: a cache line to the other core and back, the shorter the nearer. Peaks: the instruction alone, on registers. Of \
                 each the larger of one measurement before and one after a topic's round; works are compared with limits measured beside each turn.";
     let mut section = Section::new("Limits of this machine, measured in the same rounds", note);
     for &threads in &bench.threads {
@@ -518,6 +530,11 @@ pub fn limits_section(bench: &Bench) -> Section {
         for (name, shown) in PEAKS {
             section.add(format!("{shown}, {of}"), "GFLOP/s", bench.record.get(&format!("limit {name} {threads}")));
         }
+        section.add(
+            format!("a line's round trip between two cores, {of}"),
+            "ns",
+            bench.record.get(&format!("limit {} {threads}", limits::ROUND_TRIP)),
+        );
         section.add(format!("processor time of other processes, {of}"), "cores", bench.record.get(&format!("others {threads}")));
     }
     section
@@ -612,6 +629,7 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
                 section.add(format!("{}, rate", work.name), "GB/s", record.get(&format!("{key} GB/s")));
             }
         }
+        section.add(format!("{}, a line's round trip between two cores", work.name), "ns", record.get(&work.limit(limits::ROUND_TRIP)));
         section.add(format!("{}, resident", work.name), "MB", record.get(&format!("{key} rss")).map(|bytes| bytes / 1e6));
         for (engine, theirs) in peers_of(record, work) {
             section.add(format!("{}, {engine}", work.name), "tokens/s", record.get(&theirs));
@@ -723,7 +741,7 @@ mod tests {
         // What the machine can read, measurement by measurement; samples count up.
         let taken = |rates: &[f64]| {
             let (mut rates, mut samples) = (rates.iter(), 0);
-            let reads = |_: &mut ()| Ok(Reads { best: *rates.next().ok_or("no more")?, file: f64::NAN });
+            let reads = |_: &mut ()| Ok(Reads { best: *rates.next().ok_or("no more")?, file: f64::NAN, round_trip: f64::NAN });
             let sample = |_: &mut ()| {
                 samples += 1;
                 Ok(samples)
