@@ -154,7 +154,7 @@ const STREAMED_BLOCKS_SHORT: u32 = 3;
 const STREAMED_BLOCKS_BF16: u32 = 1;
 
 /// Claimed pieces are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less than a core that waits. (Zen 5, one row in four streams: of whole walks narrow
-/// matmuls have too few to claim any. bf16, two threads, 48 tokens: waits of 16 and 18 ms in the profile instead of 20 and 30.)
+/// matmuls have too few to claim any. bf16, two threads, 48 tokens: waits of 16, 18 and 89 ms in three profiles instead of 20, 30 and 119.)
 const PIECES_OF_WALK: u32 = 4;
 
 /// That of a kernel.
