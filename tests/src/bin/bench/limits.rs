@@ -46,7 +46,9 @@ pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<
         }
     }
     for count in counts {
-        round_trip(&cores[..count]);
+        if let Some(ns) = round_trip(count) {
+            println!("{}", json!({"limit": ROUND_TRIP, "threads": count, "value": ns}));
+        }
         for peak in PEAKS.iter().filter(|p| (p.is_present)()) {
             let flop = PEAK_ROUNDS as f64 * peak.flop_per_round * count as f64;
             let best = (0..3).map(|_| flop / together(&cores[..count], |_| peak_loop(peak)) / 1e9).fold(0.0, f64::max);
@@ -67,7 +69,6 @@ pub fn turns() -> Result<(), Box<dyn Error>> {
         let (count, path) = line.split_once(' ').ok_or("expected THREADS FILE")?;
         let count: usize = count.parse()?;
         if has_limits() && count <= cores.len() {
-            round_trip(&cores[..count]);
             read_limit(ANONYMOUS, &anonymous, &cores[..count], Short);
             if let Some(mapped) = mapped(Path::new(path))? {
                 read_limit(FILE, &mapped, &cores[..count], Short);
@@ -79,7 +80,7 @@ pub fn turns() -> Result<(), Box<dyn Error>> {
 }
 
 /// Names of the limits of reading.
-pub const ANONYMOUS: &str = "read anonymous";
+const ANONYMOUS: &str = "read anonymous";
 pub const FILE: &str = "read file";
 /// Name of what [`round_trip`] measures.
 pub const ROUND_TRIP: &str = "round trip";
@@ -161,12 +162,12 @@ fn together(cores: &[usize], work: impl Fn(usize) + Sync) -> f64 {
 /// Trips of one measurement: a millisecond or two.
 const TRIPS: u32 = 4000;
 
-/// Prints how long a cache line takes from the first core to the second and back, if there are two: the least of three measurements, since a core that is taken away
-/// for a moment only makes it longer.
-fn round_trip(cores: &[usize]) {
-    let Some(pair) = cores.get(..2) else { return };
-    let least = (0..3).map(|_| trips(pair)).fold(f64::INFINITY, f64::min);
-    println!("{}", json!({"limit": ROUND_TRIP, "threads": cores.len(), "value": least}));
+/// Nanoseconds that a cache line takes from the first core to the second and back, if so many threads have two: the least of three measurements, since a core that is
+/// taken away for a moment only makes it longer. It touches no other memory, so that this process may measure it.
+pub fn round_trip(threads: usize) -> Option<f64> {
+    let cores = machine::physical_cores();
+    let pair = cores.get(..2).filter(|_| threads > 1)?;
+    Some((0..3).map(|_| trips(pair)).fold(f64::INFINITY, f64::min))
 }
 
 /// Nanoseconds per round trip. One core makes the number odd, the other even again.
@@ -352,13 +353,13 @@ tiles!(tiles_of_int8, "tdpbsud");
 mod tests {
     use super::*;
 
-    /// No two cores hand a line over and back in less than 10 ns; whoever does not wait for the other is done sooner.
+    /// No two cores hand a line over and back in less than 10 ns; whoever does not wait for the other is done sooner. A single thread has nobody to hand it to.
     #[test]
     fn a_line_goes_to_the_other_core_and_back() {
-        let cores = machine::physical_cores();
-        if let [first, .., last] = cores[..] {
-            let ns = trips(&[first, last]);
-            assert!((10.0..1e6).contains(&ns), "{ns} ns");
+        assert_eq!(round_trip(1), None);
+        match round_trip(2) {
+            Some(ns) => assert!((10.0..1e6).contains(&ns), "{ns} ns"),
+            None => assert_eq!(machine::physical_cores().len(), 1),
         }
     }
 

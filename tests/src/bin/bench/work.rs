@@ -241,11 +241,18 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
         for (name, value) in larger(before, after) {
             bench.record.push(format!("limit {name} {threads}"), value);
         }
+        if let Some(ns) = limits::round_trip(threads) {
+            bench.record.push(round_trip_key(threads), ns);
+        }
         let (busy_after, own_after) = machine::processor_seconds();
         let others = (busy_after - busy) - (own_after - own);
         bench.record.push(format!("others {threads}"), (others / begin.elapsed().as_secs_f64()).max(0.0));
     }
     Ok(())
+}
+
+fn round_trip_key(threads: usize) -> String {
+    format!("limit {} {threads}", limits::ROUND_TRIP)
 }
 
 /// Of two measurements of the same limits the larger of each.
@@ -334,8 +341,7 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
         }
         Read => {
             let (run, reads) = between_reads(bench, threads, &out, sample)?;
-            let named = |r: Reads| [("read".into(), r.best), (limits::FILE.into(), r.file), (limits::ROUND_TRIP.into(), r.round_trip)];
-            (run, reads.into_iter().flat_map(named).collect())
+            (run, reads.into_iter().flat_map(|r| [("read".into(), r.best), (limits::FILE.into(), r.file)]).collect())
         }
     };
     let rate = rates(&run)?.pop().ok_or("bench printed no test")?;
@@ -345,6 +351,9 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     record.facts.insert(format!("types of {}", work.executable), types_of(&info));
     for (name, value) in beside {
         record.push(work.limit(&name), value);
+    }
+    if let Some(ns) = limits::round_trip(threads) {
+        record.push(work.limit(limits::ROUND_TRIP), ns);
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
     record.push(format!("{key} GB/s"), rate.gb_per_s);
@@ -367,16 +376,6 @@ struct Reads {
     best: f64,
     /// Of the executable's file.
     file: f64,
-    /// ns that a line takes between two cores and back.
-    round_trip: f64,
-}
-
-impl Reads {
-    fn larger(self, other: Self) -> Self {
-        let [best, file, round_trip] =
-            [(self.best, other.best), (self.file, other.file), (self.round_trip, other.round_trip)].map(|(a, b)| a.max(b));
-        Self { best, file, round_trip }
-    }
 }
 
 /// Whether two rates of reading are those of one state of the machine.
@@ -393,12 +392,11 @@ fn between_reads<T>(
 ) -> Outcome<(T, Option<Reads>)> {
     let reads = |bench: &mut Bench| -> Outcome<Reads> {
         let limits = bench.reads(threads, out)?;
-        let of = |name: &str| limits.iter().find(|l| l.0 == name).map_or(f64::NAN, |l| l.1);
-        let [anonymous, file, round_trip] = [limits::ANONYMOUS, limits::FILE, limits::ROUND_TRIP].map(of);
-        Ok(Reads { best: anonymous.max(file), file, round_trip })
+        let file = limits.iter().find(|l| l.0 == limits::FILE).map_or(f64::NAN, |l| l.1);
+        Ok(Reads { best: limits.iter().map(|l| l.1).fold(0.0, f64::max), file })
     };
     let (seen, reads) = steady(bench, reads, |before, after| agree(before.best, after.best), sample)?;
-    Ok((seen, reads.map(|[before, after]| before.larger(after))))
+    Ok((seen, reads.map(|[before, after]| Reads { best: before.best.max(after.best), file: before.file.max(after.file) })))
 }
 
 /// Samples until what is measured before and after agrees; the last sample where it never does.
@@ -519,8 +517,9 @@ const PEAKS: [(&str, &str); 7] = [
 
 pub fn limits_section(bench: &Bench) -> Section {
     let note = "Read: the best of seventeen access patterns, over 1.3 GB of anonymous memory in large pages and over the mapped \
-                executable (up to 2.5 GB of the page cache, large pages asked for). Round trip: a cache line to the other core and back, the shorter the nearer. Peaks: the instruction alone, on registers. Of \
-                each the larger of one measurement before and one after a topic's round; works are compared with limits measured beside each turn.";
+                executable (up to 2.5 GB of the page cache, large pages asked for). Peaks: the instruction alone, on registers. Of \
+                each the larger of one measurement before and one after a topic's round; works are compared with limits measured beside each turn. \
+                Round trip: a cache line to the other core and back, behind a topic's round and behind each sample: the shorter, the nearer the cores.";
     let mut section = Section::new("Limits of this machine, measured in the same rounds", note);
     for &threads in &bench.threads {
         let of = of_threads(threads);
@@ -530,11 +529,7 @@ pub fn limits_section(bench: &Bench) -> Section {
         for (name, shown) in PEAKS {
             section.add(format!("{shown}, {of}"), "GFLOP/s", bench.record.get(&format!("limit {name} {threads}")));
         }
-        section.add(
-            format!("a line's round trip between two cores, {of}"),
-            "ns",
-            bench.record.get(&format!("limit {} {threads}", limits::ROUND_TRIP)),
-        );
+        section.add(format!("a line's round trip between two cores, {of}"), "ns", bench.record.get(&round_trip_key(threads)));
         section.add(format!("processor time of other processes, {of}"), "cores", bench.record.get(&format!("others {threads}")));
     }
     section
@@ -741,7 +736,7 @@ mod tests {
         // What the machine can read, measurement by measurement; samples count up.
         let taken = |rates: &[f64]| {
             let (mut rates, mut samples) = (rates.iter(), 0);
-            let reads = |_: &mut ()| Ok(Reads { best: *rates.next().ok_or("no more")?, file: f64::NAN, round_trip: f64::NAN });
+            let reads = |_: &mut ()| Ok(Reads { best: *rates.next().ok_or("no more")?, file: f64::NAN });
             let sample = |_: &mut ()| {
                 samples += 1;
                 Ok(samples)
