@@ -43,8 +43,8 @@ pub struct Stream {
 pub struct Streams {
     /// By a single row.
     pub row: Stream,
-    /// By a single row whose weights are nibbles, where another way is better.
-    pub nibbles: Option<Stream>,
+    /// By a single row whose weights are codes, where another way is better.
+    pub codes: Option<Stream>,
     /// By several rows.
     pub rows: Stream,
     /// By so many rows that computing with a line takes longer than reading it, where another way is better then.
@@ -78,8 +78,8 @@ impl Streams {
     pub fn of(self, rows: u64, coding: Coding) -> Stream {
         match coding {
             _ if rows > 1 => self.rows,
-            Coding::Int4 { .. } => self.nibbles.unwrap_or(self.row),
-            _ => self.row,
+            Coding::Elements => self.row,
+            _ => self.codes.unwrap_or(self.row),
         }
     }
 }

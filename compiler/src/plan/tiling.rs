@@ -150,16 +150,18 @@ mod tests {
     }
 
     #[test]
-    fn a_single_row_of_nibbles_walks_as_its_cpu_likes() {
+    fn a_single_row_of_codes_walks_as_its_cpu_likes() {
         let walk = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
             (tile.streams, tile.prefetch, tile.prefetch_l1)
         };
-        let (int8, int4) = (Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
-        assert_eq!([walk("znver5", 1, int8), walk("znver5", 1, int4), walk("znver5", 2, int4)], [(4, 0, 1024), (1, 0, 8192), (1, 0, 8192)]);
-        assert_eq!(walk("znver4", 1, int4), walk("znver4", 1, int8));
+        let (bf16, int8, int4) = (Coding::Elements, Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
+        assert_eq!([bf16, int8, int4].map(|coding| walk("znver5", 1, coding)), [(4, 0, 1024), (1, 0, 8192), (1, 0, 8192)]);
+        assert_eq!([bf16, int8, int4].map(|coding| walk("x86-64-v3", 1, coding)), [(4, 0, 2048), (1, 0, 8192), (1, 0, 8192)]);
+        assert_eq!(walk("znver5", 2, int4), (1, 0, 8192));
+        assert_eq!(walk("znver4", 1, int4), walk("znver4", 1, bf16));
     }
 
     #[test]
