@@ -80,7 +80,8 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         l2_bytes: 2 << 20,
         streams: Streams {
             row: Stream { side_by_side: 4, l2: 8192, l1: 1024 },
-            codes: None,
+            bytes: None,
+            nibbles: None,
             rows: Stream { side_by_side: 4, l2: 8192, l1: 2048 },
             busy: None,
             near: None,

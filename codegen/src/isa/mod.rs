@@ -43,8 +43,10 @@ pub struct Stream {
 pub struct Streams {
     /// By a single row.
     pub row: Stream,
-    /// By a single row whose weights are codes, where another way is better.
-    pub codes: Option<Stream>,
+    /// By a single row whose weights are codes of a byte, where another way is better.
+    pub bytes: Option<Stream>,
+    /// The same for nibbles.
+    pub nibbles: Option<Stream>,
     /// By several rows.
     pub rows: Stream,
     /// By so many rows that computing with a line takes longer than reading it, where another way is better then.
@@ -79,7 +81,8 @@ impl Streams {
         match coding {
             _ if rows > 1 => self.rows,
             Coding::Elements => self.row,
-            _ => self.codes.unwrap_or(self.row),
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } => self.bytes.unwrap_or(self.row),
+            Coding::Int4 { .. } => self.nibbles.unwrap_or(self.row),
         }
     }
 }

@@ -35,7 +35,8 @@ const GENERIC_L2: u64 = 1024;
 /// CPUs that were not measured: several streams far ahead.
 const FAR: Streams = Streams {
     row: Stream { side_by_side: 6, l2: 8192, l1: 1024 },
-    codes: None,
+    bytes: None,
+    nibbles: None,
     rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 },
     busy: None,
     near: None,
@@ -47,7 +48,8 @@ const FAR: Streams = Streams {
 /// in one stream or two: 45.5 and 42.1, 90 and 89, 157 and 134).
 const INTEL_STREAMS: Streams = Streams {
     row: Stream { side_by_side: 6, l2: 2048, l1: 1024 },
-    codes: None,
+    bytes: None,
+    nibbles: None,
     rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 },
     busy: None,
     near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
@@ -59,7 +61,8 @@ const INTEL_STREAMS: Streams = Streams {
 /// seven, 12 to 18 and 22 to 25 with eight; int4 by 32 24 and 23 with two, 15 and 23 with four).
 const NEAR: Streams = Streams {
     row: Stream { side_by_side: 1, l2: 1024, l1: 0 },
-    codes: None,
+    bytes: None,
+    nibbles: None,
     rows: Stream { side_by_side: 6, l2: 1024, l1: 0 },
     busy: Some(Busy { instructions: 7, l1: 3072 }),
     near: None,
@@ -71,10 +74,11 @@ const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024,
 
 /// Measured on Zen 5, where prefetches 4 KB and more ahead into the second cache cost (bf16, int4 by 32). One thread, large pages, share of a plain read (39 to 50 GB/s), medians. One
 /// row of bf16 85 % in six streams with 8 KB into L2 and 1 KB into L1, 100 % in four with 1 KB into L1 alone (f32 101, int8 90 to 95 %); int4 by 32 74 % so, 93 to 97 % in one stream with
-/// 8 to 10 KB into L1 (by 128 75 to 80 and 93 to 98 %, int8 94 to 97, bf16 97). Several rows like that: two bf16 96, int8 96, int4 90 %, four 95, 95 and 91 %, eight 91 % (bf16).
+/// 8 to 10 KB into L1 (by 128 75 to 80 and 93 to 98 %, bf16 97; int8 94 to 97, but 0.97 to 0.99 times the tokens/s of four). Several rows like that: two bf16 96, int8 96, int4 90 %, four 95, 95 and 91 %, eight 91 % (bf16).
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 0, l1: 1024 },
-    codes: Some(Stream { side_by_side: 1, l2: 0, l1: 8192 }),
+    bytes: None,
+    nibbles: Some(Stream { side_by_side: 1, l2: 0, l1: 8192 }),
     rows: Stream { side_by_side: 1, l2: 0, l1: 8192 },
     busy: None,
     near: None,
@@ -83,7 +87,7 @@ const ZEN5: Streams = Streams {
 /// streams: one row of bf16 85 and 88 to 95 %, f32 94 and 99 to 104 %, int8 68 to 76 and 85 to 88 %, int4 by 32 38 to 54 and 47 to 52 %; one stream with 8 KB into L1: int8 98 %, int4 at least 97 %.
 /// Several rows in six streams, 1 KB into L2 or where they are busy 3 KB into L1, as Zen 3 has them, and in that one stream: two rows of f32 83 and 96 to 98 %, int8 81 to 87 and 99 to 105 %, int4 by 32
 /// 70 and 85 %, but bf16 86 to 89 and 81 to 85 %; four of bf16 54 to 58 and 70 to 73 %, f32 86 and 94 %, int8 and int4 alike.
-const PORTABLE: Streams = Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, ..ZEN5 };
+const PORTABLE: Streams = Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, bytes: ZEN5.nibbles, ..ZEN5 };
 
 const ROWS: &[Row] = &[
     Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, l2: GENERIC_L2, streams: PORTABLE },
