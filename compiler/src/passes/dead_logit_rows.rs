@@ -1,70 +1,75 @@
-//! Computes only the rows that are asked for: a gather of rows moves up through row-wise ops.
+//! Computes only the rows that are asked for: a gather of rows moves up through row-wise ops, to where rows are needed for something else.
 //!
 //! ```text
-//! %n = rms_norm %x, @w; %l = mm %n, @head {rhs_t}; %y = embedding %l, %logit_row
-//! ->  %g = embedding %x, %logit_row; %n = rms_norm %g, @w; %y = mm %n, @head {rhs_t}
+//! %r = add %x, %o; %n = rms_norm %r, @w; %d = mm %n, @down {rhs_t}; %s = add %r, %d; %l = mm %s, @head {rhs_t}; %y = embedding %l, %logit_row
+//! ->  %a = embedding %x, %logit_row; %b = embedding %o, %logit_row; %r = add %a, %b; ..; %y = mm %s, @head {rhs_t}
 //! ```
-//! Same bits per row. Only values whose rows have no other user move (otherwise they are computed for all rows anyway).
+//! Same bits per row. A value moves if all that reads it moves, otherwise it is computed for all rows anyway. So a prompt runs its last layer's
+//! attention on all rows, and what comes behind on those whose logits are wanted. With one row to a step there is nothing to leave out of a
+//! layer: its last layer stays as the others.
 
+use super::outline_layers::layer_of;
 use super::rewrite::rewrite;
 use super::{PassCx, PassError};
 use rcompile_graph::{Dim, Function, Module, Op, Type, ValueId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+    let swept = super::dce::run(module, cx)?; // what fusion left behind reads values, too
     let main = module.main;
-    let mut wanted: HashMap<ValueId, ValueId> = HashMap::new();
     let f = module.main();
-    let users = f.users();
-    for id in f.ids() {
-        let node = f.node(id);
-        let moves = node.op == Op::Embedding && row_wise(f, node.inputs[0]) && users[node.inputs[0].index()].len() == 1;
-        if moves && !f.outputs.contains(&node.inputs[0]) {
-            wanted.insert(id, node.inputs[0]);
-        }
+    // Values that move, each with the gather that moves across it.
+    let mut moved: HashMap<ValueId, ValueId> = HashMap::new();
+    for gather in f.ids() {
+        moved.extend(moving(module, f, gather).into_iter().map(|value| (value, gather)));
     }
-    if wanted.is_empty() {
-        return Ok(false);
+    if moved.is_empty() {
+        return Ok(swept);
     }
+    let mut gathered: HashMap<(ValueId, ValueId), ValueId> = HashMap::new();
     rewrite(module, main, "dead-logit-rows", |rw, f, id| {
-        let Some(source) = wanted.get(&id) else { return Ok(None) };
-        let index = f.node(id).inputs[1];
-        let mut done: HashMap<ValueId, ValueId> = HashMap::new();
-        // Walk down to the values that have rows and are not row-wise (or are shared), then rebuild upwards on the chosen rows.
-        let mut order = Vec::new();
-        collect(f, *source, &users, true, &mut order);
-        for (value, is_leaf) in order {
-            let node = f.node(value);
-            let new = if !has_rows(f, value, f.ty(*source).shape[0]) {
-                rw.map(value)
-            } else if is_leaf {
-                rw.add(Op::Embedding, &[rw.map(value), rw.map(index)], None)?
-            } else {
-                let inputs: Vec<ValueId> = node.inputs.iter().map(|i| done.get(i).copied().unwrap_or_else(|| rw.map(*i))).collect();
-                let mut ty = node.ty.clone();
-                ty.shape[0] = f.ty(index).shape[0];
-                rw.add(node.op.clone(), &inputs, Some(ty))?
-            };
-            done.insert(value, new);
+        let node = f.node(id);
+        let Some(gather) = moved.get(&id) else {
+            let [source, _] = node.inputs[..] else { return Ok(None) };
+            return Ok((moved.get(&source) == Some(&id)).then(|| rw.map(source)));
+        };
+        let index = f.node(*gather).inputs[1];
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for input in &node.inputs {
+            inputs.push(match gathered.get(&(*input, index)) {
+                Some(rows) => *rows,
+                None if !moved.contains_key(input) && has_rows(f, *input, node.ty.shape[0]) => {
+                    let rows = rw.add(Op::Embedding, &[rw.map(*input), rw.map(index)], None)?;
+                    gathered.insert((*input, index), rows);
+                    rows
+                }
+                None => rw.map(*input),
+            });
         }
-        Ok(Some(done[source]))
+        let mut ty = node.ty.clone();
+        ty.shape[0] = f.ty(index).shape[0];
+        Ok(Some(rw.add(node.op.clone(), &inputs, Some(ty))?))
     })?;
     Ok(true)
 }
 
-/// Post-order of the row-wise tree under `id`; `true` marks leaves.
-fn collect(f: &Function, id: ValueId, users: &[Vec<ValueId>], root: bool, order: &mut Vec<(ValueId, bool)>) {
-    if order.iter().any(|(v, _)| *v == id) {
-        return;
-    }
-    let inner = row_wise(f, id) && (root || users[id.index()].len() == 1);
-    if inner {
-        for input in &f.node(id).inputs {
-            collect(f, *input, users, false, order);
+/// The values that a gather of rows moves across: row-wise, read only by it and by each other, and computed when the choice is known.
+fn moving(module: &Module, f: &Function, gather: ValueId) -> HashSet<ValueId> {
+    let mut moving = HashSet::new();
+    let node = f.node(gather);
+    let (Op::Embedding, [source, index]) = (&node.op, &node.inputs[..]) else { return moving };
+    let one_row = matches!(f.ty(*source).shape.first(), Some(Dim::Sym(rows)) if module.symbols[rows.index()].bound == 1);
+    let users = f.users();
+    let stays = |id: ValueId| !row_wise(f, id) || f.outputs.contains(&id) || (one_row && layer_of(&f.node(id).origin).is_some());
+    for id in f.ids().filter(|id| id > index && *id < gather).collect::<Vec<_>>().into_iter().rev() {
+        let readers = &users[id.index()];
+        let only_moving = !readers.is_empty() && readers.iter().all(|u| *u == gather || moving.contains(u));
+        if only_moving && !stays(id) && (id == *source || moving.contains(source)) {
+            moving.insert(id);
         }
     }
-    order.push((id, !inner));
+    moving
 }
 
 fn has_rows(f: &Function, id: ValueId, rows: Dim) -> bool {
@@ -74,9 +79,13 @@ fn has_rows(f: &Function, id: ValueId, rows: Dim) -> bool {
 /// Row i of the result depends only on row i of the operands that have rows (and on parameters).
 fn row_wise(f: &Function, id: ValueId) -> bool {
     let Type { shape, .. } = f.ty(id);
-    let Some(Dim::Sym(_)) = shape.first() else { return false };
+    let [Dim::Sym(_), columns @ ..] = &shape[..] else { return false };
+    if columns.iter().any(|d| matches!(d, Dim::Sym(_))) {
+        return false;
+    }
     match f.node(id).op {
         Op::Unary(_) | Op::Binary(_) | Op::Convert | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
+        Op::Slice { axis, .. } => axis > 0,
         Op::Mm { .. } | Op::IndexSelect => !matches!(f.ty(f.node(id).inputs[1]).shape[..], [Dim::Sym(_), ..] | [_, Dim::Sym(_)]),
         _ => false,
     }

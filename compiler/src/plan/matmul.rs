@@ -164,11 +164,13 @@ impl Plan<'_> {
         Ok((out, stride, None))
     }
 
-    /// A value that is worth a prologue: something with arithmetic and rows, or another order of columns.
+    /// A value that is worth a prologue: something with arithmetic and rows, another order of columns, or rows chosen from computed ones.
     fn is_computed(&self, frame: &Frame<'_>, v: ValueId) -> bool {
-        match frame.func.node(v).op {
+        let node = frame.func.node(v);
+        match node.op {
             Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::IndexSelect => true,
-            Op::Convert => self.is_computed(frame, frame.func.node(v).inputs[0]),
+            Op::Embedding => !matches!(frame.func.node(node.inputs[0]).op, Op::Param(_)),
+            Op::Convert => self.is_computed(frame, node.inputs[0]),
             _ => false,
         }
     }
@@ -219,16 +221,19 @@ impl Plan<'_> {
         (fits && others && storage(node.ty.dtype).is_some()).then_some(user)
     }
 
-    /// Can be read in an epilogue: stored already, or a vector of parameters or a constant.
+    /// Can be read in an epilogue: stored already, or chosen rows of what is, or a vector of parameters or a constant.
     fn at_hand(&self, frame: &Frame<'_>, v: ValueId, id: ValueId, rank: usize) -> bool {
         let node = frame.func.node(v);
-        if v.0 > id.0 && !matches!(node.op, Op::Param(_) | Op::Const(_) | Op::Convert) {
+        if v.0 > id.0 && !matches!(node.op, Op::Param(_) | Op::Const(_) | Op::Convert | Op::Embedding) {
             return false;
         }
         match node.op {
             Op::Const(_) => true,
             Op::Param(_) => node.ty.rank() < rank,
             Op::Convert => self.at_hand(frame, node.inputs[0], id, rank),
+            Op::Embedding if !frame.homes.contains_key(&v) => {
+                matches!(frame.func.node(node.inputs[1]).op, Op::Input { .. }) && self.at_hand(frame, node.inputs[0], id, rank)
+            }
             // Padded columns of grouped outputs would not line up.
             _ => matches!(frame.homes.get(&v), Some(Home::Buffer { cols: Cols::Plain, .. })),
         }
