@@ -171,7 +171,8 @@ impl Topic {
             Self::Prefill => (
                 "Prefill of llama-1b",
                 "Tokens of a prompt in one call, logits of its last position. Shares: flops of matmuls and attention over the peak of \
-                 the instruction that the executable computes with.",
+                 the instruction that the executable computes with; what the last layer leaves out, since only logits need it, does not count \
+                 (and is counted beside it, for comparison with engines that leave out nothing).",
             ),
             Self::Decode => (
                 "Decode of llama-1b",

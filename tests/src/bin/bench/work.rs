@@ -356,6 +356,9 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
         record.push(work.limit(limits::ROUND_TRIP), ns);
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
+    if let Some(flop) = flop_of_all_rows(&info, work.test).filter(|_| work.bound == Peak) {
+        record.push(format!("{key} GFLOP/s of all rows"), rate.tokens_per_s / work.test.prompt as f64 * flop / 1e9);
+    }
     record.push(format!("{key} GB/s"), rate.gb_per_s);
     // Bytes of weights and KV cache per token of all sequences, by which the rate of another engine becomes bytes per second.
     record.push(format!("{key} bytes per token"), rate.gb_per_s * 1e9 / rate.tokens_per_s);
@@ -612,6 +615,8 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
                         add_share(format!("{}, share of the {shown} peak{note}", work.name), samples, goal.filter(|_| is_used));
                     }
                 }
+                let samples = record.percent(&format!("{key} GFLOP/s of all rows"), &work.limit(&used));
+                add_share(format!("{}, the same with all rows in the last layer", work.name), samples, None);
                 section.add(format!("{}, rate", work.name), "GFLOP/s", record.get(&format!("{key} GFLOP/s")));
             }
             Read => {
@@ -684,6 +689,23 @@ pub fn summary(bench: &Bench) -> String {
     out
 }
 
+/// Flops of a prompt if all of its rows went through all layers, which other engines and the goals count: a program for one row leaves nothing out of
+/// its last layer. None for other tests and where no bucket has one row.
+fn flop_of_all_rows(info: &Value, test: Test) -> Option<f64> {
+    if test.prompt == 0 || test.generate != 0 || test.batch != 1 {
+        return None;
+    }
+    let rows = test.prompt as f64;
+    let buckets = info["entries"][0]["buckets"].as_array()?;
+    let of_region = |region: &Value| {
+        let form = |name: &str| region["flop"][name].as_f64().unwrap_or(0.0);
+        let calls = region["layers"].as_f64().unwrap_or(1.0);
+        calls * (rows * form("per_row") + rows * (rows + 1.0) / 2.0 * form("per_row_position") + form("per_logit_row"))
+    };
+    let regions = buckets.iter().find(|b| b["rows"] == 1)?["regions"].as_array()?;
+    Some(regions.iter().map(of_region).sum())
+}
+
 /// `bf16 weights, f32 products, f32 cache`
 fn types_of(info: &Value) -> String {
     let of = |key: &str| info[key].as_str().unwrap_or("?").to_owned();
@@ -720,6 +742,18 @@ mod tests {
         assert_eq!(peak_of(&info("int8", &["avx2", "fma"])), "vpmaddubsw");
         assert_eq!(peak_of(&info("f32", &["avx2", "avx512f"])), "avx512-fma");
         assert_eq!(peak_of(&info("f32", &["avx2", "fma"])), "avx2-fma");
+    }
+
+    #[test]
+    fn all_rows_of_a_prompt_go_through_the_program_for_one() {
+        let region = |flop: Value| json!({"name": "a", "flop": flop});
+        let layer = json!({"layers": 3, "flop": {"per_row": 10, "per_row_position": 2}});
+        let one = json!({"rows": 1, "regions": [layer, region(json!({})), region(json!({"per_logit_row": 7}))]});
+        let many = json!({"rows": 64, "regions": [region(json!({"per_row": 1000}))]});
+        let info = |buckets: Vec<&Value>| json!({"entries": [{"buckets": buckets}]});
+        assert_eq!(flop_of_all_rows(&info(vec![&one, &many]), prefill(4)), Some(3.0 * (40.0 + 2.0 * 10.0) + 7.0));
+        assert_eq!(flop_of_all_rows(&info(vec![&many]), prefill(4)), None, "an encoder");
+        assert_eq!(flop_of_all_rows(&info(vec![&one, &many]), decode(4)), None);
     }
 
     #[test]
