@@ -5,14 +5,17 @@
 //! ->  %a = embedding %x, %logit_row; %b = embedding %o, %logit_row; %r = add %a, %b; ..; %y = mm %s, @head {rhs_t}
 //! ```
 //! Same bits per row. A value moves if all that reads it moves, otherwise it is computed for all rows anyway. So a prompt runs its last layer's
-//! attention on all rows, and what comes behind on those whose logits are wanted. With one row to a step there is nothing to leave out of a
-//! layer: its last layer stays as the others.
+//! attention on all rows, and what comes behind on those whose logits are wanted. Steps of few rows keep their last layer like the others: their time
+//! goes into reading weights, all of which one row needs as well.
 
 use super::outline_layers::layer_of;
 use super::rewrite::rewrite;
 use super::{PassCx, PassError};
 use rcompile_graph::{Dim, Function, Module, Op, Type, ValueId};
 use std::collections::{HashMap, HashSet};
+
+/// Rows of a step up to which no gather moves into a layer.
+const FEW_ROWS: u64 = 8;
 
 /// Runs the pass.
 pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
@@ -59,9 +62,9 @@ fn moving(module: &Module, f: &Function, gather: ValueId) -> HashSet<ValueId> {
     let mut moving = HashSet::new();
     let node = f.node(gather);
     let (Op::Embedding, [source, index]) = (&node.op, &node.inputs[..]) else { return moving };
-    let one_row = matches!(f.ty(*source).shape.first(), Some(Dim::Sym(rows)) if module.symbols[rows.index()].bound == 1);
+    let few_rows = matches!(f.ty(*source).shape.first(), Some(Dim::Sym(rows)) if module.symbols[rows.index()].bound <= FEW_ROWS);
     let users = f.users();
-    let stays = |id: ValueId| !row_wise(f, id) || f.outputs.contains(&id) || (one_row && layer_of(&f.node(id).origin).is_some());
+    let stays = |id: ValueId| !row_wise(f, id) || f.outputs.contains(&id) || (few_rows && layer_of(&f.node(id).origin).is_some());
     for id in f.ids().filter(|id| id > index && *id < gather).collect::<Vec<_>>().into_iter().rev() {
         let readers = &users[id.index()];
         let only_moving = !readers.is_empty() && readers.iter().all(|u| *u == gather || moving.contains(u));

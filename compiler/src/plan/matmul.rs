@@ -51,14 +51,15 @@ impl Plan<'_> {
         let few = row_bound <= PRIVATE_ROWS && coded.is_none_or(|x| frame.users[x.index()].len() == 1);
         let private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
         let known = coded.and_then(|x| frame.records.get(&(x, panels.coding.bias_factor(dtype), compute)).cloned());
-        let prologue = if known.is_none() && private { self.private_rows(frame, x, depth)? } else { None };
-        let (a_home, prologue) = match (known, prologue) {
-            (Some(home), _) => (home, None),
-            (None, Some((home, nest))) => (home, Some(nest)),
-            (None, None) => {
-                self.store(frame, x)?;
-                (frame.homes[&x].clone(), None)
-            }
+        let (a_home, prologue) = if let Some(home) = known {
+            (home, None)
+        } else if private {
+            let home = Home::Private { offset: 0, dtype: self.stored_type(frame.func.ty(x).dtype)?, stride: depth.next_multiple_of(32) };
+            let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
+            (home, Some(nest))
+        } else {
+            self.store(frame, x)?;
+            (frame.homes[&x].clone(), None)
         };
         let (a, a_stride) = match &a_home {
             Home::Buffer { id, dtype, stride, cols: Cols::Plain } => (Operand { place: Place::Buffer(*id), dtype: *dtype }, *stride),
@@ -163,20 +164,11 @@ impl Plan<'_> {
         Ok((out, stride, None))
     }
 
-    /// Rows of `x` computed by every thread for itself, with their place; none where that would read the entry's output, which the matmul may write.
-    fn private_rows(&mut self, frame: &mut Frame<'_>, x: ValueId, width: u32) -> Result<Option<(Home, LoopNest)>, PlanError> {
-        let home = Home::Private { offset: 0, dtype: self.stored_type(frame.func.ty(x).dtype)?, stride: width.next_multiple_of(32) };
-        let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
-        Ok(nest.operands.iter().all(|o| o.place != Place::Output).then_some((home, nest)))
-    }
-
-    /// A value that is worth a prologue: something with arithmetic and rows, another order of columns, or rows chosen from computed ones.
+    /// A value that is worth a prologue: something with arithmetic and rows, or another order of columns.
     fn is_computed(&self, frame: &Frame<'_>, v: ValueId) -> bool {
-        let node = frame.func.node(v);
-        match node.op {
+        match frame.func.node(v).op {
             Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::IndexSelect => true,
-            Op::Embedding => !matches!(frame.func.node(node.inputs[0]).op, Op::Param(_)),
-            Op::Convert => self.is_computed(frame, node.inputs[0]),
+            Op::Convert => self.is_computed(frame, frame.func.node(v).inputs[0]),
             _ => false,
         }
     }
