@@ -12,19 +12,6 @@ fn poly<'c>(fb: &Fb<'_, 'c>, x: Value<'c>, coefficients: &[f32]) -> Value<'c> {
     terms.fold(first, |sum, c| fb.fma(sum, x, c))
 }
 
-/// The same by pairs of terms (Estrin's scheme): two multiplications more, but a chain of a third of the length.
-fn poly_wide<'c>(fb: &Fb<'_, 'c>, x: Value<'c>, coefficients: &[f32]) -> Value<'c> {
-    let mut terms: Vec<Value<'c>> = coefficients.iter().map(|&c| fb.f32s(c, x.lanes())).collect();
-    let mut power = x;
-    while terms.len() > 1 {
-        terms = terms.chunks(2).map(|pair| if let [a, b] = *pair { fb.fma(b, power, a) } else { pair[0] }).collect();
-        if terms.len() > 1 {
-            power = fb.mul(power, power);
-        }
-    }
-    terms[0]
-}
-
 /// `e^x`, relative error below 2e-7 where the result is normal; 0 below -104 and for -inf, inf above 88.73, NaN stays NaN.
 pub fn exp<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let lanes = x.lanes();
@@ -106,10 +93,10 @@ pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
         3.320_155_5e-5,
         -2.277_910_2e-6,
     ];
-    let log2 = fb.mul(a, poly_wide(fb, a, &q));
+    let log2 = fb.mul(a, poly(fb, a, &q));
     let n = fb.add(log2, k(ROUND_MAGIC));
     let r = fb.sub(log2, fb.sub(n, k(ROUND_MAGIC)));
-    let below = fb.mul(poly_wide(fb, r, &HALF_POWER), power_of_2(fb, n, 0.5));
+    let below = fb.mul(poly(fb, r, &HALF_POWER), power_of_2(fb, n, 0.5));
     // x - x below for x > 0, x below for the others.
     fb.fma(fb.neg(a), below, fb.max(k(0.0), x))
 }
