@@ -689,8 +689,8 @@ pub fn summary(bench: &Bench) -> String {
     out
 }
 
-/// Flops of a prompt if all of its rows went through all layers, which other engines and the goals count: a program for one row leaves nothing out of
-/// its last layer. None for other tests and where no bucket has one row.
+/// Flops of a prompt if all of its rows went through all layers, as the goals count them: a program for one row leaves nothing out of its last layer.
+/// None for other tests and where no bucket has one row.
 fn flop_of_all_rows(info: &Value, test: Test) -> Option<f64> {
     if test.prompt == 0 || test.generate != 0 || test.batch != 1 {
         return None;
