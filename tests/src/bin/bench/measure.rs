@@ -326,6 +326,8 @@ pub fn find(name: &str) -> &'static Executable {
 pub struct Rate {
     pub test: String,
     pub tokens_per_s: f64,
+    /// By the mean time of the repetitions, as the two below.
+    pub tokens_per_mean_s: f64,
     pub gb_per_s: f64,
     pub gflop_per_s: f64,
     /// Largest resident memory so far, in bytes.
@@ -343,7 +345,9 @@ pub fn rates(run: &Run) -> Outcome<Vec<Rate>> {
 pub fn rate(line: &str) -> Outcome<Rate> {
     let row: Value = serde_json::from_str(line)?;
     let samples: Samples = row["samples_ts"].as_array().into_iter().flatten().map(float).collect();
+    let times = samples.values().iter().map(|rate| 1.0 / rate);
     Ok(Rate {
+        tokens_per_mean_s: samples.values().len() as f64 / times.sum::<f64>(),
         test: row["test"].as_str().unwrap_or_default().into(),
         tokens_per_s: samples.median(),
         gb_per_s: float(&row["gb_per_s"]),

@@ -357,7 +357,7 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
     if let Some(flop) = flop_of_all_rows(&info, work.test).filter(|_| work.bound == Peak) {
-        record.push(format!("{key} GFLOP/s of all rows"), rate.tokens_per_s / work.test.prompt as f64 * flop / 1e9);
+        record.push(format!("{key} GFLOP/s of all rows"), rate.tokens_per_mean_s / work.test.prompt as f64 * flop / 1e9);
     }
     record.push(format!("{key} GB/s"), rate.gb_per_s);
     // Bytes of weights and KV cache per token of all sequences, by which the rate of another engine becomes bytes per second.
