@@ -4,7 +4,7 @@
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{Planned, WeightTable};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
-use rcompile_codegen::program::{Item, Kernel, Layout, LoopNest, Operand, Place, Program, RegionId};
+use rcompile_codegen::program::{Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
@@ -241,6 +241,22 @@ fn buckets_differ_in_tiles_prologues_and_barriers() {
     let layer = plans[0].program.body.iter().find_map(|i| if let Item::Layers { body, .. } = i { Some(body) } else { None });
     let regions = layer.expect("layers").iter().filter(|i| matches!(i, Item::Region(_))).count();
     assert_eq!(regions, 5, "{}", plans[0].program);
+}
+
+/// Behind the last layer's attention only rows go on whose logits are wanted; few rows keep one kind of layer.
+#[test]
+fn last_layers_of_large_buckets_end_on_the_rows_that_are_wanted() {
+    for name in ["llama-gqa-tied", "gpt2-gelu", "phi3-partial"] {
+        let (plans, _) = plans(name, "x86-64-v4", DType::F32);
+        for planned in &plans {
+            let few = planned.program.bucket <= 8;
+            let on_wanted = |r: &&Region| matches!(&r.kernel, Kernel::Matmul(m) if m.rows == Extent::LogitRows);
+            let names: Vec<&str> = planned.program.regions.iter().filter(on_wanted).map(|r| r.name.as_str()).collect();
+            // Output of attention, both matmuls of the MLP, and the head.
+            assert_eq!(names.len(), if few { 1 } else { 4 }, "{name} bucket {}: {names:?}", planned.program.bucket);
+            assert_eq!(names.last(), Some(&"lm_head"), "{name}");
+        }
+    }
 }
 
 /// Every Llama-like decoder of the list keeps the bound, not only the simplest.

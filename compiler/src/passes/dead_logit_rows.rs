@@ -79,7 +79,8 @@ fn has_rows(f: &Function, id: ValueId, rows: Dim) -> bool {
     matches!(rows, Dim::Sym(_)) && f.ty(id).shape.first() == Some(&rows)
 }
 
-/// Row i of the result depends only on row i of the operands that have rows (and on parameters).
+/// Row i of the result depends only on row i of the operands that have rows (and on parameters). Where columns are rows as well, an operand with as
+/// many elements is one of columns, perhaps.
 fn row_wise(f: &Function, id: ValueId) -> bool {
     let Type { shape, .. } = f.ty(id);
     let [Dim::Sym(_), columns @ ..] = &shape[..] else { return false };
@@ -87,8 +88,8 @@ fn row_wise(f: &Function, id: ValueId) -> bool {
         return false;
     }
     match f.node(id).op {
-        Op::Unary(_) | Op::Binary(_) | Op::Convert | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
-        Op::Slice { axis, .. } => axis > 0,
+        // A slice is of columns: rows, which have no constant number, cannot be cut.
+        Op::Unary(_) | Op::Binary(_) | Op::Convert | Op::Slice { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
         Op::Mm { .. } | Op::IndexSelect => !matches!(f.ty(f.node(id).inputs[1]).shape[..], [Dim::Sym(_), ..] | [_, Dim::Sym(_)]),
         _ => false,
     }

@@ -13,6 +13,8 @@
 use std::path::Path;
 use std::time::Instant;
 
+use rcompile_runtime::cost::{Load, RegionInfo};
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::limits;
@@ -345,6 +347,7 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
         }
     };
     let rate = rates(&run)?.pop().ok_or("bench printed no test")?;
+    let all_rows = flop_of_all_rows(&info, work.test)?;
     let key = work.key(OURS);
     let record = &mut bench.record;
     record.facts.insert(format!("peak of {}", work.executable), peak_of(&info).into());
@@ -356,7 +359,7 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
         record.push(work.limit(limits::ROUND_TRIP), ns);
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
-    if let Some(flop) = flop_of_all_rows(&info, work.test).filter(|_| work.bound == Peak) {
+    if let Some(flop) = all_rows {
         record.push(format!("{key} GFLOP/s of all rows"), rate.tokens_per_mean_s / work.test.prompt as f64 * flop / 1e9);
     }
     record.push(format!("{key} GB/s"), rate.gb_per_s);
@@ -690,20 +693,15 @@ pub fn summary(bench: &Bench) -> String {
 }
 
 /// Flops of a prompt if all of its rows went through all layers, as the goals count them: a program for one row leaves nothing out of its last layer.
-/// None for other tests and where no bucket has one row.
-fn flop_of_all_rows(info: &Value, test: Test) -> Option<f64> {
-    if test.prompt == 0 || test.generate != 0 || test.batch != 1 {
-        return None;
-    }
-    let rows = test.prompt as f64;
-    let buckets = info["entries"][0]["buckets"].as_array()?;
-    let of_region = |region: &Value| {
-        let form = |name: &str| region["flop"][name].as_f64().unwrap_or(0.0);
-        let calls = region["layers"].as_f64().unwrap_or(1.0);
-        calls * (rows * form("per_row") + rows * (rows + 1.0) / 2.0 * form("per_row_position") + form("per_logit_row"))
-    };
-    let regions = buckets.iter().find(|b| b["rows"] == 1)?["regions"].as_array()?;
-    Some(regions.iter().map(of_region).sum())
+/// None for other tests and where no bucket has one row. Errors: regions that are not as the manifest has them.
+fn flop_of_all_rows(info: &Value, test: Test) -> Outcome<Option<f64>> {
+    let buckets = info["entries"][0]["buckets"].as_array().ok_or("info has no buckets")?;
+    let one_row = buckets.iter().find(|bucket| bucket["rows"] == 1);
+    let (Some(one_row), 1.., 0, 1) = (one_row, test.prompt, test.generate, test.batch) else { return Ok(None) };
+    let rows = test.prompt as u64;
+    let load = Load { steps: 1, rows, logit_rows: 1, row_positions: rows * (rows + 1) / 2, ..Load::default() };
+    let regions = Vec::<RegionInfo>::deserialize(&one_row["regions"])?;
+    Ok(Some(regions.iter().map(|region| region.work(&load).flop as f64).sum()))
 }
 
 /// `bf16 weights, f32 products, f32 cache`
@@ -729,6 +727,7 @@ fn peak_of(info: &Value) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcompile_runtime::cost::{Arithmetic, Linear, RegionKind};
     use serde_json::json;
 
     #[test]
@@ -746,14 +745,29 @@ mod tests {
 
     #[test]
     fn all_rows_of_a_prompt_go_through_the_program_for_one() {
-        let region = |flop: Value| json!({"name": "a", "flop": flop});
-        let layer = json!({"layers": 3, "flop": {"per_row": 10, "per_row_position": 2}});
-        let one = json!({"rows": 1, "regions": [layer, region(json!({})), region(json!({"per_logit_row": 7}))]});
-        let many = json!({"rows": 64, "regions": [region(json!({"per_row": 1000}))]});
-        let info = |buckets: Vec<&Value>| json!({"entries": [{"buckets": buckets}]});
-        assert_eq!(flop_of_all_rows(&info(vec![&one, &many]), prefill(4)), Some(3.0 * (40.0 + 2.0 * 10.0) + 7.0));
-        assert_eq!(flop_of_all_rows(&info(vec![&many]), prefill(4)), None, "an encoder");
-        assert_eq!(flop_of_all_rows(&info(vec![&one, &many]), decode(4)), None);
+        let region = |layers: Option<u32>, flop: Linear| RegionInfo {
+            name: "a".into(),
+            kind: RegionKind::Matmul,
+            arithmetic: Arithmetic::F32,
+            layers,
+            window: None,
+            barrier: true,
+            units: Linear::default(),
+            weight_bytes: Linear::default(),
+            kv_bytes: Linear::default(),
+            activation_bytes: Linear::default(),
+            private_bytes: Linear::default(),
+            flop,
+        };
+        let layer = region(Some(3), Linear { per_row: 10, per_row_position: 2, ..Linear::default() });
+        let head = region(None, Linear { per_logit_row: 7, ..Linear::default() });
+        let one = json!({"rows": 1, "regions": [layer, head]});
+        let many = json!({"rows": 64, "regions": [region(None, Linear { per_row: 1000, ..Linear::default() })]});
+        let of = |buckets: Vec<&Value>, test| flop_of_all_rows(&json!({"entries": [{"buckets": buckets}]}), test);
+        assert_eq!(of(vec![&many, &one], prefill(4)).unwrap(), Some(3.0 * (40.0 + 2.0 * 10.0) + 7.0));
+        assert_eq!(of(vec![&many], prefill(4)).unwrap(), None, "an encoder");
+        assert_eq!([decode(4), texts(8)].map(|test| of(vec![&one], test).unwrap()), [None; 2]);
+        of(vec![&json!({"rows": 1, "regions": [{}]})], prefill(4)).unwrap_err();
     }
 
     #[test]
