@@ -2,7 +2,7 @@
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
 //! `WEIGHTS=int4g32` takes only these weights; `ROUNDS` is their number (short kernels in many rounds are compared best where the clock moves); `MR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `N` alone, large enough for
-//! weights that no cache holds), are for trials (attention: `ROWS`, `KEYS`, and `TILE` rows of a tile). Integer dots are
+//! weights that no cache holds; `gemm`: `LAYERS` of weights in turns, so that no cache holds them), are for trials (attention: `ROWS`, `KEYS`, and `TILE` rows of a tile). Integer dots are
 //! measured against the dot instruction's own peak (where one takes several instructions, four times the FMA peak); shares are of the best rounds (a shared machine
 //! has bad ones), and of the median round in brackets. "clock": how fast a chain of multiplications ran right behind the kernel, beside one right behind the peak. Dense FMAs
 //! may lower the clock (Emerald Rapids: 2.74 GHz, 2.97 with dots): a kernel at 95 % of their rate may be at 88 % of their rate per cycle.
@@ -348,6 +348,8 @@ impl Matmuls {
             stores: vec![Store { operand: OperandId(0), index, value }],
             group_nests: vec![],
         };
+        let layer_bytes = panels.bytes(self.dtype).next_multiple_of(64);
+        let layers = u64::from(env("LAYERS", 1));
         let mut program = Program {
             entry: "step".into(),
             bucket: self.rows,
@@ -355,7 +357,12 @@ impl Matmuls {
             max_runs: 1,
             tile_rows: 1,
             buffers: vec![buffer("a", a_dtype, a_stride, 0), buffer("out", DType::F32, columns, a_bytes)],
-            weights: vec![Weight { name: "w".into(), dtype: self.dtype, layout: Layout::Panels(panels), offsets: vec![0] }],
+            weights: vec![Weight {
+                name: "w".into(),
+                dtype: self.dtype,
+                layout: Layout::Panels(panels),
+                offsets: (0..layers).map(|layer| layer * layer_bytes).collect(),
+            }],
             regions: vec![],
             body: vec![],
             arena_bytes: a_bytes + u64::from(self.rows * columns) * 4,
@@ -364,7 +371,7 @@ impl Matmuls {
         program.private_bytes += matmul::private_bytes(&self.isa, &program, &kernel);
         let (loaded, _) = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
-        let bytes = (panels.bytes(self.dtype) as usize).next_multiple_of(1 << 20) + 8192;
+        let bytes = ((layers * layer_bytes) as usize).next_multiple_of(1 << 20) + 8192;
         let mut step = Step::new(bytes, 0, program.arena_bytes as usize, program.private_bytes);
         step.rows = self.rows;
         let mut rng = Rng::new(1);
@@ -390,13 +397,14 @@ impl Matmuls {
         let (loaded, mut step) = self.build();
         let flop = 2.0 * f64::from(self.rows) * f64::from(self.k) * f64::from(self.n);
         let repeat = (8e8 / flop).ceil() as usize;
+        let mut layers = (0..env("LAYERS", 1)).cycle();
         let mut rounds = Rounds::default();
         let mut clocks = vec![];
         let peak_rate = || if self.compute.takes_codes() { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
             let before = peak_rate();
             let clock = peak.clock();
-            let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
+            let t = seconds(|| layers.by_ref().take(repeat).for_each(|layer| _ = step.run(&loaded, 1, layer)));
             clocks.push(peak.clock() / clock);
             let rate = flop * repeat as f64 / t;
             rounds.0.push((rate, (before + peak_rate()) / 2.0));
