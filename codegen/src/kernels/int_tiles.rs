@@ -8,7 +8,7 @@
 //! ```
 //! Tiles of sums cannot be scaled, so that they go through memory, as the f32 sums do, which stay in the tile of [`Microkernel::emit`], in L1. Two buffers in turns: stores
 //! wait for the last products, and vectors need not. (That gains 2 to 3 % with groups of 32 and nothing with longer ones: loads and stores of tiles and of vectors
-//! take their turns whatever their order, docs/benchmarks.md.) Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
+//! take their turns whatever their order, docs/machines/granite-rapids.md.) Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
 //!
 //! Nibbles by 32 need no scaling ([`Compute::CodesInBf16Tiles`]): values with their scales go through the loops of bf16 ([`super::tiles`]), which have the same sums, because those of a
 //! group are exact there too. Several blocks of rows read values that were made for all of them; a single one makes them itself, a group before it is multiplied.

@@ -81,7 +81,7 @@ impl Walk {
     }
 
     /// `m` rows over one panel from a cache. In pieces each block of rows would go through every second line of it, and then the others, which is slower from L2
-    /// (docs/benchmarks.md): one way after the other, then.
+    /// (docs/machines/emerald-rapids.md): one way after the other, then.
     pub fn block(isa: &Isa, micro: &Microkernel<'_>, m: u32) -> Walk {
         let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways);
         if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together }

@@ -11,7 +11,7 @@
 //! number of rows is a value: the unit takes as long as there are rows, whatever k and columns.
 //!
 //! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1 chapter 18 (tile configuration), volume 2 (TDPBF16PS, TILELOADD). The order
-//! of additions was compared with the instruction's results (docs/benchmarks.md): 2.3 million sums, all the same.
+//! of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all the same.
 
 use super::microkernel::{AHEAD_SHIFT, At, L2, Microkernel, Start, Walk};
 use crate::isa::BF16_TILE_K;

@@ -9,7 +9,7 @@ use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::TargetMachine;
 
-/// Pass by pass; `LEVEL` is that of `-O`. Without `reassociate` one row of int8 runs 2 % more instructions; docs/benchmarks.md, "LLVM's passes".
+/// Pass by pass; `LEVEL` is that of `-O`. Without `reassociate` one row of int8 runs 2 % more instructions; docs/machines/zen3.md, "LLVM's passes".
 const PIPELINE: &str = "cgscc(inline),globaldce,function(\
     sroa,early-cse<memssa>,simplifycfg,instcombine<no-verify-fixpoint>,reassociate,\
     loop-mssa(licm),gvn,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),\

@@ -11,7 +11,7 @@
 //!
 //! A single block of rows has nothing to share: it goes through all k of a panel at once, and asks for lines shortly before it wants them.
 //!
-//! Measured on Granite Rapids: docs/benchmarks.md.
+//! Measured on Granite Rapids: docs/machines/granite-rapids.md.
 
 use super::*;
 
