@@ -7,12 +7,12 @@ use rcompile_codegen::kernels::quantise;
 use rcompile_codegen::program::*;
 use rcompile_graph::quant::quantise_group;
 
-const ROWS: u32 = 6;
+const ROWS: u32 = 8;
 /// What one thread may not touch.
 const UNTOUCHED: u8 = 0x5a;
 
 /// Rows of `k`: random ones, and groups that are zero, all but zero, as small as the definition counts as zero, of one value, with halves of a step,
-/// with what is no number.
+/// with what is no number, as large as a power of two as scale may be, and larger.
 fn rows(k: u32, group: u32) -> Vec<Vec<f32>> {
     let mut rng = Rng::new(3);
     let mut rows: Vec<Vec<f32>> = (0..ROWS).map(|_| (0..k).map(|_| rng.signed() * 3.0).collect()).collect();
@@ -23,6 +23,8 @@ fn rows(k: u32, group: u32) -> Vec<Vec<f32>> {
     rows[3][..first].fill(-0.75);
     rows[5][0] = f32::NAN;
     rows[5][k as usize - 1] = f32::INFINITY;
+    rows[6][..first].fill(127.0 * 2f32.powi(104));
+    rows[7][..first].fill(-127.0 * 2f32.powi(105));
     rows[4][..first].iter_mut().enumerate().for_each(|(i, v)| *v = if i == 0 { 127.0 } else { i as f32 - 0.5 });
     rows
 }
@@ -102,7 +104,7 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
                     let what = format!("k {k}, groups of {group} of {dtype} on {}, {threads} threads, [{r}, group {g}]", isa.name);
                     record(&step.arena, at, x, group, bias_factor, &what);
                     if compute.wants_values() {
-                        values_of_codes(&step.arena, at, group, &what);
+                        values_of_codes(&step.arena, at, x, &what);
                     }
                     let end = if compute.wants_values() { Quantise::VALUES } else { record_bytes } as usize;
                     let padding = &step.arena.bytes()[at + group as usize + 8..at + end];
@@ -119,24 +121,33 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
 fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what: &str) {
     let mut codes = vec![0i8; group as usize];
     let scale = quantise_group(row_type(group), x, &mut codes[..x.len()]);
-    let group = group as usize;
+    let (scale, origin) = match Quantise::has_powers_of_two(group) {
+        true => [if scale == 0.0 { Quantise::INTEGERS } else { scale * Quantise::INTEGERS }; 2].into(),
+        false => (scale, Quantise::INTEGERS),
+    };
+    let (behind, start) = (at + group as usize, at + group as usize + 4);
     if !scale.is_finite() {
         // The whole group is lost, whatever its codes.
-        return assert!(!arena.f32(at + group).is_finite(), "{what}: not a number got lost");
+        let lost = match Quantise::has_powers_of_two(group) {
+            true => arena.f32(behind).is_nan() && arena.f32(start).is_nan(),
+            false => !arena.f32(behind).is_finite(),
+        };
+        return assert!(lost, "{what}: not a number got lost");
     }
-    let found: Vec<i8> = arena.bytes()[at..at + group].iter().map(|b| *b as i8).collect();
+    let found: Vec<i8> = arena.bytes()[at..behind].iter().map(|b| *b as i8).collect();
     assert_eq!(found, codes, "{what}: codes");
-    assert_eq!(arena.f32(at + group).to_bits(), scale.to_bits(), "{what}: scale");
+    assert_eq!(arena.f32(behind).to_bits(), scale.to_bits(), "{what}: scale");
     let sum: i32 = codes.iter().map(|c| i32::from(*c)).sum();
-    assert_eq!(arena.f32(at + group + 4), Quantise::INTEGERS - (bias_factor * sum) as f32, "{what}: start");
+    assert_eq!(arena.f32(start).to_bits(), origin.to_bits().wrapping_add_signed(-bias_factor * sum), "{what}: start");
 }
 
-/// Behind the record at `at` lie the values of its codes.
-fn values_of_codes(arena: &Area, at: usize, group: u32, what: &str) {
-    let scale = arena.f32(at + group as usize);
-    for i in 0..group as usize {
+/// Behind the record at `at` of the group `x` lie the values of its codes.
+fn values_of_codes(arena: &Area, at: usize, x: &[f32], what: &str) {
+    let mut codes = vec![0i8; SHORT_GROUP as usize];
+    let scale = quantise_group(row_type(SHORT_GROUP), x, &mut codes[..x.len()]);
+    for (i, code) in codes.into_iter().enumerate() {
         let value = half::bf16::from_bits(arena.u16(at + Quantise::VALUES as usize + i * 2)).to_f32();
-        let wanted = f32::from(arena.bytes()[at + i] as i8) * scale;
+        let wanted = f32::from(code) * scale;
         assert!(value == wanted || !wanted.is_finite() && !value.is_finite(), "{what}: value {i} is {value}, not {wanted}");
     }
 }

@@ -42,9 +42,14 @@ pub(super) fn integers<'c>(fb: &Fb<'_, 'c>) -> Value<'c> {
     fb.f32s(Quantise::INTEGERS, fb.lanes())
 }
 
+/// Does an FMA scale sums, and take off what they have too much, where columns have no zero points?
+fn scales_by_fma(isa: &Isa, group: u32) -> bool {
+    isa.fma_into_factor && !Quantise::has_powers_of_two(group)
+}
+
 /// Bytes of a group of unpacked nibbles: one to a byte, scales, and zero points or what scaled sums have too much.
 fn unpacked_group(isa: &Isa, panels: &Panels, group: u32) -> u64 {
-    let factors = if panels.coding.has_zeros() || isa.fma_into_factor { 2 } else { 1 };
+    let factors = if panels.coding.has_zeros() || scales_by_fma(isa, group) { 2 } else { 1 };
     u64::from(panels.nr) * (u64::from(group) + factors * DType::F32.size())
 }
 
@@ -63,16 +68,35 @@ pub(super) struct Factors<'c> {
     pub less: Option<Vec<Value<'c>>>,
 }
 
-/// A group's sums of vector `c` of columns as f32, scaled where groups of columns have scales. `bias`: the word of the row's start, where columns have zero points.
-pub(super) fn scaled<'c>(fb: &Fb<'_, 'c>, sum: Value<'c>, factors: Option<&Factors<'c>>, c: usize, bias: Option<Value<'c>>) -> Value<'c> {
-    let value = |sum: Value<'c>| fb.sub(fb.bitcast(sum, sum.ty().with(Elem::F32)), integers(fb));
-    let Some(Factors { scales, zeros, less }) = factors else { return value(sum) };
+/// What a record says of a row's group behind its codes, in all lanes.
+pub(super) struct RowFactors<'c> {
+    /// Its scale, or the origin of its sums (see [`Quantise`]).
+    pub scale: Value<'c>,
+    /// The word of its start, where columns have zero points.
+    pub bias: Option<Value<'c>>,
+}
+
+/// The f32 chain `acc` with a group's sums of vector `c` of columns, scaled where groups of columns have scales.
+pub(super) fn add_scaled<'c>(
+    fb: &Fb<'_, 'c>,
+    group: u32,
+    sum: Value<'c>,
+    columns: Option<&Factors<'c>>,
+    c: usize,
+    row: &RowFactors<'c>,
+    acc: Value<'c>,
+) -> Value<'c> {
+    let powers_of_two = Quantise::has_powers_of_two(group);
+    let float = |sum: Value<'c>| fb.bitcast(sum, sum.ty().with(Elem::F32));
+    let value = |sum: Value<'c>| fb.sub(float(sum), if powers_of_two { row.scale } else { integers(fb) });
+    let Some(Factors { scales, zeros, less }) = columns else {
+        return if powers_of_two { fb.add(acc, value(sum)) } else { fb.fma(value(sum), row.scale, acc) };
+    };
     if let Some(less) = less {
-        return fb.fma(fb.bitcast(sum, sum.ty().with(Elem::F32)), scales[c], less[c]);
+        return fb.fma(fb.fma(float(sum), scales[c], less[c]), row.scale, acc);
     }
-    let sum = value(sum);
-    let sum = zeros.as_ref().zip(bias).map_or(sum, |(zeros, bias)| fb.fma(zeros[c], value(bias), sum));
-    fb.mul(sum, scales[c])
+    let sum = zeros.as_ref().zip(row.bias).map_or(value(sum), |(zeros, bias)| fb.fma(zeros[c], value(bias), value(sum)));
+    if powers_of_two { fb.fma(sum, scales[c], acc) } else { fb.fma(fb.mul(sum, scales[c]), row.scale, acc) }
 }
 
 impl Microkernel<'_> {
@@ -186,8 +210,10 @@ impl Microkernel<'_> {
                 if in_blocks {
                     return (0..rows).flat_map(|pair| vec![pair; sums_per_row]).map(|pair| packed.start(fb, pair)).collect();
                 }
-                let no_bias = self.coding.has_zeros() || self.coding.offset(self.dtype) == 0;
-                let start = |r| if no_bias { fb.bitcast(integers(fb), ints) } else { words_of(a, r, group + 4) };
+                let start = |r| match self.start_at(group) {
+                    Some(at) => words_of(a, r, at),
+                    None => fb.bitcast(integers(fb), ints),
+                };
                 (0..rows).map(start).flat_map(|start| vec![start; sums_per_row]).collect()
             };
             let keep = keep.map(|keep| {
@@ -264,11 +290,11 @@ impl Microkernel<'_> {
             let n = sums.len() / rows as usize;
             let mut acc = acc.to_vec();
             for r in 0..rows {
-                let row = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
-                let bias = self.coding.has_zeros().then(|| words_of(a, r, group + 4));
+                let scale = if in_blocks { packed.scale(fb, r) } else { fb.load_broadcast(DType::F32, lanes, row_at(a, r, group)) };
+                let row = RowFactors { scale, bias: self.coding.has_zeros().then(|| words_of(a, r, group + 4)) };
                 for c in 0..n {
                     let e = r as usize * n + c;
-                    acc[e] = fb.fma(scaled(fb, sums[e], factors.as_ref(), c, bias), row, acc[e]);
+                    acc[e] = add_scaled(fb, group, sums[e], factors.as_ref(), c, &row, acc[e]);
                 }
             }
             acc
@@ -277,11 +303,20 @@ impl Microkernel<'_> {
         last.into_iter().zip(&tile).for_each(|(value, at)| fb.store(value, *at, lanes * 4));
     }
 
+    /// Byte of a record where the word is at which sums start, unless all start at [`Quantise::INTEGERS`].
+    pub(super) fn start_at(&self, group: u32) -> Option<u32> {
+        match self.coding.has_zeros() || self.coding.offset(self.dtype) == 0 {
+            true if Quantise::has_powers_of_two(group) => Some(group),
+            true => None,
+            false => Some(group + 4),
+        }
+    }
     /// Factors of the columns of a walk in the group whose scales are at `at`.
     pub(super) fn factors<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: Value<'c>) -> Factors<'c> {
         let scales = self.scales(fb, walk, at);
         let has_zeros = self.coding.has_zeros();
-        let less = (fb.isa().fma_into_factor && !has_zeros).then(|| match self.is_unpacked() {
+        let by_fma = self.coding.group().is_some_and(|group| scales_by_fma(fb.isa(), group));
+        let less = (by_fma && !has_zeros).then(|| match self.is_unpacked() {
             true => self.zeros(fb, walk, at),
             false => scales.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect(),
         });

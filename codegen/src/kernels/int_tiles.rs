@@ -15,12 +15,12 @@
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
-use super::int_dot::{integers, scaled};
+use super::int_dot::{RowFactors, add_scaled, integers};
 use super::microkernel::{At, Keep, Microkernel, Start, Walk};
 use super::tiles::{Ahead, ROW, SIDE};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute, DType, Matmul};
+use crate::program::{Coding, Compute, Matmul};
 
 /// k, and bytes of a row, of a step in groups of `group`.
 pub(super) fn step_k(group: u32) -> u32 {
@@ -145,22 +145,22 @@ impl Microkernel<'_> {
             }
         };
         let store = |i: Value<'c>| self.each_sum(fb, row_tiles, buffer(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
-        let no_bias = self.coding.has_zeros() || self.coding.offset(self.dtype) == 0;
         let scale = |i: Value<'c>| {
             let factors = self.coding.has_group_scales().then(|| self.factors(fb, walk, fb.index(at.scales, i, group_bytes)));
             let (a, from) = (fb.index(at.a, i, record), buffer(i));
             fb.for_(fb.int(0), m, 1, |r| {
-                let behind = fb.offset_const(fb.index(a, r, stride.into()), group.into());
-                let row = fb.load_broadcast(DType::F32, lanes, behind);
-                let start = fb.splat(fb.load(Ty::I32, fb.offset_const(behind, 4), 4), lanes);
-                let first = if no_bias { fb.bitcast(integers(fb), start.ty()) } else { start };
+                let record = fb.index(a, r, stride.into());
+                let word = |at: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(record, at.into()), 4), lanes);
+                let ints = Ty::vec(Elem::I32, lanes);
+                let first = self.start_at(group).map_or_else(|| fb.bitcast(integers(fb), ints), word);
+                let scale = fb.bitcast(word(group), ints.with(Elem::F32));
+                let row = RowFactors { scale, bias: self.coding.has_zeros().then(|| word(group + 4)) };
                 let [from, tile] = [from, at.tile].map(|at| fb.index(at, r, row_bytes));
                 for (c, v) in vectors().enumerate() {
-                    let sum = fb.add(fb.load(start.ty(), fb.offset_const(from, v), lanes * 4), first);
+                    let sum = fb.add(fb.load(ints, fb.offset_const(from, v), lanes * 4), first);
                     let to = fb.offset_const(tile, v);
                     let acc = fb.load(Ty::vec(Elem::F32, lanes), to, lanes * 4);
-                    let value = scaled(fb, sum, factors.as_ref(), c, self.coding.has_zeros().then_some(start));
-                    fb.store(fb.fma(value, row, acc), to, lanes * 4);
+                    fb.store(add_scaled(fb, group, sum, factors.as_ref(), c, &row, acc), to, lanes * 4);
                 }
             });
         };
