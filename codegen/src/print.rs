@@ -233,8 +233,9 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let t = &m.tile;
     writeln!(
         out,
-        "  tile {{mr {}, streams {}, k_block {}, m_block {}, n_block {}, widen {}, prefetch {} {}, busy {} {}, near {} {} {}}}",
+        "  tile {{mr {} {}, streams {}, k_block {}, m_block {}, n_block {}, widen {}, prefetch {} {}, busy {} {}, near {} {} {}}}",
         t.mr,
+        t.block_mr,
         t.streams,
         t.k_block,
         t.m_block,

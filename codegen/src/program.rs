@@ -764,6 +764,8 @@ impl Quantise {
 pub struct MatmulTile {
     /// Most rows per register tile; instances exist for 1 ..= mr.
     pub mr: u32,
+    /// With several blocks of rows: most rows of a block, at most `mr`; instances exist from half of it on.
+    pub block_mr: u32,
     /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
     pub streams: u32,
     /// With several blocks of rows: k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).

@@ -394,6 +394,8 @@ impl<'a> Verifier<'a> {
         };
         self.check(m.a_stride >= width, || format!("rows of a have {} of {width} k", m.a_stride));
         self.check(m.tile.mr > 0 && m.tile.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
+        let blocks = (1..=m.tile.mr).contains(&m.tile.block_mr);
+        self.check(blocks, || format!("blocks of {} rows in tiles of {}", m.tile.block_mr, m.tile.mr));
         // Each pass has several blocks of rows.
         let passes = m.tile.m_block == 0 || m.tile.m_block > 2 * m.tile.mr;
         self.check(passes, || format!("passes of {} rows in tiles of {}", m.tile.m_block, m.tile.mr));

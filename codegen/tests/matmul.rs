@@ -3,7 +3,7 @@
 mod asm_check;
 mod kernel_harness;
 
-use asm_check::{HotLoop, hot_loops};
+use asm_check::{HotLoop, group_loops, hot_loops};
 use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
@@ -58,6 +58,7 @@ impl Case {
             out: DType::F32,
             tile: MatmulTile {
                 mr: isa.tile_rows,
+                block_mr: isa.tile_rows,
                 streams: isa.streams.rows.side_by_side,
                 k_block: 0,
                 m_block: 27,
@@ -516,7 +517,9 @@ fn codes_in_blocks_with_epilogues() {
         for case in coded(&isa, &[&made[..], &given].concat()) {
             let group = case.coding.group().unwrap();
             let blocked = |k: u32, blocks: u32, widen: bool| {
-                let tile = MatmulTile { k_block: k / blocks, widen, ..case.tile };
+                // Where each block of rows reads weights as they are stored, it has fewer rows than a single one may have.
+                let block_mr = if widen { case.tile.mr } else { case.tile.mr * 3 / 4 };
+                let tile = MatmulTile { k_block: k / blocks, widen, block_mr, ..case.tile };
                 Case { tile, k, ..case.clone() }
             };
             // Two groups per block, where that is not too deep for the tolerance of f32.
@@ -545,7 +548,7 @@ fn tiles_of_bf16() {
     for isa in isas().into_iter().filter(|isa| isa.bf16_tiles) {
         let case = Case { compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) };
         for (k, k_block, mr) in [(32, 0, 4), (96, 32, 2), (160, 64, 6)] {
-            let tile = MatmulTile { k_block, mr, ..case.tile };
+            let tile = MatmulTile { k_block, mr, block_mr: mr, ..case.tile };
             let case = Case { k, tile, ..case.clone() };
             case.check(&isa);
             Case { nr: 16, group_cols: 130, epilogue: Epilogue::BiasResidual, ..case.clone() }.check(&isa);
@@ -737,7 +740,7 @@ fn hot_loop_asm() {
         for ways in [1, 2] {
             let epilogue = if ways == 2 { Epilogue::SiluGate } else { Epilogue::Plain };
             let case = Case { compute, epilogue, k: 2048, ..Case::new(&isa, dtype) };
-            let case = Case { tile: MatmulTile { mr: rows, k_block: 1024, widen: true, ..case.tile }, ..case };
+            let case = Case { tile: MatmulTile { mr: rows, block_mr: rows, k_block: 1024, widen: true, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
             let widens = compute == Compute::F32 && dtype != DType::F32;
@@ -808,18 +811,21 @@ fn hot_loop_asm_of_codes() {
         let zeros = zeros.into_iter().filter(|_| compute == Compute::Int8Dot);
         for coding in [Coding::Int8 { group: 256 }, int4(32), int4(128)].into_iter().chain(zeros) {
             let case = Case { compute, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
-            let case = Case { tile: MatmulTile { mr: isa.rows(compute), k_block: 1024, widen: true, ..case.tile }, ..case };
-            let (program, kernel) = case.program(&isa);
-            let asm = assembly(&isa, &program, &kernel);
             let four = matches!(coding, Coding::Int4 { .. });
             let rows = isa.rows(compute);
-            let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
-            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four || *name == "block"));
+            // Blocks of six rows that take nibbles apart themselves keep both sums in registers.
+            let (widen, beside) = (!isa.nibbles_beside_dots, isa.nibbles_beside_dots && coding == int4(32));
+            let block_mr = if beside { 6 } else { rows };
+            let case = Case { tile: MatmulTile { mr: rows, block_mr, k_block: 1024, widen, ..case.tile }, ..case };
+            let (program, kernel) = case.program(&isa);
+            let asm = assembly(&isa, &program, &kernel);
+            let blocks = (block_mr.div_ceil(2)..=block_mr).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
+            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four && widen || *name == "block"));
             for (m, name) in functions {
                 let hot = hot_loops(&asm, triple, &format!("kernel.{name}{m}"));
                 let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
                 // Nibbles, where they were not taken apart before, are two dots a step.
-                let halves = if four && name != "block" { 2 } else { 1 };
+                let halves = if four && (name != "block" || !widen) { 2 } else { 1 };
                 // Sixteen codes of a row in a register, where dots take four of them from a lane.
                 let per_step = if dot == "sdot" && m > 2 { 4 } else { halves };
                 // Matrix instructions work on pairs of rows.
@@ -838,8 +844,15 @@ fn hot_loop_asm_of_codes() {
                     }
                 }
                 let most = loops.iter().map(|l| l.accumulators()).max().unwrap_or(0);
-                if m == rows && name == "block" && most != (rows * isa.tile_vectors) as usize {
+                if m == block_mr && name == "block" && most != (block_mr * isa.tile_vectors) as usize {
                     fail(format!("{most} accumulators"), String::new());
+                }
+                if beside && name == "block" {
+                    let around = group_loops(&asm, triple, &format!("kernel.{name}{m}"));
+                    let lines = || around.iter().flat_map(|l| l.before.iter().chain(&l.after));
+                    if lines().count() == 0 || lines().any(|l| l.contains("zmm") && l.contains("(%rsp")) {
+                        fail("sums on the stack".into(), lines().copied().collect::<Vec<_>>().join("\n"));
+                    }
                 }
                 // Two blocks of rows ask for all that comes next, each for half of the lines that a step reads (of nibbles that are not taken apart).
                 for l in loops.iter().filter(|_| name != "stream" && dot != "smmla") {
@@ -871,7 +884,8 @@ fn tiles_asm() {
             _ => (isa.matmul_of_codes(coding), DType::U8),
         };
         let case = Case { compute, coding, k: 2048, ..Case::new(&isa, dtype) };
-        let (program, kernel) = Case { tile: MatmulTile { mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
+        let (program, kernel) =
+            Case { tile: MatmulTile { mr: isa.rows(compute), block_mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
         let alone = [("kernel.alone1", 2), ("kernel.alone2", 4)].into_iter().filter(|_| compute == Compute::CodesInBf16Tiles);
         for (name, dots) in [("kernel.tiles1", 2), ("kernel.tiles2", 4)].into_iter().chain(alone) {
@@ -910,7 +924,7 @@ fn hot_loop_asm_of_dots_in_pairs() {
         for coding in [Coding::Int8 { group: 256 }, int4(32), int4(128)] {
             let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
             let rows = isa.rows(case.compute);
-            let case = Case { tile: MatmulTile { mr: rows, k_block: 1024, widen: true, ..case.tile }, ..case };
+            let case = Case { tile: MatmulTile { mr: rows, block_mr: rows, k_block: 1024, widen: true, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
             let bytes = coding.has_bytes();
@@ -950,7 +964,8 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
     let k = 2048;
     let case = Case { compute: Compute::Bf16Dot, epilogue: Epilogue::SiluGate, k, ..Case::new(&isa, DType::Bf16) };
-    let tile = MatmulTile { mr: 12, prefetch: 1024, prefetch_l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile };
+    let tile =
+        MatmulTile { mr: 12, block_mr: 12, prefetch: 1024, prefetch_l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile };
     let (program, kernel) = Case { tile, ..case }.program(&isa);
     let asm = assembly(&isa, &program, &kernel);
     // The second way's panel lies behind the first.
@@ -983,7 +998,8 @@ fn distances_by_the_number_of_streams() {
     let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
     let case = Case { compute: Compute::Bf16Tiles, k: 2048, group_cols: 256, ..Case::new(&isa, DType::Bf16) };
     // Nearer: into L2 instead of L1.
-    let near = MatmulTile { mr: 4, streams: 6, prefetch: 0, busy_rows: 0, near_streams: 3, near: 1024, near_l1: 0, ..case.tile };
+    let near =
+        MatmulTile { mr: 4, block_mr: 4, streams: 6, prefetch: 0, busy_rows: 0, near_streams: 3, near: 1024, near_l1: 0, ..case.tile };
     for tile in [near, MatmulTile { near_streams: 0, ..near }] {
         let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);

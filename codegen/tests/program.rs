@@ -51,6 +51,7 @@ fn sample() -> Program {
     };
     let tile = MatmulTile {
         mr: 12,
+        block_mr: 12,
         streams: 6,
         k_block: 512,
         m_block: 0,
@@ -200,7 +201,7 @@ fn text_form() {
           region r1 layers.qkv = matmul bf16_dot (v0 < rows, v1) {
             a = b1: bf16 stride 64
             w = w1: panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns}
-            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
+            tile {mr 12 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
             o0 = b2: f32
             o1 = w3: f32
             o0[v0 * 192 + v1] = acc0 + o1[v1]
@@ -223,7 +224,7 @@ fn text_form() {
           region r3 layers.o = matmul bf16_dot (v0 < rows, v1) {
             a = b3: bf16 stride 64
             w = w2: panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns}
-            tile {mr 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
+            tile {mr 12 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
             o0 = b0: f32
             e4 = v0 * 64 + v1
             o0[e4] = o0[e4] + acc0
@@ -258,7 +259,7 @@ fn sample_compiles() {
         let mut p = sample();
         for region in &mut p.regions {
             if let Kernel::Matmul(m) = &mut region.kernel {
-                m.tile.mr = isa.tile_rows;
+                (m.tile.mr, m.tile.block_mr) = (isa.tile_rows, isa.tile_rows);
                 if !isa.bf16_dot {
                     m.compute = Compute::F32;
                 }

@@ -144,6 +144,7 @@ fn matmuls_for_more_rows_are_other_kernels() {
     let panels = Panels { nr: 16, k_pack: 2, k: 2048, groups: 1, group_cols: 64, ways: 1, coding: Coding::Elements };
     let tile = MatmulTile {
         mr: 6,
+        block_mr: 6,
         streams: 4,
         k_block: 512,
         m_block: 24,

@@ -305,7 +305,7 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
     let (program, kernel) = kernel(isa, weights, compute, ways, rows)?;
     let asm = assembly(isa, &program, &kernel)?;
     // As the kernel splits them: balanced blocks, the larger size.
-    let blocks = rows.div_ceil(kernel.tile.mr);
+    let blocks = if rows > kernel.tile.mr { rows.div_ceil(kernel.tile.block_mr) } else { 1 };
     let m = rows.div_ceil(blocks);
     // Name, products of one instruction.
     let (arithmetic, instruction, products) = match kernel.compute {

@@ -3,7 +3,7 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 3, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
+//! { "rcompile_tuning": 4, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
@@ -24,7 +24,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 3;
+const VERSION: u32 = 4;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// Name of the file among the inputs that `info` lists.
@@ -98,6 +98,7 @@ impl Entry {
 #[serde(remote = "MatmulTile", deny_unknown_fields)]
 struct Tile {
     mr: u32,
+    block_mr: u32,
     streams: u32,
     k_block: u32,
     m_block: u32,
@@ -226,10 +227,11 @@ fn input(bytes: &[u8]) -> InputFile {
 }
 
 /// Fields of a tile with their least and largest value, and what they are a multiple of.
-fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 12] {
+fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 13] {
     let tile = &entry.tile;
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
+        ("block_mr", tile.block_mr, 1, tile.mr, 1),
         ("streams", tile.streams, 1, 64, 1),
         ("k_block", tile.k_block, 0, entry.k.next_multiple_of(padding(&entry.weights)), 2),
         // Each pass has several blocks of rows.
@@ -322,6 +324,7 @@ mod tests {
             key,
             MatmulTile {
                 mr: 8,
+                block_mr: 6,
                 streams: 6,
                 k_block: 0,
                 m_block: 0,
@@ -349,7 +352,7 @@ mod tests {
     fn written_and_read() {
         let (key, tile) = sample();
         let mut tuning = Tuning::default();
-        tuning.set(key.clone(), MatmulTile { mr: 1, ..tile });
+        tuning.set(key.clone(), MatmulTile { block_mr: 1, ..tile });
         tuning.set(key.clone(), tile);
         let other = MatmulKey { rows: 1, ..key.clone() };
         tuning.set(other, MatmulTile { prefetch: 0, ..tile });
@@ -393,7 +396,7 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 3", "\"rcompile_tuning\": 2", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 4", "\"rcompile_tuning\": 3", 6, "rcompile_tuning"),
             ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "busy_rows"),
             ("\"near_streams\": 3", "\"near_streams\": 65", 5, "near_streams"),
             ("\"near\": 2048", "\"near\": 100", 5, "near"),
@@ -404,6 +407,7 @@ mod tests {
             ("\"mr\": 8", "\"mr\": 13", 5, "matmuls[0].tile.mr"),
             ("\"mr\": 8", "\"mr\": 0", 5, "matmuls[0].tile.mr"),
             ("\"mr\": 8", "\"mr\": -1", 4, "-1"),
+            ("\"block_mr\": 6", "\"block_mr\": 9", 5, "matmuls[0].tile.block_mr"),
             ("\"mr\": 8", "\"rows\": 8", 4, "rows"),
             ("\"k_block\": 0", "\"k_block\": 33", 5, "k_block"),
             ("\"k_block\": 0", "\"k_block\": 66", 5, "k_block"),

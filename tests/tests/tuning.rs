@@ -64,7 +64,11 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
             let old = matmul["tile"][&field].clone();
             matmul["tile"][&field] = match (&old, &*field) {
                 (Value::Bool(b), _) => (!b).into(),
-                (_, "mr") => rows.min(5).into(),
+                (_, "mr") => {
+                    matmul["tile"]["block_mr"] = rows.min(5).into();
+                    rows.min(5).into()
+                }
+                (_, "block_mr") => rows.min(3).into(),
                 (_, "m_block") => (2 * matmul["tile"]["mr"].as_u64().unwrap() + 1).into(),
                 (_, "prefetch" | "prefetch_l1" | "busy_l1" | "near" | "near_l1") => (if old == 0 { 256 } else { 0 }).into(),
                 (_, "k_block") => (if old == 0 { 32 } else { 0 }).into(),
@@ -129,7 +133,7 @@ fn a_wrong_file_is_refused_before_any_work() {
         assert!(!out.exists() && e.lines()[0].contains("tuning.json"), "{e}");
         e.exit_code()
     };
-    let with = |cpu: &str| format!(r#"{{"rcompile_tuning":3,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","matmuls":[]}}"#);
+    let with = |cpu: &str| format!(r#"{{"rcompile_tuning":4,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","matmuls":[]}}"#);
     assert_eq!(refused("tiles"), 4);
     assert_eq!(refused(&with("znver5")), 5);
     std::fs::write(&file, with("x86-64-v3")).unwrap();

@@ -94,6 +94,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_tiles: false,
         int8_mmla: features.contains("i8mm") && features.contains("dotprod"),
         fma_into_factor: false,
+        nibbles_beside_dots: false,
         features,
     })
 }

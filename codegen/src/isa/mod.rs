@@ -136,6 +136,8 @@ pub struct Isa {
     pub bf16_tiles: bool,
     /// FMA may overwrite a factor: an addend that is used again needs no copy (FMLA of NEON overwrites the addend).
     pub fma_into_factor: bool,
+    /// What takes nibbles apart, and what scales sums, has pipes beside those of the integer dots: every block of rows takes them apart for itself, and weights pass through caches as they are stored.
+    pub nibbles_beside_dots: bool,
 }
 
 /// How four products of bytes are added to an i32 lane.

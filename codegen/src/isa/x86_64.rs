@@ -23,7 +23,10 @@ const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL, AMX];
 struct Row {
     name: &'static str,
     features: &'static [&'static [&'static str]],
-    bf16_dot_fast: bool,
+    /// [`Isa::bf16_dot_fast`], where there is one.
+    bf16_fast: bool,
+    /// [`Isa::nibbles_beside_dots`].
+    beside: bool,
     /// KiB per core.
     l2: u64,
     streams: Streams,
@@ -92,19 +95,19 @@ const ZEN5: Streams = Streams {
 const PORTABLE: Streams = Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, bytes: ZEN5.nibbles, ..ZEN5 };
 
 const ROWS: &[Row] = &[
-    Row { name: "x86-64-v3", features: &[], bf16_dot_fast: false, l2: GENERIC_L2, streams: PORTABLE },
-    Row { name: "x86-64-v4", features: &[V4], bf16_dot_fast: false, l2: GENERIC_L2, streams: GENERIC },
-    Row { name: "haswell", features: &[], bf16_dot_fast: false, l2: 256, streams: INTEL_STREAMS },
-    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_dot_fast: false, l2: 1280, streams: INTEL_STREAMS },
-    Row { name: "znver2", features: &[], bf16_dot_fast: false, l2: 512, streams: NEAR_STREAMS },
-    Row { name: "znver3", features: &[], bf16_dot_fast: false, l2: 512, streams: NEAR_STREAMS },
-    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_dot_fast: true, l2: 1024, streams: NEAR },
-    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_dot_fast: true, l2: 1024, streams: ZEN5 },
-    Row { name: "skylake-avx512", features: &[V4], bf16_dot_fast: false, l2: 1024, streams: INTEL_STREAMS },
-    Row { name: "icelake-server", features: &[V4, VNNI], bf16_dot_fast: false, l2: 1280, streams: INTEL_STREAMS },
-    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL, AMX], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
-    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL, AMX], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
-    Row { name: "graniterapids", features: &[V4, VNNI, INTEL, AMX], bf16_dot_fast: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "x86-64-v3", features: &[], bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },
+    Row { name: "x86-64-v4", features: &[V4], bf16_fast: false, beside: false, l2: GENERIC_L2, streams: GENERIC },
+    Row { name: "haswell", features: &[], bf16_fast: false, beside: false, l2: 256, streams: INTEL_STREAMS },
+    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
+    Row { name: "znver2", features: &[], bf16_fast: false, beside: false, l2: 512, streams: NEAR_STREAMS },
+    Row { name: "znver3", features: &[], bf16_fast: false, beside: false, l2: 512, streams: NEAR_STREAMS },
+    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_fast: true, beside: false, l2: 1024, streams: NEAR },
+    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_fast: true, beside: true, l2: 1024, streams: ZEN5 },
+    Row { name: "skylake-avx512", features: &[V4], bf16_fast: false, beside: false, l2: 1024, streams: INTEL_STREAMS },
+    Row { name: "icelake-server", features: &[V4, VNNI], bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
+    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "graniterapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
 ];
 
 pub(super) fn names() -> Vec<&'static str> {
@@ -137,7 +140,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             .iter()
             .find(|r| r.name == cpu)
             .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
-        (row.name.to_string(), row.name.to_string(), set(row.features), row.bf16_dot_fast)
+        (row.name.to_string(), row.name.to_string(), set(row.features), row.bf16_fast)
     };
     super::edit(&mut features, feature_edits, KNOWN)?;
     for needed in ["avx2", "fma", "f16c"] {
@@ -155,7 +158,8 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         features.retain(|f| !f.starts_with("amx"));
     }
     let bf16_dot = features.contains("avx512bf16");
-    let (l2, streams) = row_of(&name, &features).map_or((GENERIC_L2, GENERIC), |r| (r.l2, r.streams));
+    let (l2, streams, beside) = row_of(&name, &features).map_or((GENERIC_L2, GENERIC, false), |r| (r.l2, r.streams, r.beside));
+    let nibbles_beside_dots = beside && wide && features.contains("avx512vnni");
     Ok(Isa {
         arch: Arch::X86_64,
         triple: triple.to_string(),
@@ -184,6 +188,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         int8_tiles: tiles && features.contains("amx-int8"),
         bf16_tiles: tiles && features.contains("amx-bf16"),
         fma_into_factor: true,
+        nibbles_beside_dots,
         features,
     })
 }

@@ -9,7 +9,7 @@
 //! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else LLVM spills the f32 ones, once a
 //! group: the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
-//! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, so with many blocks of rows the first one keeps what it took
+//! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, unless it has pipes of its own ([`Isa::nibbles_beside_dots`]), so with many blocks of rows the first one keeps what it took
 //! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
 //! `[group / 8][nr][8]`). Where there are no zeros, their place has the `3 * 2^22 * scale` of below, where that is wanted.
 //!
@@ -25,6 +25,10 @@
 //! 128 * 127 * 256 < 2^22, or 255 * 127 * 128 where unsigned codes wait for their zero points. `s32 * scale` is then a subtraction and a product or, where an
 //! FMA may overwrite a factor ([`Isa::fma_into_factor`]), one FMA, `(3 * 2^22 + s32) * scale - 3 * 2^22 * scale`: the same bits, because a scale has eleven bits
 //! and the last product is exact.
+//!
+//! Scales of rows by 32 are powers of two, and sums start at the bits of `3 * 2^22 * scale`, which count multiples of the scale: what a subtraction makes of them is scaled already, and one FMA
+//! is left per sum, `f32 += (s32 * scale of the row) * scale of the column` (of eight dots and one; two were a tenth of all, where FMA and dots share pipes). With nibbles `s32 * scale * scale` is
+//! exact, as above.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};

@@ -19,7 +19,7 @@
 //!
 //! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and
 //! thread count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k;
-//! blocks of k go on with the accumulators of the block before. Row blocks are balanced (33 rows at `mr` 12: 11, 11, 11), and an exact
+//! blocks of k go on with the accumulators of the block before. Row blocks are balanced (33 rows at `block_mr` 12: 11, 11, 11), and an exact
 //! instance exists for each row count: no padding rows.
 //!
 //! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
@@ -50,9 +50,10 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let rows = program.capacity(kernel.rows);
     let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
     let blocked = blocks.map(|blocks| {
-        // Balanced blocks of more than mr rows have at least half of mr.
-        let least = kernel.tile.mr.div_ceil(2);
-        let rows = |weights| (least..=kernel.tile.mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
+        // Balanced blocks of more rows than one has have at least half of it.
+        let most = kernel.tile.block_mr;
+        let least = most.div_ceil(2);
+        let rows = |weights| (least..=most).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
                 rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, blocks.widen, &blocks, &epilogue, ahead.as_ref())),
@@ -208,7 +209,7 @@ impl Blocks {
         // Tiles want bytes, or bf16.
         let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
-        let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.mr);
+        let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.block_mr);
         let (depth, unit) = (depth(kernel), micro.k_unit());
         let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
         let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
@@ -552,7 +553,7 @@ impl<'c> Generator<'_, 'c> {
                 let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
                 let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
                 let stage = self.stage(fb, kb, is_last);
-                self.blocks_of_rows(fb, pass, kernel.tile.mr, |RowBlock { number, count, row, rows }| {
+                self.blocks_of_rows(fb, pass, kernel.tile.block_mr, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
                     let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                     let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));

@@ -32,7 +32,7 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
             MatmulTile { n_block: t.n_block * 2, ..t },
             MatmulTile { m_block: 2 * t.m_block, ..t },
             MatmulTile { k_block: (t.k_block / 2).next_multiple_of(2).min(t.k_block), ..t },
-            MatmulTile { mr: (tile_rows * 2 / 3).min(t.mr), ..t },
+            MatmulTile { block_mr: (tile_rows * 2 / 3).min(t.block_mr), ..t },
         ]
     };
     let mut list = vec![heuristic];
