@@ -715,8 +715,7 @@ impl Compute {
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
 /// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
 /// start. Where scales are powers of two both are multiplied with the scale, and `INTEGERS * scale` takes the place of `scale`: bits count its multiples from there on, so that sums which start
-/// there are scaled already. (A scale of zero counts as one then, since all codes are zero, and one for which that would be too large, of values from 2^111 on, as no number.) Bytes after that are
-/// not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is padded with zero codes.
+/// there are scaled already. (A scale of zero counts as one then, since all codes are zero.) Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.

@@ -50,7 +50,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let rows = program.capacity(kernel.rows);
     let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
     let blocked = blocks.map(|blocks| {
-        // Balanced blocks of more rows than one has have at least half of it.
+        // Balanced blocks have at least half of the most rows.
         let most = kernel.tile.block_mr;
         let least = most.div_ceil(2);
         let rows = |weights| (least..=most).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();

@@ -81,12 +81,14 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c
     let tiny = fb.cmp(Cmp::Lt, largest, fb.f32(TINY));
     let or_zero = |v: Value<'c>| fb.select(tiny, fb.f32(0.0), v);
     let scale = fb.div(largest, fb.f32(127.0));
+    let integers = fb.f32(Quantise::INTEGERS);
     let powers_of_two = Quantise::has_powers_of_two(kernel.group);
     let (scale, inverse) = match powers_of_two {
         true => {
-            // The mantissa that is not zero makes the exponent one more; what is no number, and infinity, make it none.
+            // The mantissa that is not zero makes the exponent one more; what is no number, or too large to count sums in, makes it none.
             let exponent = fb.and(fb.add(fb.bitcast(scale, Ty::I32), fb.i32(0x007f_ffff)), fb.i32(0x7f80_0000));
-            let scale = fb.add(fb.bitcast(exponent, Ty::F32), fb.mul(scale, fb.f32(0.0)));
+            let power = fb.bitcast(exponent, Ty::F32);
+            let scale = fb.add(power, fb.mul(fb.add(scale, fb.mul(power, integers)), fb.f32(0.0)));
             (scale, fb.div(fb.f32(1.0), scale))
         }
         false => (scale, fb.div(fb.f32(127.0), largest)),
@@ -106,17 +108,8 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c
         }
     }
     let sum = fb.reduce(sum, |a, b| fb.add(a, b));
-    let integers = fb.f32(Quantise::INTEGERS);
-    let (scale, origin) = match powers_of_two {
-        true => {
-            let origin = fb.mul(fb.select(tiny, fb.f32(1.0), scale), integers);
-            // Infinity, near which bits count nothing, becomes no number.
-            let origin = fb.add(origin, fb.mul(origin, fb.f32(0.0)));
-            (origin, origin)
-        }
-        false => (scale, integers),
-    };
-    fb.store(scale, fb.offset_const(out, kernel.group.into()), 4);
+    let origin = if powers_of_two { fb.mul(fb.select(tiny, fb.f32(1.0), scale), integers) } else { integers };
+    fb.store(if powers_of_two { origin } else { scale }, fb.offset_const(out, kernel.group.into()), 4);
     let start = fb.add(fb.mul(sum, fb.i32(-kernel.bias_factor)), fb.bitcast(origin, Ty::I32));
     fb.store(start, fb.offset_const(out, u64::from(kernel.group) + 4), 4);
 }

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! q8, q8g64, ..   codes -127 ..= 127, scale f32 = max|x| / 127;   code = nearest(x * (127 / max|x|))
-//! q8g32           the same with a power of two as scale, the least that is not below max|x| / 127;   code = nearest(x * (1 / scale))
+//! q8g32           the same with a power of two as scale, the least that is not below max|x| / 127 and at most 2^104;   code = nearest(x * (1 / scale))
 //! q4g32, ..       codes   -8 ..=   7, scale f16 of five significant bits, near m / -8, m the element of largest magnitude (the first of equals): of the
 //!                 nearest and four on either side the one with the least sum of squared errors (the nearest, then the first of equals);
 //!                 code = nearest(x * (1 / scale)) within -8 ..= 7
@@ -44,10 +44,14 @@ fn short_scale(x: f32, on: i32) -> f32 {
     round(DType::F16, f64::from(f32::from_bits(nearest.wrapping_add_signed(on << DROPPED)))) as f32
 }
 
-/// The least power of two that is not below `x`, which is positive; not a number where `x` is none or infinite.
+/// 3 * 2^22: f32 around it are the integers, and around a multiple by a power of two the multiples of that.
+const INTEGERS: f32 = 12_582_912.0;
+
+/// The least power of two that is not below `x`, which is positive; not a number where `x` is none, and from 2^105 on: sums are counted from [`INTEGERS`] times it on.
 fn power_of_two(x: f32) -> f32 {
     const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
-    f32::from_bits((x.to_bits() + MANTISSA) & f32::INFINITY.to_bits()) + x * 0.0
+    let power = f32::from_bits((x.to_bits() + MANTISSA) & f32::INFINITY.to_bits());
+    power + (x + power * INTEGERS) * 0.0
 }
 
 /// Consecutive elements of a row that share a scale.
@@ -87,8 +91,7 @@ impl Group {
 
 /// `x` to the nearest integer, ties to even; exact for `|x| <= 2^22`.
 fn nearest(x: f32) -> f32 {
-    const SHIFT: f32 = 12_582_912.0;
-    (x + SHIFT) - SHIFT
+    (x + INTEGERS) - INTEGERS
 }
 
 /// How the elements of a group become codes.
@@ -295,7 +298,9 @@ mod tests {
             [1.0, 1.0625, 1.0625, 1.0, -2.0, -31.0 / 32768.0]
         );
         assert_eq!([1.0, 1.000_000_1, 0.3, 4.0].map(power_of_two), [1.0, 2.0, 0.5, 4.0]);
-        assert!([f32::INFINITY, f32::NAN].iter().all(|x| power_of_two(*x).is_nan()));
+        let most = 2f32.powi(104);
+        assert_eq!(power_of_two(most), most);
+        assert!([f32::INFINITY, f32::NAN, most * 1.01].iter().all(|x| power_of_two(*x).is_nan()));
         let mut codes = [0; 2];
         assert_eq!(quantise_group(DType::Q8(Group::G32), &[127.0, -63.4], &mut codes), 1.0);
         assert_eq!(codes, [127, -63]);
