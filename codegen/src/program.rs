@@ -715,7 +715,7 @@ impl Compute {
 /// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
 /// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
 /// start. Where scales are powers of two both are multiplied with the scale, and `INTEGERS * scale` takes the place of `scale`: bits count its multiples from there on, so that sums which start
-/// there are scaled already. (A scale of zero counts as one then, since all codes are zero.) Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is padded with zero codes.
+/// there are scaled already. Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -763,7 +763,7 @@ impl Quantise {
 pub struct MatmulTile {
     /// Most rows per register tile; instances exist for 1 ..= mr.
     pub mr: u32,
-    /// With several blocks of rows: most rows of a block, at most `mr`; instances exist from half of it on.
+    /// With several blocks of rows: most rows of a block, at most `mr`; instances exist from [`MatmulTile::least_block`] on.
     pub block_mr: u32,
     /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
     pub streams: u32,
@@ -799,6 +799,11 @@ impl MatmulTile {
             (_, near) if near > 0 && streams >= near => (self.near, self.near_l1),
             _ => (self.prefetch, self.prefetch_l1),
         }
+    }
+    /// Rows of the smallest block of several, which are balanced.
+    pub fn least_block(&self) -> u32 {
+        let blocks = (self.mr + 1).div_ceil(self.block_mr);
+        ((self.mr + 1) / blocks).min((blocks * self.block_mr + 1) / (blocks + 1))
     }
     /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
     pub fn is_busy(&self, m: u32) -> bool {

@@ -327,6 +327,8 @@ fn every_rule_reports() {
         }),
         ("panels differ from those of w1", |p| qkv(p).panels.k = 62),
         ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
+        ("blocks of 13 rows in tiles of 12", |p| qkv(p).tile.block_mr = 13),
+        ("blocks of 0 rows in tiles of 12", |p| qkv(p).tile.block_mr = 0),
         ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
         ("integer arithmetic wants records", |p| qkv(p).compute = Compute::Int8Mmla),
         ("tiles of bf16 do not hold Elements", |p| qkv(p).compute = Compute::CodesInBf16Tiles),

@@ -122,7 +122,7 @@ fn record(arena: &Area, at: usize, x: &[f32], group: u32, bias_factor: i32, what
     let mut codes = vec![0i8; group as usize];
     let scale = quantise_group(row_type(group), x, &mut codes[..x.len()]);
     let (scale, origin) = match Quantise::has_powers_of_two(group) {
-        true => [if scale == 0.0 { Quantise::INTEGERS } else { scale * Quantise::INTEGERS }; 2].into(),
+        true => [scale * Quantise::INTEGERS; 2].into(),
         false => (scale, Quantise::INTEGERS),
     };
     let (behind, start) = (at + group as usize, at + group as usize + 4);

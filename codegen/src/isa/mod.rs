@@ -136,7 +136,7 @@ pub struct Isa {
     pub bf16_tiles: bool,
     /// FMA may overwrite a factor: an addend that is used again needs no copy (FMLA of NEON overwrites the addend).
     pub fma_into_factor: bool,
-    /// What takes nibbles apart, and what scales sums, has pipes beside those of the integer dots: every block of rows takes them apart for itself, and weights pass through caches as they are stored.
+    /// What takes nibbles apart has pipes beside those of the integer dots: every block of rows does it for itself, and weights pass through caches as they are stored.
     pub nibbles_beside_dots: bool,
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
 //! Where columns have zero points of their own, the start stands for minus the sum of the row's codes, and `s32 + zero * that`, exact in f32 too, takes the
-//! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are in registers; else LLVM spills the f32 ones, once a
+//! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are counted to be in registers; else LLVM may spill the f32 ones, once a
 //! group: the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
 //!
 //! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, unless it has pipes of its own ([`Isa::nibbles_beside_dots`]), so with many blocks of rows the first one keeps what it took
@@ -27,8 +27,8 @@
 //! and the last product is exact.
 //!
 //! Scales of rows by 32 are powers of two, and sums start at the bits of `3 * 2^22 * scale`, which count multiples of the scale: what a subtraction makes of them is scaled already, and one FMA
-//! is left per sum, `f32 += (s32 * scale of the row) * scale of the column` (of eight dots and one; two were a tenth of all, where FMA and dots share pipes). With nibbles `s32 * scale * scale` is
-//! exact, as above.
+//! is left per sum, `f32 += (s32 * scale of the row) * scale of the column` (to eight dots; two are a fifth of all that takes the pipes of dots where FMA shares them). With nibbles and scales of
+//! five bits `s32 * scale * scale` is exact, which tiles of bf16 count on.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};
@@ -104,7 +104,7 @@ pub(super) fn add_scaled<'c>(
 }
 
 impl Microkernel<'_> {
-    /// Do the f32 sums of `m` rows leave the registers while a group is summed? Only then may the sums of a group fill them.
+    /// May the f32 sums of `m` rows leave the registers while a group is summed, as far as LLVM has to? Only then may the sums of a group fill them.
     pub(super) fn sums_spill(&self, isa: &Isa, m: u32) -> bool {
         if m > isa.rows(self.kernel.compute) / 2 {
             return true;

@@ -50,10 +50,9 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let rows = program.capacity(kernel.rows);
     let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
     let blocked = blocks.map(|blocks| {
-        // Balanced blocks have at least half of the most rows.
-        let most = kernel.tile.block_mr;
-        let least = most.div_ceil(2);
-        let rows = |weights| (least..=most).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
+        let least = kernel.tile.least_block();
+        let rows =
+            |weights| (least..=kernel.tile.block_mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
                 rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, blocks.widen, &blocks, &epilogue, ahead.as_ref())),

@@ -47,7 +47,7 @@ fn short_scale(x: f32, on: i32) -> f32 {
 /// 3 * 2^22: f32 around it are the integers, and around a multiple by a power of two the multiples of that.
 const INTEGERS: f32 = 12_582_912.0;
 
-/// The least power of two that is not below `x`, which is positive; not a number where `x` is none, and from 2^105 on: sums are counted from [`INTEGERS`] times it on.
+/// The least power of two that is not below `x`, which is positive; not a number where `x` is none, or above 2^104: sums are counted from [`INTEGERS`] times it on.
 fn power_of_two(x: f32) -> f32 {
     const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
     let power = f32::from_bits((x.to_bits() + MANTISSA) & f32::INFINITY.to_bits());

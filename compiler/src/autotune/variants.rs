@@ -8,6 +8,7 @@ use rcompile_codegen::program::MatmulTile;
 pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
     let t = heuristic;
     let tile_rows = isa.rows(key.compute);
+    let fewer_rows = tile_rows * 2 / 3;
     let others = if key.rows <= u64::from(tile_rows) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
         match t.is_busy(key.rows as u32) {
@@ -32,7 +33,11 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
             MatmulTile { n_block: t.n_block * 2, ..t },
             MatmulTile { m_block: 2 * t.m_block, ..t },
             MatmulTile { k_block: (t.k_block / 2).next_multiple_of(2).min(t.k_block), ..t },
-            MatmulTile { block_mr: (tile_rows * 2 / 3).min(t.block_mr), ..t },
+            // Blocks of rows by tiles have a size of their own: there it is how many rows take instructions on vectors.
+            match key.compute.by_tiles() {
+                true => MatmulTile { mr: fewer_rows.min(t.mr), block_mr: fewer_rows.min(t.block_mr), ..t },
+                false => MatmulTile { block_mr: fewer_rows.min(t.block_mr), ..t },
+            },
         ]
     };
     let mut list = vec![heuristic];

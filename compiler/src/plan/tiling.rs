@@ -28,7 +28,7 @@ const K_BLOCK_LEAST: u32 = 512;
 /// Inner dimension of a block of int8 codes.
 const K_BLOCK_CODES: u32 = 2048;
 /// Rows of a block where nibbles by 32 are taken apart beside the dots: both sums of each row, integer and f32, stay in registers. (Zen 5, share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven
-/// rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads a prompt of 512 0.92 to 0.95 times as fast. By 128 eight rows are at 91 % either way.)
+/// rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads a prompt of 512 0.93 to 0.98 times as fast with six. By 128 eight rows are at 91 % either way.)
 const SHORT_BLOCK_ROWS: u32 = 6;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
