@@ -800,7 +800,7 @@ impl MatmulTile {
             _ => (self.prefetch, self.prefetch_l1),
         }
     }
-    /// Rows of the smallest block of several, which are balanced.
+    /// Rows of the smallest block of several, which are balanced: of one row more than `mr`, or of the fewest rows that take one block more.
     pub fn least_block(&self) -> u32 {
         let blocks = (self.mr + 1).div_ceil(self.block_mr);
         ((self.mr + 1) / blocks).min((blocks * self.block_mr + 1) / (blocks + 1))

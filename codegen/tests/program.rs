@@ -251,6 +251,16 @@ fn sample_is_valid() {
     verify(&sample()).unwrap();
 }
 
+/// Of all numbers of rows that are several blocks, the smallest block that there is.
+#[test]
+fn least_blocks() {
+    let Kernel::Matmul(m) = &sample().regions[1].kernel else { panic!() };
+    for (mr, block_mr) in (1..=16u32).flat_map(|mr| (1..=mr).map(move |block_mr| (mr, block_mr))) {
+        let least = (mr + 1..200).map(|rows| rows / rows.div_ceil(block_mr)).min();
+        assert_eq!(Some(MatmulTile { mr, block_mr, ..m.tile }.least_block()), least, "{mr} {block_mr}");
+    }
+}
+
 /// All kinds of kernels through the unit interface, for every table row (bf16 dot where the CPU has it).
 #[test]
 fn sample_compiles() {
