@@ -57,18 +57,20 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
     // Values of each field far from the heuristic's.
     let heuristic = planned(&[]);
     let fields: Vec<String> = measured.tuning["matmuls"][0]["tile"].as_object().unwrap().keys().cloned().collect();
-    for field in fields {
+    let blocks = [(5, 5), (5, 3), (2, 1), (1, 1)].map(|(mr, block_mr)| (format!("blocks of {mr} and {block_mr}"), Some((mr, block_mr))));
+    let fields = fields.into_iter().filter(|field| !field.ends_with("mr")).map(|field| (field, None));
+    for (field, rows_of_blocks) in fields.chain(blocks) {
         let mut changed = read_json(&file);
         for matmul in changed["matmuls"].as_array_mut().unwrap() {
             let rows = matmul["rows"].as_u64().unwrap();
+            if let Some((mr, block_mr)) = rows_of_blocks {
+                matmul["tile"]["mr"] = rows.min(mr).into();
+                matmul["tile"]["block_mr"] = rows.min(block_mr).into();
+                continue;
+            }
             let old = matmul["tile"][&field].clone();
             matmul["tile"][&field] = match (&old, &*field) {
                 (Value::Bool(b), _) => (!b).into(),
-                (_, "mr") => {
-                    matmul["tile"]["block_mr"] = rows.min(5).into();
-                    rows.min(5).into()
-                }
-                (_, "block_mr") => rows.min(3).into(),
                 (_, "m_block") => (2 * matmul["tile"]["mr"].as_u64().unwrap() + 1).into(),
                 (_, "prefetch" | "prefetch_l1" | "busy_l1" | "near" | "near_l1") => (if old == 0 { 256 } else { 0 }).into(),
                 (_, "k_block") => (if old == 0 { 32 } else { 0 }).into(),

@@ -480,11 +480,19 @@ impl<'a> Microkernel<'a> {
             }
         };
         let mac = |acc: &mut Value<'c>, x: Value<'c>, w: Value<'c>| *acc = if dot { fb.dot_bf16(*acc, x, w) } else { fb.fma(x, w, *acc) };
+        let keep_value = |c: u32, k: u32, value: Value<'c>| {
+            if let Some(keep) = keep {
+                let (stream, vector) = (c / walk.vectors, c % walk.vectors);
+                let at = (k * kernel.panels.nr + vector * lanes) * 4;
+                fb.store(value, fb.offset_const(keep.to, u64::from(stream) * keep.stream + u64::from(at)), lanes * 4);
+            }
+        };
         if walk.holds_rows(self) {
             let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..macs).map(|k| row(r, k)).collect()).collect();
             for c in 0..n {
                 for k in 0..macs {
                     let w = weight(c, k, false);
+                    keep_value(c as u32, k, w);
                     rows.iter().enumerate().for_each(|(r, x)| mac(&mut acc[r * n + c], x[k as usize], w));
                 }
             }
@@ -492,13 +500,7 @@ impl<'a> Microkernel<'a> {
         }
         for k in 0..macs {
             let columns: Vec<_> = (0..n).map(|c| weight(c, k, k % 2 == 1 && again)).collect();
-            if let Some(keep) = keep {
-                for (c, &value) in (0..).zip(&columns) {
-                    let (stream, vector) = (c / walk.vectors, c % walk.vectors);
-                    let at = (k * kernel.panels.nr + vector * lanes) * 4;
-                    fb.store(value, fb.offset_const(keep.to, u64::from(stream) * keep.stream + u64::from(at)), lanes * 4);
-                }
-            }
+            (0..).zip(&columns).for_each(|(c, &value)| keep_value(c, k, value));
             for r in 0..walk.m {
                 let x = row(r, k);
                 columns.iter().enumerate().for_each(|(c, &w)| mac(&mut acc[r as usize * n + c], x, w));
