@@ -1,7 +1,7 @@
 //! Speed of matmul and attention kernels on this machine, next to its FMA peak and read rate in the same minute.
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
-//! `WEIGHTS=int4g32` takes only these weights; `ROUNDS` is their number (short kernels in many rounds are compared best where the clock moves); `MR`, `BLOCKMR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `N` alone, large enough for
+//! `WEIGHTS=int4g32` takes only these weights; `ROUNDS` is their number (short kernels in many rounds are compared best where the clock moves); `MR`, `BLOCKMR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `BUSY` (rows from which lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `K` or `N` alone, too, `N` large enough for
 //! weights that no cache holds; `gemm`: `LAYERS` of weights in turns, so that no cache holds them), are for trials (attention: `ROWS`, `KEYS`, and `TILE` rows of a tile). Integer dots are
 //! measured against the dot instruction's own peak (where one takes several instructions, four times the FMA peak); shares are of the best rounds (a shared machine
 //! has bad ones), and of the median round in brackets. "clock": how fast a chain of multiplications ran right behind the kernel, beside one right behind the peak. Dense FMAs
@@ -72,7 +72,7 @@ fn main() {
         for rows in [1, 2, 3, 4, 6, 8, 12].into_iter().filter(|r| env("ROWS", *r) == *r) {
             for &prefetch in &distances {
                 let n = env("N", if weights.0 == DType::F32 { 32_768 } else { 65_536 });
-                Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, 2048, n) }.memory_bound(&peak);
+                Matmuls { prefetch, ..Matmuls::new(&isa, weights, rows, env("K", 2048), n) }.memory_bound(&peak);
             }
         }
     }

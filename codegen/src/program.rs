@@ -813,9 +813,9 @@ impl MatmulTile {
 
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
 ///
-/// Units of work are groups (or single panels when `groups == 1`). With up to `mr` rows threads have most of them as one contiguous share and claim pieces
-/// of the rest; with more all are shared out beforehand, and within its share a thread
-/// walks blocks of `n_block` panels, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
+/// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take weights as they are stored (up to
+/// `mr` rows, and two or three times as many where more would widen them), threads do the ends of their shares in pieces, which others may take; with more rows
+/// a thread walks blocks of `n_block` panels of its share, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// `Rows` or `LogitRows`.

@@ -549,7 +549,7 @@ impl<'a> Verifier<'a> {
 
     fn conflict(&self, a: &Region, b: &Region) -> Option<String> {
         if matches!((&a.kernel, &b.kernel), (Kernel::Matmul(_), Kernel::Matmul(_))) {
-            return Some("both share out work by the one counter of claims".into());
+            return Some("both share out work by the same counters".into());
         }
         let (a, b) = (self.access(&a.kernel), self.access(&b.kernel));
         for (name, memory) in &a.writes {

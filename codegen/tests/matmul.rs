@@ -4,7 +4,7 @@ mod asm_check;
 mod kernel_harness;
 
 use asm_check::{HotLoop, group_loops, hot_loops};
-use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
+use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
@@ -389,12 +389,12 @@ impl Case {
                 step.arena.put(buffers[1].offset as usize + (row * columns + padded(column)) * 4, &x.to_le_bytes());
             }
         }
-        let claims = step.run(loaded, threads, layer as u32);
-        // A quarter of the streams is claimed at least.
+        let shared_out = step.run(loaded, threads, layer as u32);
+        // A piece is a quarter of the streams at least.
         if self.tile.streams <= 4 {
             let units = if self.group_nest { p.groups } else { p.panels() };
-            let are_enough = rows <= self.streamed_rows() && threads > 1 && units / 8 >= 2 * threads;
-            assert_eq!(claims > 0, are_enough, "{self:?} on {}: {rows} rows, {threads} threads", isa.name);
+            let are_enough = rows <= self.streamed_rows() && threads > 1 && units / 8 / threads >= 2;
+            assert_eq!(shared_out, are_enough, "{self:?} on {}: {rows} rows, {threads} threads", isa.name);
         }
 
         let mut bits = vec![vec![0u32; real]; rows as usize];
@@ -647,6 +647,22 @@ fn blocks() {
     }
 }
 
+/// Blocks of one and two rows, whose registers hold the rows instead of the weights, widen weights for the blocks behind them like any other.
+#[test]
+fn blocks_of_few_rows() {
+    for isa in isas() {
+        let codings = [Coding::Int8Groups { group: 32, zeros: false }, Coding::Int4 { group: 64, zeros: false }];
+        let elements = [DType::F16, DType::Bf16].map(|dtype| Case::new(&isa, dtype));
+        let codes = coded(&isa, &codings).into_iter().filter(|case| case.compute == Compute::F32);
+        for case in codes.chain(elements) {
+            for (mr, block_mr) in [(1, 1), (2, 2), (case.tile.mr, 1)] {
+                let tile = MatmulTile { mr, block_mr, widen: true, ..case.tile };
+                Case { k: 64, epilogue: Epilogue::SiluGate, tile, ..case.clone() }.check(&isa);
+            }
+        }
+    }
+}
+
 #[test]
 fn groups_and_nests() {
     for isa in isas() {
@@ -656,10 +672,10 @@ fn groups_and_nests() {
     }
 }
 
-/// Of many panels threads claim some while they work: all are computed, whoever comes first, and panels or groups are what is claimed. So do two blocks of
-/// rows where more would widen the weights.
+/// Of many panels threads do some in pieces, which others may take: all are computed, and panels or groups are what is taken. So do two blocks of rows where more
+/// would widen the weights.
 #[test]
-fn claimed_pieces() {
+fn shares_in_pieces() {
     for isa in isas() {
         for (dtype, widen) in [(DType::F32, false), (DType::Bf16, true)] {
             let case = Case { k: 16, ..Case::new(&isa, dtype) };
@@ -676,6 +692,42 @@ fn claimed_pieces() {
             let tile = MatmulTile { streams: 1, ..case.tile };
             Case { k: 128, group_cols: 51 * case.nr - 7, tile, ..case }.check(&isa);
         }
+    }
+}
+
+/// A thread that is ready does what others have left of the ends of their shares, up to seven threads after it, and nothing that they have begun or done.
+#[test]
+fn pieces_of_others() {
+    for isa in isas() {
+        let new = Case::new(&isa, DType::F32);
+        let case = Case { k: 16, group_cols: 160 * new.nr, tile: MatmulTile { streams: 1, ..new.tile }, ..new };
+        let (program, kernel) = case.program(&isa);
+        let (loaded, _) = Loaded::build(&isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let out = &program.buffers[2];
+        let done = |thread: u32, left: &[i64]| -> Vec<u32> {
+            let threads = left.len() as u32;
+            let mut step = Step::new(program.weights[1].offsets[1] as usize + 4096, 0, program.arena_bytes as usize, program.private_bytes);
+            step.private = Area::new(left.len() * program.private_bytes as usize);
+            step.rows = 1;
+            step.arena.put(out.offset as usize, &vec![0xff; out.stride as usize * 4]);
+            step.claims.iter_mut().zip(left).for_each(|(line, left)| line[0] = *left);
+            step.run_some(&loaded, thread..thread + 1, threads, 0);
+            assert_eq!(step.claims[thread as usize][0], 0, "its own pieces");
+            let is_written = |panel: &u32| !step.arena.f32(out.offset as usize + (panel * case.nr) as usize * 4).is_nan();
+            (0..160).filter(is_written).collect()
+        };
+        let ranges = |ranges: &[(u32, u32)]| -> Vec<u32> { ranges.iter().flat_map(|&(begin, end)| begin..end).collect() };
+        // Half of the panels each, of which the last ten are open, in pieces of one.
+        assert_eq!(done(0, &[-1, -1]), ranges(&[(0, 80)]), "{}: the other has not begun", isa.name);
+        assert_eq!(done(0, &[-1, 3]), ranges(&[(0, 80), (157, 160)]), "{}", isa.name);
+        assert_eq!(done(1, &[10, -1]), ranges(&[(70, 160)]), "{}", isa.name);
+        // Sixteen panels each, of which the last two are open.
+        assert_eq!(
+            done(8, &[2; 10]),
+            ranges(&[(14, 16), (30, 32), (46, 48), (62, 64), (78, 80), (94, 96), (128, 144), (158, 160)]),
+            "{}",
+            isa.name
+        );
     }
 }
 

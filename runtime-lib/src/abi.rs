@@ -8,7 +8,10 @@ use crate::cost::RegionInfo;
 use serde::{Deserialize, Serialize};
 
 /// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
-pub const ABI_VERSION: u32 = 3;
+pub const ABI_VERSION: u32 = 4;
+
+/// Bytes between two threads' counters in [`StepCtx::claims`]: neighbouring lines are fetched in pairs.
+pub const CLAIMS_STRIDE: u64 = 128;
 
 /// One attention tile: consecutive rows of one run (same slot) that share reads of K and V.
 #[repr(C)]
@@ -74,9 +77,9 @@ pub struct StepCtx {
     pub page_table: *const i32,
     /// Barrier state owned by the runtime.
     pub barrier: *mut core::ffi::c_void,
-    /// Units of the work that threads share out while they work, of which some thread has taken charge since the last barrier: kernels add to it,
-    /// the last thread to arrive at a barrier sets it to 0. Null: every thread has a fixed share.
-    pub claims: *mut u64,
+    /// For each thread, [`CLAIMS_STRIDE`] bytes apart, how many pieces of its share of a region are left for whoever is free (i64; at most 0 between regions). Only kernels
+    /// change it. Null: every thread has a fixed share.
+    pub claims: *mut i64,
     /// Null, or the runtime's region clock: generated code only compares it with null (see [`PROFILE_SYMBOL`]).
     pub profile: *mut u64,
     /// Entries per thread in `profile`.

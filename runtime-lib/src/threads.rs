@@ -13,14 +13,14 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity, sched_yield};
 
-use crate::abi::{StepCtx, StepFn};
+use crate::abi::{CLAIMS_STRIDE, StepCtx, StepFn};
 use crate::profile::{Clock, monotonic_ns};
 
 /// Longest wait before parking.
@@ -99,8 +99,6 @@ struct Cluster {
 pub struct Barrier {
     clusters: Box<[Cluster]>,
     root: Line<AtomicU32>,
-    /// See [`StepCtx::claims`].
-    claims: Line<AtomicU64>,
     threads: u32,
     own_cpus: bool,
 }
@@ -110,7 +108,7 @@ impl Barrier {
     pub fn new(threads: u32, own_cpus: bool) -> Self {
         let threads = threads.max(1);
         let clusters = (0..threads.div_ceil(CLUSTER)).map(|_| Cluster::default()).collect();
-        Self { clusters, root: Line::default(), claims: Line::default(), threads, own_cpus }
+        Self { clusters, root: Line::default(), threads, own_cpus }
     }
 
     /// Returns when all threads have called it, each with its own number.
@@ -133,7 +131,6 @@ impl Barrier {
         };
         let clusters = self.clusters.len() as u32;
         if last_of(&cluster.arrived.0, members) && (clusters == 1 || last_of(&self.root.0, clusters)) {
-            self.claims.0.store(0, Ordering::Relaxed);
             self.clusters.iter().for_each(|c| c.gate.open());
         } else {
             cluster.gate.wait(seen, self.own_cpus);
@@ -175,6 +172,8 @@ unsafe fn enter(run: StepFn, ctx: *const StepCtx, thread: u32, threads: u32) {
 struct Shared {
     start: Gate,
     barrier: Barrier,
+    /// See [`StepCtx::claims`].
+    claims: Box<[Line<AtomicI64>]>,
     run: Line<AtomicPtr<()>>,
     ctx: AtomicPtr<StepCtx>,
     stop: AtomicBool,
@@ -198,6 +197,7 @@ impl Pool {
         let shared = Arc::new(Shared {
             start: Gate::default(),
             barrier: Barrier::new(threads.max(1) as u32, own_cpus),
+            claims: (0..threads.max(1)).map(|_| Line::default()).collect(),
             run: Line::default(),
             ctx: AtomicPtr::default(),
             stop: AtomicBool::new(false),
@@ -230,9 +230,10 @@ impl Pool {
         ptr::from_ref(&self.shared.barrier).cast_mut().cast()
     }
 
-    /// The counter for `StepCtx::claims`.
-    pub fn claims(&self) -> *mut u64 {
-        self.shared.barrier.claims.0.as_ptr()
+    /// The counters for `StepCtx::claims`.
+    pub fn claims(&self) -> *mut i64 {
+        const { assert!(size_of::<Line<AtomicI64>>() == CLAIMS_STRIDE as usize) };
+        self.shared.claims.as_ptr().cast_mut().cast()
     }
 
     /// Runs one step on all threads and returns when all are done.
@@ -430,36 +431,6 @@ mod tests {
         ctx.barrier = pool.barrier();
         ctx.state = ptr::from_ref(state).cast_mut().cast();
         ctx
-    }
-
-    /// Claims pieces of what there is, as kernels do; nothing may be claimed twice or left over, in any round.
-    unsafe extern "C" fn claims(ctx: *const StepCtx, thread: u32, _: u32) {
-        // SAFETY: the test passes a live context of this pool whose state is a live `Rounds`.
-        let (barrier, rounds) = unsafe { (&*(*ctx).barrier.cast::<Barrier>(), &*(*ctx).state.cast::<Rounds>()) };
-        for count in &rounds.counts {
-            // SAFETY: the pool's counter, which is only used as an atomic.
-            let claims = unsafe { AtomicU64::from_ptr((*ctx).claims) };
-            while claims.fetch_add(3, Ordering::Relaxed) < 100 {
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-            barrier.wait(thread);
-        }
-    }
-
-    #[test]
-    fn claims_begin_anew_behind_every_barrier() {
-        for threads in [2, 3, CLUSTER as usize + 1] {
-            let state = Rounds { counts: (0..50).map(|_| AtomicU64::new(0)).collect(), wrong: AtomicU64::new(0), pause: false };
-            let mut pool = Pool::new(threads, 64, None).unwrap();
-            let mut ctx = ctx_with(&pool, &state);
-            ctx.claims = pool.claims();
-            for _ in 0..3 {
-                // SAFETY: `claims` obeys the rules of a step, and the context is live.
-                unsafe { pool.run(claims, &ctx) };
-            }
-            // 34 pieces of three are 100 and two more.
-            assert!(state.counts.iter().all(|c| c.load(Ordering::Relaxed) == 3 * 34), "{threads} threads");
-        }
     }
 
     #[test]

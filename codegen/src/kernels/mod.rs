@@ -13,19 +13,15 @@ mod microkernel;
 mod mmla;
 pub mod probe;
 pub mod quantise;
+mod share;
 pub mod step;
 mod tiles;
 
 use crate::expr::Scope;
-use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::llvm::builder::{Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Exprs, Extent, Operand, Place, Program, Table};
 use rcompile_runtime::abi::field;
 use std::cell::Cell;
-
-/// One part of so many of a region's work is not shared out beforehand, see [`Call::share_out`]: cores that differ by an eighth still end together.
-const CLAIMED_PART: u32 = 8;
-/// Pieces of it for each thread, where they are not too small.
-const PIECES_PER_THREAD: i64 = 8;
 
 /// Parameters of a kernel function.
 pub const KERNEL_PARAMS: [Ty; 4] = [Ty::PTR, Ty::I32, Ty::I32, Ty::I32];
@@ -138,42 +134,5 @@ impl<'s, 'm, 'c> Call<'s, 'm, 'c> {
             Extent::LogitRows => self.u32_field(field::LOGIT_ROWS),
             Extent::Runs => self.u32_field(field::RUNS),
         }
-    }
-
-    /// This thread's piece of `0..total`: contiguous, sizes differ by at most one.
-    pub fn share(&self, total: Value<'c>) -> (Value<'c>, Value<'c>) {
-        let fb = self.fb;
-        let cut = |thread| fb.div(fb.mul(total, thread), self.threads);
-        (cut(self.thread), cut(fb.add_int(self.thread, 1)))
-    }
-
-    /// All of `0..total` in pieces: `work(begin, end)` first with this thread's share of most of it, then with what it claims of the rest, until nothing is
-    /// left. Threads are not equally fast, and at the next barrier all wait for the slowest: two threads that read weights gain 1 %, and 4 % where another
-    /// process uses one of the cores. `least`: a smaller piece would cost more than it balances. (Blocks of rows and panels lose: what one piece
-    /// brings to L2 for the next is lost. BERT and GPT-2 with 128 rows and two threads on Zen 4 were 3 to 5 % slower so, medians of six.)
-    ///
-    /// The counter is that of all kernels ([`StepCtx::claims`](rcompile_runtime::abi::StepCtx)), so that a barrier lies between two that claim.
-    pub fn share_out(&self, total: u32, least: u32, work: impl FnOnce(Value<'c>, Value<'c>)) {
-        let fb = self.fb;
-        let (total, least, rest) = (i64::from(total), i64::from(least), i64::from(total / CLAIMED_PART));
-        if rest < 2 * least {
-            let (begin, end) = self.share(fb.int(total));
-            return work(begin, end);
-        }
-        let claims = self.pointer_field(field::CLAIMS);
-        let piece = fb.max(fb.int(least), fb.div(fb.int(rest), fb.mul_int(self.threads, PIECES_PER_THREAD)));
-        // Fewer than two pieces for each thread would balance nothing.
-        let fits = fb.cmp(Cmp::Le, fb.mul(piece, fb.mul_int(self.threads, 2)), fb.int(rest));
-        let several = fb.cmp(Cmp::Lt, fb.int(1), self.threads);
-        let claimed = fb.and(fb.and(fits, several), fb.not(fb.is_null(claims)));
-        let fixed = fb.select(claimed, fb.int(total - rest), fb.int(total));
-        let (begin, end) = self.share(fixed);
-        fb.repeat(&[begin, end], |range| {
-            work(range[0], range[1]);
-            let taken = fb.if_else(claimed, || vec![fb.fetch_add(claims, piece)], || vec![fb.int(0)]);
-            let begin = fb.add(fixed, taken[0]);
-            let end = fb.min(fb.add(begin, piece), fb.int(total));
-            (fb.cmp(Cmp::Lt, begin, fb.int(total)), vec![begin, end])
-        });
     }
 }

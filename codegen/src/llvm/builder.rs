@@ -770,7 +770,19 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn store_f32_masked(&self, dtype: DType, value: Value<'c>, pointer: Value<'c>, mask: Value<'c>, align: u32) {
         self.store_masked(self.narrow(dtype, value), pointer, mask, align);
     }
-    /// Adds to a u64 that other threads add to as well, and returns what it was. Orders no other access.
+    /// Load of an i64 that other threads change. Orders no other access.
+    pub fn load_shared(&self, pointer: Value<'c>) -> Value<'c> {
+        let value = self.load(Ty::I64, pointer, 8);
+        ok(value.raw.as_instruction_value().expect("load").set_atomic_ordering(AtomicOrdering::Monotonic));
+        value
+    }
+    /// Store of an i64 that other threads read or change. Orders no other access.
+    pub fn store_shared(&self, value: Value<'c>, pointer: Value<'c>) {
+        let store = ok(self.builder.build_store(pointer.raw.into_pointer_value(), value.raw));
+        ok(store.set_alignment(8));
+        ok(store.set_atomic_ordering(AtomicOrdering::Monotonic));
+    }
+    /// Adds to an i64 that other threads add to as well, and returns what it was. Orders no other access.
     pub fn fetch_add(&self, pointer: Value<'c>, value: Value<'c>) -> Value<'c> {
         let (at, value) = (pointer.raw.into_pointer_value(), value.raw.into_int_value());
         let old = ok(self.builder.build_atomicrmw(AtomicRMWBinOp::Add, at, value, AtomicOrdering::Monotonic));

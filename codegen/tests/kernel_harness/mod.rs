@@ -8,7 +8,7 @@ use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_graph::{DType, Group};
-use rcompile_runtime::abi::{ABI_VERSION, StepCtx, Tile};
+use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, StepCtx, Tile};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::process::Command;
@@ -134,6 +134,8 @@ pub struct Step {
     pub page_table: Vec<i32>,
     /// Pages per slot.
     pub pages_per_slot: u32,
+    /// Pieces that are left of each thread's share, first of each line; below 0 where the thread has not begun.
+    pub claims: [[i64; CLAIMS_STRIDE as usize / 8]; 16],
 }
 
 impl Step {
@@ -152,19 +154,23 @@ impl Step {
             tiles: Vec::new(),
             page_table: Vec::new(),
             pages_per_slot: 0,
+            claims: [[-1; CLAIMS_STRIDE as usize / 8]; 16],
         }
     }
 
-    /// Runs the kernel for every thread, one after the other (kernels hold no barrier). Returns what they have claimed of the work that is shared out
-    /// meanwhile: the first thread gets all of it, the others only try.
-    pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) -> u64 {
-        self.run_some(kernel, 0..threads, threads, layer)
+    /// Runs the kernel for every thread, one after the other (kernels hold no barrier). Returns whether threads let others do the rest of their shares (each has
+    /// done all of its own when the next one begins).
+    pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) -> bool {
+        self.claims.iter_mut().for_each(|line| line[0] = -1);
+        self.run_some(kernel, 0..threads, threads, layer);
+        let lines = &self.claims[..threads as usize];
+        assert!(lines.iter().all(|line| line[0] == lines[0][0]), "some threads share out work, others do not: {lines:?}");
+        lines[0][0] == 0
     }
 
     /// The same for some of the threads.
-    pub fn run_some(&mut self, kernel: &Loaded, some: Range<u32>, threads: u32, layer: u32) -> u64 {
+    pub fn run_some(&mut self, kernel: &Loaded, some: Range<u32>, threads: u32, layer: u32) {
         let nothing = [0i32; 4];
-        let mut claims = 0;
         let ctx = StepCtx {
             abi_version: ABI_VERSION,
             rows: self.rows,
@@ -188,7 +194,7 @@ impl Step {
             tile: self.tiles.as_ptr(),
             page_table: self.page_table.as_ptr(),
             barrier: std::ptr::null_mut(),
-            claims: &raw mut claims,
+            claims: self.claims.as_mut_ptr().cast(),
             profile: std::ptr::null_mut(),
             profile_stride: 0,
         };
@@ -196,7 +202,6 @@ impl Step {
             // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.
             unsafe { (kernel.function)(&ctx, thread, threads, layer) }
         }
-        claims
     }
 }
 
