@@ -10,7 +10,7 @@
 //! Expressions
 //! - Well typed ([`crate::expr::types`]); used variables are bound (outer, inner, fold), scalars are results of earlier reductions, `acc` is
 //!   used in matmul epilogues only, `score` in attention only; constant divisors of integers are positive.
-//! - Stored types are f32, bf16 or f16; indices are integers, stored values f32. Tables, weights and tokens are never stored to.
+//! - Stored types are f32, bf16, f16 or i8 (the KV cache); indices are integers, stored values f32. Tables, weights and tokens are never stored to.
 //! - An index whose extremes follow from constants, extents and the bounds of row tables lies inside its buffer, panels or scratch.
 //!
 //! Kernels
@@ -22,8 +22,8 @@
 //!
 //! Order
 //! - Each region is executed; layer loops are not nested or empty.
-//! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads, or writes through another buffer, there is
-//!   a barrier, also around the layer loop.
+//! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads or writes, there is a barrier, also around the
+//!   layer loop; a region may write the same buffer again in the next layer.
 //! - What a matmul reads through `a` or its prologue, and an attention as `q`, it does not write.
 
 use crate::error::Error;
@@ -535,7 +535,7 @@ impl<'a> Verifier<'a> {
                 executed.insert(id.0);
                 for earlier in open.clone() {
                     let other = &self.program.regions[earlier as usize];
-                    if let Some(what) = self.conflict(other, region) {
+                    if let Some(what) = self.conflict(other, region, earlier == id.0) {
                         let message = format!("no barrier between r{earlier} {} and r{} {}: {what}", other.name, id.0, region.name);
                         if !self.errors.iter().any(|e| e.ends_with(&message)) {
                             self.fail(message);
@@ -547,13 +547,15 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    fn conflict(&self, a: &Region, b: &Region) -> Option<String> {
+    /// What `b` must not do before all threads have done `a`. A region that runs again (`same`, for the next layer) has the same shares, so that what a thread
+    /// writes, no other has written.
+    fn conflict(&self, a: &Region, b: &Region, same: bool) -> Option<String> {
         if matches!((&a.kernel, &b.kernel), (Kernel::Matmul(_), Kernel::Matmul(_))) {
             return Some("both share out work by the same counters".into());
         }
         let (a, b) = (self.access(&a.kernel), self.access(&b.kernel));
         for (name, memory) in &a.writes {
-            for (other, overlapped) in b.reads.iter().chain(b.writes.iter().filter(|(n, _)| *n != name)) {
+            for (other, overlapped) in b.reads.iter().chain(b.writes.iter().filter(|(n, _)| !(same && *n == name))) {
                 if overlap(memory, overlapped) {
                     return Some(format!("{name} is written, then {other} used"));
                 }

@@ -379,6 +379,10 @@ fn every_rule_reports() {
             p.regions.push(again);
             layers(p).insert(1, Item::Region(RegionId(4)));
         }),
+        ("no barrier between r0 layers.norm and r4 layers.same: b1 normed is written, then b1 normed used", |p| {
+            p.regions.push(Region { name: "layers.same".into(), ..p.regions[0].clone() });
+            layers(p).insert(1, Item::Region(RegionId(4)));
+        }),
         ("reads b0 x for other threads' shares and writes b0 x", |p| {
             let Kernel::Matmul(m) = &mut p.regions[3].kernel else { panic!() };
             m.a.place = Place::Buffer(BufferId(0));
