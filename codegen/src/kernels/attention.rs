@@ -43,6 +43,7 @@ use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Vi
 use crate::math;
 use crate::program::{Attention, Compute, DType, Expr, ExprId, Place, Program, Table};
 use rcompile_runtime::abi::{PAGE_POSITIONS, field};
+use std::collections::BTreeSet;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
@@ -50,17 +51,20 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let group = kernel.heads / kernel.kv_heads;
     let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
     let (maxima, softmax) = (generator.maxima(), generator.softmax("softmax", generator.factor()));
-    let most = MAX_PAIRS.min(kernel.tile_rows * group);
-    let blocks = |cache: Cache| (1..=most).map(|pairs| generator.block(pairs, cache, &maxima, &softmax)).collect();
-    let stored = blocks(Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset });
+    // A tile has up to `tile_rows` rows, with `group` pairs each.
+    let (few, several): (Vec<u32>, Vec<u32>) = (1..=kernel.tile_rows).map(|rows| rows * group).partition(|pairs| !is_many(kernel, *pairs));
+    let blocks = |pairs: &[u32], cache: Cache| -> Vec<_> {
+        chunk_sizes(pairs).into_iter().map(|size| (size, generator.block(size, cache, &maxima, &softmax))).collect()
+    };
+    let stored = blocks(&few, Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset });
     // Where several chunks of pairs read a block of keys, it is widened, or packed, for all of them once.
-    let many = match kernel.compute {
+    let many = (!several.is_empty()).then(|| match kernel.compute {
         Compute::Bf16Tiles => {
             let softmax = generator.softmax("softmax_tiles", DType::Bf16);
-            Some(Many::Tiles(tiles::Tiles { pack: generator.pack(), tiles: generator.tiles(&maxima, &softmax) }))
+            Many::Tiles(tiles::Tiles { pack: generator.pack(), tiles: generator.tiles(&maxima, &softmax) })
         }
-        _ => widens(kernel).then(|| Many::Widened { widen: generator.widen(), blocks: blocks(Cache::widened(kernel)) }),
-    };
+        _ => Many::Widened { widen: generator.widen(), blocks: blocks(&several, Cache::widened(kernel)) },
+    });
     let unit = generator.unit(&stored, many.as_ref());
     Ok(generator.kernel(&unit))
 }
@@ -145,19 +149,45 @@ impl Cache {
     }
 }
 
+/// Functions of a block for chunks of so many pairs.
+type Blocks<'c> = Vec<(u32, Function<'c>)>;
+
 /// What works on blocks of keys that many pairs read.
 enum Many<'c> {
-    Widened { widen: Function<'c>, blocks: Vec<Function<'c>> },
+    Widened { widen: Function<'c>, blocks: Blocks<'c> },
     Tiles(tiles::Tiles<'c>),
 }
 
 /// Chunks of pairs from which on it pays to widen a block of keys first.
 const WIDEN_CHUNKS: u32 = 4;
 
-/// Can there be so many, and does the cache not hold what the products take?
-fn widens(kernel: &Attention) -> bool {
-    let pairs = kernel.tile_rows * (kernel.heads / kernel.kv_heads);
-    kernel.compute == Compute::F32 && kernel.kv_dtype != DType::F32 && pairs.div_ceil(MAX_PAIRS) >= WIDEN_CHUNKS
+/// From so many pairs of a tile on a block of keys is made ready for all of them once, if ever.
+fn many_pairs(kernel: &Attention) -> Option<u32> {
+    match kernel.compute {
+        Compute::Bf16Tiles => Some(tiles::LEAST_PAIRS),
+        // The cache does not hold what the products take.
+        Compute::F32 if kernel.kv_dtype != DType::F32 => Some(MAX_PAIRS * (WIDEN_CHUNKS - 1) + 1),
+        _ => None,
+    }
+}
+
+/// Are so many?
+fn is_many(kernel: &Attention, pairs: u32) -> bool {
+    many_pairs(kernel).is_some_and(|many| pairs >= many)
+}
+
+/// Is a tile of most rows?
+fn has_many(kernel: &Attention) -> bool {
+    is_many(kernel, kernel.tile_rows * (kernel.heads / kernel.kv_heads))
+}
+
+/// Sizes of balanced chunks of at most [`MAX_PAIRS`] of each of these numbers of pairs.
+fn chunk_sizes(pairs: &[u32]) -> BTreeSet<u32> {
+    let sizes = |pairs: &u32| {
+        let chunks = pairs.div_ceil(MAX_PAIRS);
+        [pairs / chunks, pairs.div_ceil(chunks)]
+    };
+    pairs.iter().flat_map(sizes).collect()
 }
 
 /// Byte offsets in a thread's scratch.
@@ -201,8 +231,9 @@ impl Scratch {
         let max = take(pairs * 4);
         let bounds = take(pairs * 32);
         let (most_pairs, block_bytes) = match kernel.compute {
+            _ if !has_many(kernel) => (MAX_PAIRS, 0),
             Compute::Bf16Tiles => (tiles::PAIRS, tiles::packed_bytes(kernel).0),
-            _ => (MAX_PAIRS, if widens(kernel) { 2 * Cache::widened(kernel).v_offset } else { 0 }),
+            _ => (MAX_PAIRS, 2 * Cache::widened(kernel).v_offset),
         };
         let scores = take(u64::from(most_pairs) * BLOCK as u64 * 4);
         let alpha = take(u64::from(most_pairs).next_multiple_of(16) * 4);
@@ -327,14 +358,19 @@ impl<'a, 'c> Generator<'a, 'c> {
                     vec![after]
                 })
             });
-            if self.kernel.compute == Compute::Bf16Tiles {
+            if self.kernel.compute == Compute::Bf16Tiles && has_many(self.kernel) {
                 fb.tile_release();
             }
         })
     }
 
+    /// [`is_many`] of a tile.
+    fn are_many(&self, fb: &Fb<'_, 'c>, pairs: Value<'c>) -> Value<'c> {
+        many_pairs(self.kernel).map_or(fb.bool(false), |many| fb.cmp(Cmp::Ge, pairs, fb.int(many.into())))
+    }
+
     /// `unit(.., tile, kv_head, next_tile, next_kv_head, scratch)`: what is next is asked for.
-    fn unit(&self, blocks: &[Function<'c>], many: Option<&Many<'c>>) -> Function<'c> {
+    fn unit(&self, blocks: &[(u32, Function<'c>)], many: Option<&Many<'c>>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR, Ty::I64, Ty::PTR]].concat();
         self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
@@ -369,7 +405,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     each(first, fb.add(least, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64)));
                 });
             };
-            let few = number_of(blocks.len() as i64);
+            let few = number_of(MAX_PAIRS.into());
             let shapes = matches!(many, Some(Many::Tiles(_))).then(|| Shapes::new(fb, ROW));
             let first = fb.lshr(seen.0, BLOCK.trailing_zeros());
             let end = fb.lshr(fb.add_int(seen.1, BLOCK - 1), BLOCK.trailing_zeros());
@@ -380,10 +416,10 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let next = fb.select(is_last, next_page, following);
                 let scales = fb.offset_const(keys, k.scales.unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
-                let all = |keys: Value<'c>, blocks: &[Function<'c>]| {
+                let all = |keys: Value<'c>, blocks: &[(u32, Function<'c>)]| {
                     chunks(few, &|first, count| {
-                        for (i, function) in blocks.iter().enumerate() {
-                            fb.if_(fb.cmp(Cmp::Eq, count, fb.int(i as i64 + 1)), || {
+                        for (size, function) in blocks {
+                            fb.if_(fb.cmp(Cmp::Eq, count, fb.int((*size).into())), || {
                                 let own = [scratch, keys, next, scales, key_begin, kv_head, first];
                                 fb.call(function, &[args, &own[..]].concat());
                             });
@@ -396,12 +432,11 @@ impl<'a, 'c> Generator<'a, 'c> {
                 match many {
                     None => _ = all(keys, blocks),
                     Some(Many::Widened { widen, blocks: wide }) => {
-                        let several = fb.cmp(Cmp::Ge, few, fb.int(WIDEN_CHUNKS.into()));
                         let by_widened = || {
                             fb.call(widen, &[cache, keys, count]);
                             all(cache, wide)
                         };
-                        fb.if_else(several, by_widened, || all(keys, blocks));
+                        fb.if_else(self.are_many(fb, pairs), by_widened, || all(keys, blocks));
                     }
                     Some(Many::Tiles(tiles::Tiles { pack, tiles })) => {
                         let by_tiles = || {
@@ -412,7 +447,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                             });
                             vec![]
                         };
-                        fb.if_else(tiles::take(fb, pairs), by_tiles, || all(keys, blocks));
+                        fb.if_else(self.are_many(fb, pairs), by_tiles, || all(keys, blocks));
                     }
                 }
             });
@@ -475,7 +510,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     vec![]
                 };
                 match k.compute {
-                    Compute::Bf16Tiles => _ = fb.if_else(tiles::take(fb, pairs), || store(DType::Bf16), || store(self.factor())),
+                    Compute::Bf16Tiles => _ = fb.if_else(self.are_many(fb, pairs), || store(DType::Bf16), || store(self.factor())),
                     _ => _ = store(self.factor()),
                 }
                 fb.store(fb.zero(x.ty()), fb.offset_const(acc, column * 4), 4 * lanes);
@@ -966,4 +1001,21 @@ fn tile_field<'c>(fb: &Fb<'_, 'c>, tile: Value<'c>, i: u64) -> Value<'c> {
 /// The first `count` of `lanes` lanes.
 fn lane_mask<'c>(fb: &Fb<'_, 'c>, count: u32, lanes: u32) -> Value<'c> {
     fb.int_vec(Elem::I1, &(0..lanes).map(|i| i64::from(i < count)).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever size the loop over chunks of a unit meets, there is a function for it, and no other.
+    #[test]
+    fn sizes_of_chunks() {
+        for pairs in [vec![1], vec![4], (1..=5).map(|rows| rows * 8).collect::<Vec<_>>(), (1..=100).collect()] {
+            let chunks = |pairs: u32| {
+                let number = pairs.div_ceil(MAX_PAIRS);
+                (0..number).map(move |chunk| pairs / number + u32::from(chunk < pairs % number))
+            };
+            assert_eq!(chunk_sizes(&pairs), pairs.iter().flat_map(|pairs| chunks(*pairs)).collect(), "{pairs:?}");
+        }
+    }
 }

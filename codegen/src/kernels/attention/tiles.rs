@@ -21,7 +21,7 @@ use crate::program::{Attention, DType};
 /// Pairs at once: two tiles.
 pub(super) const PAIRS: u32 = tiles::ROWS;
 /// Pairs from which tiles are taken: more than two register tiles of few pairs. (A single row by tiles reads its cache at 0.8 of the rate; numbers between were not tried.)
-const LEAST_PAIRS: i64 = 13;
+pub(super) const LEAST_PAIRS: u32 = 13;
 /// Keys of a step, and d; and columns of a product.
 const STEP: i64 = BF16_TILE_K as i64;
 /// Bytes of a row of a packed block: 32 keys or columns, of two each.
@@ -39,11 +39,6 @@ pub(super) struct Tiles<'c> {
     pub pack: Function<'c>,
     /// `tiles(.., scratch, block, scales, key_begin, kv_head, first, pairs)`
     pub tiles: Function<'c>,
-}
-
-/// Do so many pairs take tiles?
-pub(super) fn take<'c>(fb: &Fb<'_, 'c>, pairs: Value<'c>) -> Value<'c> {
-    fb.cmp(Cmp::Ge, pairs, fb.int(LEAST_PAIRS))
 }
 
 impl<'c> Generator<'_, 'c> {
