@@ -221,7 +221,8 @@ impl Coding {
             Coding::Int4 { .. } => 8,
         }
     }
-    /// What the sum of a record's codes is taken from its start times: the offset of all codes, or one where columns have zero points of their own.
+    /// Factor of the sum of a record's codes that its start word subtracts: the offset of every stored code, or 1 where columns have zero points of their own, by
+    /// which the kernel multiplies that sum.
     pub fn bias_factor(self, dtype: DType) -> i32 {
         if self.has_zeros() { 1 } else { self.offset(dtype) }
     }
@@ -512,7 +513,7 @@ pub enum BinaryOp {
     Or,
 }
 
-/// Comparisons (ordered for f32).
+/// Comparisons: of f32 ordered, except `Ne`, which is true of what is no number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum CmpOp {
@@ -773,7 +774,8 @@ pub struct MatmulTile {
     pub m_block: u32,
     /// With several blocks of rows: panels per block, which stay in L2 while all rows of a pass meet them.
     pub n_block: u32,
-    /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows.
+    /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows (nibbles for integer dots: taken apart
+    /// to bytes). Up to `2 * mr` rows read them as they are stored all the same; without meaning for f32 weights, and tiles always want nibbles taken apart.
     pub widen: bool,
     /// Prefetch distance into L2 in bytes for weights that stream from memory, 0 = none.
     pub prefetch: u32,
@@ -783,7 +785,7 @@ pub struct MatmulTile {
     pub busy_rows: u32,
     /// Their prefetch distance into L1.
     pub busy_l1: u32,
-    /// Other walks of so many streams side by side or more ask nearer, 0 = never: by the next two instead of `prefetch` and `prefetch_l1`.
+    /// Walks of at least so many streams use `near` and `near_l1` instead of `prefetch` and `prefetch_l1`, 0 = never. Busy rows are not affected.
     pub near_streams: u32,
     /// Their prefetch distance into L2.
     pub near: u32,
@@ -842,7 +844,7 @@ pub struct Matmul {
     pub col: VarId,
     /// Operands of the epilogue.
     pub operands: Vec<Operand>,
-    /// Epilogue expressions over `Acc(way)`, row, col. Loads must be unit stride or uniform in `col`.
+    /// Epilogue expressions over `Acc(way)`, row, col. Loads of unit stride in `col`, or uniform, are vectors; others go lane by lane.
     pub exprs: Exprs,
     /// Stores of the epilogue, evaluated in registers. Padded columns are stored too (buffers have room).
     pub stores: Vec<Store>,
@@ -874,13 +876,13 @@ pub struct GroupNest {
 /// Address of a head's K page in bytes: `state(offsets[layer]) + page * page_bytes + kv_head * head_bytes`, V at `+ v_offset`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {
-    /// Queries: element `row * q_stride + head * q_head_stride + d` (f32 or bf16).
+    /// Queries: element `row * q_stride + head * q_head_stride + d` (f32, bf16 or f16).
     pub q: Operand,
     /// Elements per row of q.
     pub q_stride: u32,
     /// Elements per head of q.
     pub q_head_stride: u32,
-    /// Output: element `row * out_stride + head * head_dim + d` (dtype f32 or bf16).
+    /// Output: element `row * out_stride + head * head_dim + d` (dtype f32, bf16 or f16).
     pub out: Operand,
     /// Elements per row of the output.
     pub out_stride: u32,

@@ -35,9 +35,10 @@ struct Row {
 /// L2 of CPUs that are not named.
 const GENERIC_L2: u64 = 1024;
 
-/// AVX-512 for any CPU, and CPUs that were not measured: several streams, several rows far ahead. Intel wants a single row's lines nearer than 8 KB and several rows' not (below); AVX-512 on Zen 5, one
-/// thread, one row, medians, six streams with 8 KB into L2 and 1 KB into L1, and these: bf16 77 and 91 % of a plain read, f32 87 and 92, int8 77 and 88, int4 by 32 65 and 81 (L1 alone as for Zen 5 99 to 104 %: not
-/// measured on Intel). Four rows are at 70 to 77 % there, and would be at 85 to 99 % as Zen 5 has them.
+// How weights stream, by CPU. What was measured, and how, is on the pages of the machines (docs/machines, "Streams"); distances are bytes.
+
+/// AVX-512 for any CPU, and CPUs that were not measured: several streams, a single row's lines 2 KB ahead, which suits Intel (Zen 5 reads 8 % less so than
+/// with streams of its own), several rows' far ahead.
 const GENERIC: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 2048, l1: 2048 },
     bytes: None,
@@ -46,11 +47,8 @@ const GENERIC: Streams = Streams {
     busy: None,
     near: None,
 };
-/// Measured on Emerald Rapids, weights that no cache holds. One row, share of a plain read with 8 and 2 KB into L2: int8 102 and 104 %, bf16 97 and 104 (8 KB in two runs) and 104 %, int4 by 32 99 and 100 %, f32 103
-/// and 105 % (AVX2: int8 99 and 105 %, bf16 107 both, int4 93 and 97 %). Several rows want them far ahead (int4, 4 rows: 2 KB 73 %, 8 KB 92 %) and 3 KB into L1 (2 KB: int8, 4 rows, 97 and 98 %, 8 rows
-/// 95 and 96 %; bf16 92.2 and 92.5, 84.3 and 85.6 %; int4 alike).
-/// Two rows, which walk three streams or more, are like one: measured on Granite Rapids alone (1B shape, two sequences, tokens/s with 8 KB and 3, with 2 KB and 1: bf16 23.7 and 27.3, int8 51.8 and 56.2, int4 by 32 87 and 91, in slower minutes 1.06, 1.09 and 1.01 times; four,
-/// in one stream or two: 45.5 and 42.1, 90 and 89, 157 and 134).
+/// Measured on Emerald Rapids: a single row wants its lines 2 KB ahead in L2, several rows 8 KB ahead and 3 KB in L1. Two rows, which walk three streams or
+/// more, are like one (measured on Granite Rapids).
 const INTEL_STREAMS: Streams = Streams {
     row: Stream { side_by_side: 6, l2: 2048, l1: 1024 },
     bytes: None,
@@ -59,11 +57,8 @@ const INTEL_STREAMS: Streams = Streams {
     busy: None,
     near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
 };
-/// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best. One thread, large pages,
-/// share of a plain read: one row of bf16 94 % (six streams, 8 KB into L2), 97 % (1 KB), 103 % (one stream, 1 KB); int8 90, 90, 96 %, int4 84, 86, 103 % (2 KB:
-/// 99 %); four rows of bf16 79 % (8 KB), 98 % (1 KB).
-/// Lines that wait in L2 for a busy core come late to it (GB/s with 1 KB into L2 and with 3 KB into L1: bf16, f32 and int8 25 to 27 and 23 to 25 with six rows, 14 to 21 and 25 to 27 with
-/// seven, 12 to 18 and 22 to 25 with eight; int4 by 32 24 and 23 with two, 15 and 23 with four).
+/// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best: 1 KB ahead into L2. Lines that
+/// wait in L2 for a core that is busy come late: those go to L1 alone, 3 KB ahead.
 const NEAR: Streams = Streams {
     row: Stream { side_by_side: 1, l2: 1024, l1: 0 },
     bytes: None,
@@ -73,13 +68,11 @@ const NEAR: Streams = Streams {
     near: None,
 };
 
-/// Measured on Zen 3: several streams, each near. One thread, share of a plain read, medians (six streams and 8 KB; four and 1 KB): one row of bf16 90 and 113 %, int8 80 and 109 %, int4 by 32
-/// 84 and 97 %; four rows, 8 KB into L2 with 2 KB into L1, and L1 alone 2 or 4 KB ahead (both alike): bf16 67 and 83 %, int8 66 and 76 to 77 %, int4 46 and 56 to 58 %.
+/// Measured on Zen 3: four streams of a single row, each near.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024, l1: 0 }, ..NEAR };
 
-/// Measured on Zen 5, where prefetches 4 KB and more ahead into the second cache cost (bf16, int4 by 32). One thread, large pages, share of a plain read (39 to 50 GB/s), medians. One
-/// row of bf16 85 % in six streams with 8 KB into L2 and 1 KB into L1, 100 % in four with 1 KB into L1 alone (f32 101, int8 90 to 95 %); int4 by 32 74 % so, 93 to 97 % in one stream with
-/// 8 to 10 KB into L1 (by 128 75 to 80 and 93 to 98 %, bf16 97; int8 94 to 97, but 0.97 to 0.99 times the tokens/s of four). Several rows like that: two bf16 96, int8 96, int4 90 %, four 95, 95 and 91 %, eight 91 % (bf16).
+/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, 8 KB ahead in one stream of nibbles and of
+/// several rows.
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 0, l1: 1024 },
     bytes: None,
@@ -88,10 +81,8 @@ const ZEN5: Streams = Streams {
     busy: None,
     near: None,
 };
-/// AVX2 measured on Zen 5 too (what is built for Zen 3 itself wants its lines in L2; there this was not measured). Share of a plain read as above, with 1 KB into L2 and with 2 KB into L1, four
-/// streams: one row of bf16 85 and 88 to 95 %, f32 94 and 99 to 104 %, int8 68 to 76 and 85 to 88 %, int4 by 32 38 to 54 and 47 to 52 %; one stream with 8 KB into L1: int8 98 %, int4 at least 97 %.
-/// Several rows in six streams, 1 KB into L2 or where they are busy 3 KB into L1, as Zen 3 has them, and in that one stream: two rows of f32 83 and 96 to 98 %, int8 81 to 87 and 99 to 105 %, int4 by 32
-/// 70 and 85 %, but bf16 86 to 89 and 81 to 85 %; four of bf16 54 to 58 and 70 to 73 %, f32 86 and 94 %, int8 and int4 alike.
+/// AVX2 for any CPU, measured on Zen 5 too: 2 KB ahead in four streams, codes and several rows as [`ZEN5`] has them. (What is built for Zen 3 by name wants its
+/// lines in L2.)
 const PORTABLE: Streams = Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, bytes: ZEN5.nibbles, ..ZEN5 };
 
 const ROWS: &[Row] = &[

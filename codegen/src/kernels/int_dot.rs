@@ -26,9 +26,10 @@
 //! FMA may overwrite a factor ([`Isa::fma_into_factor`]), one FMA, `(3 * 2^22 + s32) * scale - 3 * 2^22 * scale`: the same bits, because a scale has eleven bits
 //! and the last product is exact.
 //!
-//! Scales of rows by 32 are powers of two, and sums start at the bits of `3 * 2^22 * scale`, which count multiples of the scale: what a subtraction makes of them is scaled already, and one FMA
-//! is left per sum, `f32 += (s32 * scale of the row) * scale of the column` (to eight dots; two are a fifth of all that takes the pipes of dots where FMA shares them). With nibbles and scales of
-//! five bits `s32 * scale * scale` is exact, which tiles of bf16 count on.
+//! In groups of 32 the scale of a row is a power of two, and sums start at the bits of `3 * 2^22 * scale`: integers added to them count multiples of the scale. So
+//! one subtraction gives `s32 * scale of the row`, and one FMA by the scale of the column adds it. (There is a sum for every eight dots, and where FMA shares
+//! their pipes a second multiplication would take a tenth of them.) With nibbles, whose scales have five bits, `s32 * scale * scale` is exact, which tiles of
+//! bf16 count on.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};
@@ -68,8 +69,8 @@ pub(super) struct Factors<'c> {
     pub scales: Vec<Value<'c>>,
     /// Zero points, where columns have their own.
     pub zeros: Option<Vec<Value<'c>>>,
-    /// What scaled sums have too much, minus it, where an FMA takes it off.
-    pub less: Option<Vec<Value<'c>>>,
+    /// `-3 * 2^22 * scale`, where one FMA, `(3 * 2^22 + s32) * scale + minus_origin`, scales a sum.
+    pub minus_origin: Option<Vec<Value<'c>>>,
 }
 
 /// What a record says of a row's group behind its codes, in all lanes.
@@ -93,11 +94,11 @@ pub(super) fn add_scaled<'c>(
     let powers_of_two = Quantise::has_powers_of_two(group);
     let float = |sum: Value<'c>| fb.bitcast(sum, sum.ty().with(Elem::F32));
     let value = |sum: Value<'c>| fb.sub(float(sum), if powers_of_two { row.scale } else { integers(fb) });
-    let Some(Factors { scales, zeros, less }) = columns else {
+    let Some(Factors { scales, zeros, minus_origin }) = columns else {
         return if powers_of_two { fb.add(acc, value(sum)) } else { fb.fma(value(sum), row.scale, acc) };
     };
-    if let Some(less) = less {
-        return fb.fma(fb.fma(float(sum), scales[c], less[c]), row.scale, acc);
+    if let Some(minus_origin) = minus_origin {
+        return fb.fma(fb.fma(float(sum), scales[c], minus_origin[c]), row.scale, acc);
     }
     let sum = zeros.as_ref().zip(row.bias).map_or(value(sum), |(zeros, bias)| fb.fma(zeros[c], value(bias), value(sum)));
     if powers_of_two { fb.fma(sum, scales[c], acc) } else { fb.fma(fb.mul(sum, scales[c]), row.scale, acc) }
@@ -320,16 +321,16 @@ impl Microkernel<'_> {
         let scales = self.scales(fb, walk, at);
         let has_zeros = self.coding.has_zeros();
         let by_fma = self.coding.group().is_some_and(|group| scales_by_fma(fb.isa(), group));
-        let less = (by_fma && !has_zeros).then(|| match self.is_unpacked() {
+        let minus_origin = (by_fma && !has_zeros).then(|| match self.is_unpacked() {
             true => self.zeros(fb, walk, at),
             false => scales.iter().map(|s| fb.neg(fb.mul(*s, integers(fb)))).collect(),
         });
-        Factors { scales, zeros: has_zeros.then(|| self.zeros(fb, walk, at)), less }
+        Factors { scales, zeros: has_zeros.then(|| self.zeros(fb, walk, at)), minus_origin }
     }
     /// Stores them as f32.
     pub(super) fn keep_factors<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, keep: Keep<'c>, factors: &Factors<'c>) {
-        let Factors { scales, zeros, less } = factors;
-        for (factors, place) in [Some(scales), zeros.as_ref().or(less.as_ref())].into_iter().flatten().zip(0..) {
+        let Factors { scales, zeros, minus_origin } = factors;
+        for (factors, place) in [Some(scales), zeros.as_ref().or(minus_origin.as_ref())].into_iter().flatten().zip(0..) {
             let to = fb.offset_const(keep.scales, u64::from(self.kernel.panels.nr) * place * DType::F32.size());
             self.keep(fb, walk, Keep { to, ..keep }, factors.iter().copied());
         }

@@ -5,8 +5,8 @@
 //!
 //! ```text
 //! kernel:    prologue for all rows; then
-//!   up to mr rows:   for pieces of panels, most of them shared out beforehand, the rest as threads get on { stream.m; group nests }
-//!   two times mr, where more rows widen weights: the same for blocks of panels, by one half of the rows and then the other
+//!   up to mr rows:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream.m; group nests }
+//!   a few times mr (`streamed_blocks`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
 //!   more:            for the thread's shares of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
@@ -143,21 +143,21 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
 
-/// So many blocks of rows take weights as they are stored, where more widen them: for a single block behind it, the first would store too much. (Zen 4, int4 by 32, sequences
-/// side by side, tokens/s widened and as stored: 9 203 and 237, 16 248 and 270; three and four blocks are as fast either way, within 3 %.)
+/// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more blocks read what the first
+/// one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and four blocks are as fast either way.)
 const STREAMED_BLOCKS: u32 = 2;
-/// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups. (Granite Rapids, sequences side by side, tokens/s by tiles and as stored:
-/// int4 by 32 24 328 and 359, 32 397 and 377; by 128 24 418 and 394.)
+/// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups (measured on Granite Rapids with int4 by 32: 24
+/// sequences 0.91 of the tokens/s by tiles, 32 1.05).
 const STREAMED_BLOCKS_SHORT: u32 = 3;
-/// The same where a single block of rows makes the nibbles bf16 while tiles multiply. (Granite Rapids, int4 by 32, tokens/s by tiles and as stored: 9 sequences 234 and 240, 12 304 and 274,
-/// 16 332 and 306.)
+/// The same where a single block of rows makes the nibbles bf16 while tiles multiply (Granite Rapids, int4 by 32: 9 sequences 0.98 of the tokens/s by tiles,
+/// 12 1.11).
 const STREAMED_BLOCKS_BF16: u32 = 1;
 
-/// Claimed pieces are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less than a core that waits. (Zen 5, one row in four streams: of whole walks narrow
-/// matmuls have too few to claim any. bf16, two threads, 48 tokens: waits of 16, 18 and 89 ms in three profiles instead of 20, 30 and 119.)
+/// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less than a core that
+/// waits, and of whole walks narrow matmuls have too few.
 const PIECES_OF_WALK: u32 = 4;
 
-/// That of a kernel.
+/// [`STREAMED_BLOCKS`] of a kernel.
 fn streamed_blocks(kernel: &Matmul) -> u32 {
     match (kernel.compute, kernel.panels.coding.group()) {
         (Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_BF16,
@@ -820,8 +820,7 @@ impl<'c> Generator<'_, 'c> {
                     let line = LINE_WORDS * 4 / kernel.operands[operand.index()].dtype.size() as u32;
                     for c in (0..kernel.panels.nr).step_by(line as usize) {
                         let first = fb.add_int(column, c.into());
-                        let point =
-                            Point { var: Some(kernel.col), first, divisor: line.into(), lanes: 1, active: 1, acc: vec![], score: None };
+                        let point = Point { var: Some(kernel.col), first, divisor: 1, lanes: 1, active: 1, acc: vec![], score: None };
                         fb.prefetch(Eval::new(fb, &scope, point).address(operand, index), L2);
                     }
                 }

@@ -55,7 +55,7 @@ impl<'s, 'm, 'c> Call<'s, 'm, 'c> {
         Call { fb, program, ctx: args[0], thread: wide(args[1]), threads: wide(args[2]), layer: wide(args[3]), tables: Cell::new(0) }
     }
 
-    /// Pointer or u64 field of the context.
+    /// Pointer field of the context.
     pub fn pointer_field(&self, offset: u64) -> Value<'c> {
         self.fb.load(Ty::PTR, self.fb.offset_const(self.ctx, offset), 8)
     }

@@ -3,14 +3,13 @@
 //!
 //! In: a [`Probe`]. Out: `void rc_probe_<name>(ptr ctx, i32 thread, i32 threads)`; see the ABI for the amounts.
 
+use super::microkernel::{L1, L2};
 use super::{Call, tiles};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Codes, Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::Program;
 use rcompile_runtime::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, field};
 
-/// Prefetch distance of four streams, as in matmuls.
-const AHEAD: u64 = 4096;
 /// Pages that a single stream prefetches side by side.
 const PAGES: u64 = 4;
 /// Bytes that a stream reads per iteration.
@@ -103,13 +102,17 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
             let stream_start = fb.offset(start, fb.mul_int(stream_bytes, stream as i64));
             let at = fb.offset(stream_start, offset);
             if streams == 1 {
-                // The lines of a chunk come from all pages of the next window in turns, as in matmuls.
+                // The lines of a chunk come from all pages of the next window in turns, as in matmuls that ask for them 4 KB ahead and more.
                 let window = fb.and(offset, fb.int(-(4096 * PAGES as i64)));
                 let line = fb.lshr(fb.sub(offset, window), PAGES.trailing_zeros());
                 let next = fb.offset(stream_start, fb.add(window, line));
-                (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), 2));
+                (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), L2));
             } else {
-                (0..CHUNK / 64).for_each(|line| fb.prefetch(fb.offset_const(at, AHEAD + line * 64), 3));
+                // As far ahead as a matmul of a single row asks for them.
+                let row = fb.isa().streams.row;
+                for (ahead, cache) in [(row.l2, L2), (row.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
+                    (0..CHUNK / 64).for_each(|line| fb.prefetch(fb.offset_const(at, u64::from(ahead) + line * 64), cache));
+                }
             }
             for part in 0..CHUNK / vector_bytes {
                 let words = fb.load(vector, fb.offset_const(at, part * vector_bytes), 64.min(vector_bytes as u32));

@@ -968,7 +968,7 @@ impl<'m, 'c> Fb<'m, 'c> {
         results
     }
 
-    /// [`Fb::loop_`] with `unroll` steps in an iteration, and a second loop for what is left. `unroll * step` is a power of two.
+    /// [`Fb::loop_`] with `unroll` steps in an iteration, and a second loop for what is left. `unroll * step` is a power of two, `begin <= end`.
     pub fn loop_unrolled(
         &self,
         begin: Value<'c>,
