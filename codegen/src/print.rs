@@ -168,11 +168,13 @@ fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
     let (group, stride) = (q.group, q.out_stride);
     writeln!(
         out,
-        "quantise {} x {} of {} to {}, groups of {group}{}, {stride} bytes per row, bias factor {}",
+        "quantise {} x {} of {} stride {} to {}, groups of {group} in {} bytes{}, {stride} bytes per row, bias factor {}",
         q.rows,
         q.k,
         q.x,
+        q.x_stride,
         q.out,
+        q.record(),
         if q.compute.wants_values() { " with values" } else { "" },
         q.bias_factor
     )
@@ -213,21 +215,8 @@ fn operands(out: &mut String, operands: &[Operand]) -> fmt::Result {
     Ok(())
 }
 
-fn compute(compute: Compute) -> &'static str {
-    match compute {
-        Compute::F32 => "f32",
-        Compute::Int8Dot => "int8 dot",
-        Compute::Int8Mmla => "int8_mmla",
-        Compute::Int8Tiles => "int8_tiles",
-        Compute::CodesInBf16Tiles => "codes_in_bf16_tiles",
-        Compute::Bf16Tiles => "bf16_tiles",
-        Compute::Bf16Dot => "bf16_dot",
-        Compute::Bf16Mmla => "bf16_mmla",
-    }
-}
-
 fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
-    writeln!(out, "matmul {} (v{} < {}, v{}) {{", compute(m.compute), m.row.0, m.rows, m.col.0)?;
+    writeln!(out, "matmul {} (v{} < {}, v{}) {{", m.compute.name(), m.row.0, m.rows, m.col.0)?;
     writeln!(out, "  a = {} stride {}", m.a, m.a_stride)?;
     writeln!(out, "  w = w{}: {}", m.weight.0, m.panels)?;
     let t = &m.tile;
@@ -275,7 +264,7 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
 
 fn attention(out: &mut String, a: &Attention) -> fmt::Result {
     let shape = format!("heads {}, kv_heads {}, head_dim {}, tile_rows {}", a.heads, a.kv_heads, a.head_dim, a.tile_rows);
-    writeln!(out, "attention {} {{{shape}}} {{", compute(a.compute))?;
+    writeln!(out, "attention {} {{{shape}}} {{", a.compute.name())?;
     writeln!(out, "  q = {} stride {} head_stride {}", a.q, a.q_stride, a.q_head_stride)?;
     writeln!(out, "  out = {} stride {}", a.out, a.out_stride)?;
     let scales = a.scales.map_or(String::new(), |at| format!(", scales {at}"));

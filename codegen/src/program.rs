@@ -675,6 +675,31 @@ pub enum Compute {
 pub const SHORT_GROUP: u32 = 32;
 
 impl Compute {
+    /// All of them.
+    pub const ALL: [Compute; 8] = [
+        Compute::F32,
+        Compute::Bf16Dot,
+        Compute::Bf16Mmla,
+        Compute::Int8Dot,
+        Compute::Int8Mmla,
+        Compute::Int8Tiles,
+        Compute::CodesInBf16Tiles,
+        Compute::Bf16Tiles,
+    ];
+
+    /// Name in text forms, symbols and tuning files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Compute::F32 => "f32",
+            Compute::Bf16Dot => "bf16_dot",
+            Compute::Bf16Mmla => "bf16_mmla",
+            Compute::Int8Dot => "int8_dot",
+            Compute::Int8Mmla => "int8_mmla",
+            Compute::Int8Tiles => "int8_tiles",
+            Compute::CodesInBf16Tiles => "codes_in_bf16_tiles",
+            Compute::Bf16Tiles => "bf16_tiles",
+        }
+    }
     /// Are both operands codes, the left one in records?
     pub fn takes_codes(self) -> bool {
         matches!(self, Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles)

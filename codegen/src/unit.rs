@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::isa::Isa;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
-use crate::program::{Coding, Compute, DType, Kernel, Place, Program, Region};
+use crate::program::{Kernel, Place, Program, Region};
 use rcompile_runtime::abi::Probe;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -68,7 +68,7 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
     let mut symbols = vec![];
     for region in &program.regions {
         let key = kernel_key(program, region, isa, options);
-        let symbol = kernel_symbol(region, isa, &key);
+        let symbol = kernel_symbol(program, region, isa, &key);
         symbols.push(symbol.clone());
         if !units.iter().any(|u| u.key == key) {
             units.push(Unit { symbol, key, program, isa, options, what: What::Kernel(&region.kernel) });
@@ -114,26 +114,13 @@ pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
 }
 
 /// `rc_<kind>_<dtypes>_<name>_<tile>_<hash>__<cpu>`.
-fn kernel_symbol(region: &Region, isa: &Isa, key: &str) -> String {
+fn kernel_symbol(program: &Program, region: &Region, isa: &Isa, key: &str) -> String {
     let (kind, dtypes, tile) = match &region.kernel {
         Kernel::Loops(_) => ("loops", "f32".to_string(), String::new()),
         Kernel::Matmul(m) => {
-            let compute = match m.compute {
-                Compute::F32 => "f32",
-                Compute::Bf16Dot | Compute::Int8Dot => "dot",
-                Compute::Bf16Mmla | Compute::Int8Mmla => "mmla",
-                Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => "tiles",
-            };
-            let weight = match (m.panels.coding, m.panels.k_pack) {
-                (Coding::Int8 { .. }, _) => "int8",
-                (Coding::Int8Groups { zeros: false, .. }, _) => "int8groups",
-                (Coding::Int8Groups { .. }, _) => "int8zeros",
-                (Coding::Int4 { zeros: false, .. }, _) => "int4",
-                (Coding::Int4 { .. }, _) => "int4zeros",
-                (Coding::Elements, 1) => m.a.dtype.name(),
-                (Coding::Elements, _) => DType::Bf16.name(),
-            };
-            ("matmul", format!("{}{weight}{compute}", m.a.dtype), format!("_{}x{}", m.tile.mr, m.panels.nr))
+            let weight = m.panels.coding.name(program.weights[m.weight.index()].dtype);
+            let dtypes = format!("{}_{weight}_{}", m.a.dtype, m.compute.name());
+            ("matmul", dtypes, format!("_{}x{}", m.tile.mr, m.panels.nr))
         }
         Kernel::Quantise(q) => ("quantise", q.x.dtype.to_string(), format!("_{}", q.group)),
         Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv_dtype), format!("_{}x{}", a.tile_rows, a.head_dim)),
