@@ -2,7 +2,7 @@
 //! check that nothing which a build writes takes the place of what it reads.
 
 use crate::error::Error;
-use crate::link::guard::WorkDir;
+use crate::link::guard::{self, WorkDir};
 use crate::link::payload;
 use crate::options::{Autotune, Build, EmitKind};
 use crate::report::Report;
@@ -11,8 +11,7 @@ use rcompile_graph::Module;
 use rcompile_models::Model;
 use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::io::Write as _;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Texts that `--emit` writes, each into one file; the second is the extension where no path is given.
@@ -45,16 +44,8 @@ impl Dump<'_> {
 
 /// Writes a file whole or not at all; what is there and is no file (`/dev/stderr`, a pipe) is written to.
 pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let written = if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) {
-        std::fs::write(path, bytes)
-    } else {
-        let parent = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        tempfile::Builder::new().prefix(".rcompile-emit").tempfile_in(parent).and_then(|mut file| {
-            file.write_all(bytes)?;
-            file.as_file().set_permissions(PermissionsExt::from_mode(0o644))?;
-            file.persist(path).map_err(|e| e.error).map(drop)
-        })
-    };
+    let written =
+        if std::fs::metadata(path).is_ok_and(|m| !m.is_file()) { std::fs::write(path, bytes) } else { guard::write_whole(path, bytes) };
     written.map_err(|e| Error::output(path, "writing", &e))
 }
 

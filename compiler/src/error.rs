@@ -69,7 +69,7 @@ pub enum Error {
         /// What would work.
         help: Option<String>,
     },
-    /// SIGINT or SIGTERM arrived. Exit code 128 + signal.
+    /// SIGINT, SIGTERM or SIGHUP arrived. Exit code 128 + signal.
     Interrupted(i32),
     /// A broken invariant of ours. Exit code 70.
     Bug {
@@ -154,12 +154,8 @@ impl fmt::Display for Error {
             Error::Toolchain { program, what, .. } => ("toolchain", program.as_str(), what.as_str()),
             Error::Run { topic, path, what, .. } => (topic.as_str(), path.as_str(), what.as_str()),
             Error::Interrupted(signal) => {
-                return write!(
-                    f,
-                    "error[E{}-signal]: interrupted by {}",
-                    self.exit_code(),
-                    if *signal == 2 { "SIGINT" } else { "SIGTERM" }
-                );
+                let name = signal_hook::low_level::signal_name(*signal).unwrap_or("a signal");
+                return write!(f, "error[E{}-signal]: interrupted by {name}", self.exit_code());
             }
             Error::Bug { place, what } => {
                 joined = what.lines().collect::<Vec<_>>().join("; ");

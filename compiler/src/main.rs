@@ -26,6 +26,6 @@ fn main() {
     });
     if let Err(error) = result {
         error.lines().iter().for_each(|l| report::say(l));
-        std::process::exit(error.exit_code());
+        link::guard::end(error.exit_code());
     }
 }

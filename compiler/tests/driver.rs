@@ -217,14 +217,53 @@ fn hanging_build(dir: &Path, tools: &Path) -> (Child, String) {
     (child, std::fs::read_to_string(pid).unwrap().trim().to_string())
 }
 
+fn kill(child: &Child, signal: &str) {
+    assert!(Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success());
+}
+
+/// While threads are in LLVM, whose globals the end of a process would destroy. Moments are spread over the first seconds of codegen.
+#[test]
+fn signals_while_code_is_generated() {
+    for i in 0..24 {
+        let (signal, expected) = [("INT", 130), ("TERM", 143), ("HUP", 129)][i % 3];
+        let dir = tempfile::tempdir().unwrap();
+        let child = build(dir.path(), &["--quiet", "--no-cache", "--emit", "exe,program"]).stderr(Stdio::piped()).spawn().unwrap();
+        // The last file before codegen, which takes seconds.
+        let (program, start) = (dir.path().join("out.program"), Instant::now());
+        while !program.exists() {
+            assert!(start.elapsed() < Duration::from_secs(60), "nothing is planned");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        std::thread::sleep(Duration::from_millis(10 + 15 * i as u64));
+        kill(&child, signal);
+        let out = child.wait_with_output().unwrap();
+        assert_eq!(out.status.code(), Some(expected), "{out:?}");
+        assert!(error(&out).contains(&format!("SIG{signal}")), "{out:?}");
+        assert_eq!(names(dir.path()), ["out.program"]);
+    }
+}
+
+/// A file beyond the limit (`ulimit -f`) is a line and a code, and no signal.
+#[test]
+fn files_may_be_limited() {
+    let dir = tempfile::tempdir().unwrap();
+    let build = build(dir.path(), &["--quiet"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -f 64; exec \"$0\" \"$@\""]).arg(build.get_program()).args(build.get_args()).env("XDG_CACHE_HOME", CACHE);
+    let out = shell.output().unwrap();
+    assert_eq!(out.status.code(), Some(8), "{out:?}");
+    assert!(error(&out).contains("too large"), "{out:?}");
+    assert!(names(dir.path()).is_empty());
+}
+
 #[test]
 fn signals_clean_up() {
-    for (signal, expected) in [("INT", 130), ("TERM", 143)] {
+    for (signal, expected) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
         let (dir, tools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (child, sleeper) = hanging_build(dir.path(), tools.path());
         assert_eq!(names(dir.path()).len(), 1);
         let start = Instant::now();
-        assert!(Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap().success());
+        kill(&child, signal);
         let out = child.wait_with_output().unwrap();
         assert!(start.elapsed() < Duration::from_secs(2));
         assert_eq!(code(&out), expected);

@@ -1,22 +1,27 @@
-//! Nothing is left behind: the work directory, its lock, child processes, and what SIGINT and SIGTERM do to them.
+//! Nothing is left behind: the work directory, its lock, other temporary files, child processes, and what SIGINT, SIGTERM and SIGHUP do to them.
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
-//! system). It is removed when the build ends in any way but SIGKILL or loss of power; the next build in that directory sweeps those:
+//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. It is removed when the build ends in any way but SIGKILL or loss of power; the next build in that directory sweeps those:
 //! a living build holds a lock on its work directory, a dead one does not.
 
 use crate::error::Error;
 use crate::report;
 use rustix::fs::FlockOperation;
 use rustix::process::{Pid, Signal, kill_process_group};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 const PREFIX: &str = ".rcompile-";
 const SUFFIX: &str = ".tmp";
+const TEXT_PREFIX: &str = ".rcompile-emit";
 
 /// A work directory without a lock that is younger than this may be one that is being made.
 const STALE_AFTER: Duration = Duration::from_secs(10);
@@ -24,20 +29,25 @@ const STALE_AFTER: Duration = Duration::from_secs(10);
 /// What a signal has to clean up.
 #[derive(Default)]
 struct Alive {
-    dirs: Vec<PathBuf>,
+    paths: Vec<PathBuf>,
     children: Vec<u32>,
 }
 
-static ALIVE: Mutex<Alive> = Mutex::new(Alive { dirs: Vec::new(), children: Vec::new() });
+static ALIVE: Mutex<Alive> = Mutex::new(Alive { paths: Vec::new(), children: Vec::new() });
 
 fn alive() -> MutexGuard<'static, Alive> {
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on SIGINT and SIGTERM kill children, remove work directories, print one line and end the process with 130 or 143.
+/// From now on SIGINT, SIGTERM and SIGHUP kill children, remove temporary files, print one line and end the process with 128 + signal; a file
+/// beyond the size limit is an error of the write and no signal.
 pub fn handle_signals() -> Result<(), Error> {
-    let signals = signal_hook::iterator::Signals::new([signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM]);
-    let mut signals = signals.map_err(|e| Error::bug("signal handler", e))?;
+    let failed = |e: std::io::Error| Error::bug("signal handler", e);
+    // A handler that does nothing: unlike an ignored signal it is the default again in the programs that we start.
+    signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map_err(failed)?;
+    // `nohup rcompile ..` outlives its terminal.
+    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| *s != SIGHUP || !is_ignored(SIGHUP));
+    let mut signals = signal_hook::iterator::Signals::new(handled).map_err(failed)?;
     std::thread::Builder::new()
         .name("signals".into())
         .spawn(move || {
@@ -45,21 +55,34 @@ pub fn handle_signals() -> Result<(), Error> {
                 // The lock is never released: no file is renamed and no child started from here on.
                 let alive = alive();
                 alive.children.iter().for_each(|&child| kill_group(child));
-                for dir in &alive.dirs {
+                for path in &alive.paths {
                     // A thread may be writing a file into it at this moment.
                     for _ in 0..10 {
-                        if std::fs::remove_dir_all(dir).is_ok() || !dir.exists() {
+                        if std::fs::remove_dir_all(path).or_else(|_| std::fs::remove_file(path)).is_ok() || !path.exists() {
                             break;
                         }
                     }
                 }
                 let error = Error::Interrupted(signal);
                 report::say(&error.to_string());
-                std::process::exit(error.exit_code());
+                end(error.exit_code());
             }
         })
-        .map_err(|e| Error::bug("signal handler", e))?;
+        .map_err(failed)?;
     Ok(())
+}
+
+/// Ends the process without destructors: those of LLVM's globals would pull them from under threads that generate code.
+pub fn end(code: i32) -> ! {
+    let _ = std::io::stdout().flush();
+    signal_hook::low_level::exit(code)
+}
+
+/// Does this process ignore the signal, as whoever started it asked for?
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (signal - 1) & 1 == 1)
 }
 
 fn kill_group(child: u32) {
@@ -78,18 +101,15 @@ pub struct WorkDir {
 impl WorkDir {
     /// A new work directory beside `output`; stale ones there are removed.
     pub fn create(output: &Path) -> Result<WorkDir, Error> {
-        let parent = match output.parent() {
-            Some(p) if !p.as_os_str().is_empty() => p,
-            _ => Path::new("."),
-        };
+        let parent = parent(output);
         sweep(parent);
         let mut alive = alive();
         let dir = tempfile::Builder::new().prefix(PREFIX).suffix(SUFFIX).tempdir_in(parent);
         let path = dir.map_err(|e| Error::output(parent, "creating a work directory", &plain(&e)))?.keep();
-        alive.dirs.push(path.clone());
+        alive.paths.push(path.clone());
         let opened = File::open(&path);
         if let Ok(dir) = &opened {
-            // File systems without locks: the directory's age alone protects it.
+            // On file systems without locks `sweep` gets none either, and removes nothing.
             let _ = rustix::fs::flock(dir, FlockOperation::NonBlockingLockExclusive);
         }
         match opened {
@@ -136,8 +156,30 @@ impl Drop for WorkDir {
     fn drop(&mut self) {
         let mut alive = alive();
         let _ = std::fs::remove_dir_all(&self.path);
-        alive.dirs.retain(|d| *d != self.path);
+        alive.paths.retain(|p| *p != self.path);
     }
+}
+
+/// Directory that a file lies in.
+pub fn parent(path: &Path) -> &Path {
+    path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes a file whole or not at all, in the place of one that is there.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
+    let mut temporary = {
+        let mut alive = alive();
+        let file = tempfile::Builder::new().prefix(TEXT_PREFIX).tempfile_in(parent(path)).map_err(|e| plain(&e))?;
+        alive.paths.push(file.path().to_path_buf());
+        file
+    };
+    let name = temporary.path().to_path_buf();
+    let written = temporary.write_all(bytes).and_then(|()| temporary.as_file().set_permissions(PermissionsExt::from_mode(0o644)));
+    let mut alive = alive();
+    // Where it was not written the closure, and with it the temporary file, is dropped.
+    let moved = written.and_then(move |()| temporary.persist(path).map(drop).map_err(|e| e.error));
+    alive.paths.retain(|p| *p != name);
+    moved
 }
 
 /// Removes work directories whose build is gone.
@@ -198,7 +240,7 @@ pub fn run(command: &mut Command, dir: &Path, timeout: Duration) -> std::io::Res
     Ok(Finished { status, text })
 }
 
-/// A program that runs, in a process group of its own. SIGINT and SIGTERM to this process kill it, and so does dropping it.
+/// A program that runs, in a process group of its own. A signal that ends this process kills it, and so does dropping it.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
