@@ -128,8 +128,8 @@ impl KernelBuilder {
                 self.split_terms(a, n, quotient, rest);
                 self.split_terms(b, n, quotient, rest);
             }
-            Expr::Int(v) if v >= 0 => {
-                let (q, r) = (self.int(v / n), self.int(v % n));
+            Expr::Int(v) => {
+                let (q, r) = (self.int(v.div_euclid(n)), self.int(v.rem_euclid(n)));
                 quotient.push(q);
                 rest.push(r);
             }
@@ -217,5 +217,30 @@ pub fn evaluate(exprs: &Exprs, e: ExprId, vars: &dyn Fn(VarId) -> i64) -> Option
             }
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `e / n` and `e % n` in pieces are those of the whole for every `e >= 0`, also where a piece is negative: a slice of a concatenation
+    /// subtracts where the part begins.
+    #[test]
+    fn division_in_pieces() {
+        for offset in [-192, -70, -64, -1, 0, 1, 64, 70] {
+            let mut k = KernelBuilder::default();
+            let (row, column) = (k.outer_var((4, 8)), k.outer_var((0, 63)));
+            let (rows, columns) = (k.var_expr(row), k.var_expr(column));
+            let (rows, offset_expr) = (k.mul_int(rows, 64), k.int(offset));
+            let sum = k.add(rows, columns);
+            let whole = k.add(sum, offset_expr);
+            let (quotient, rest) = k.div_rem(whole, 64);
+            for (r, c) in (4..=8).flat_map(|r| (0..64).map(move |c| (r, c))) {
+                let value = |e| evaluate(&k.exprs, e, &|v| if v == row { r } else { c });
+                let e = 64 * r + c + offset;
+                assert_eq!((value(quotient), value(rest)), (Some(e / 64), Some(e % 64)), "{r} * 64 + {c} + {offset}");
+            }
+        }
     }
 }
