@@ -157,6 +157,13 @@ fn some_layers_are_floats() {
     let report = exe::rcompile(args.split(' ')).unwrap();
     assert!(report.warnings.iter().any(|w| w.contains("10 matrices of the checkpoint are codes already")), "{:?}", report.warnings);
     assert_eq!(report.quantisation, "gptq int4 by 64 with zeros, others int8");
+    // Codes of the checkpoint and codes that are made here, of one type: they come from different tensors and stay apart.
+    let layout = Layout { group_size: Some(64), symmetric: true, ..Layout::GPTQ };
+    let codes = model_dir("some-floats-same", |dir| layout.write(&TOY, &skipped, dir, false));
+    let exe = build(&codes, &format!("{BASE} --buckets 8 --compute f32 --quantize int4 --group-size 64 --quantize-head none"));
+    let both = Quantisation { body: Some(DType::Q4(rcompile_graph::Group::G64)), ..Quantisation::default() };
+    let wanted = Reference::quantised(&codes, DType::F32, DType::F32, &both).runner().logits(&tokens());
+    check("codes of one kind", tol::F32, &wide(&exe.logits(&tokens(), &[])), &wanted);
     if has_int8_dot() {
         // k's and v's codes of a group differ in kind: their rows' records do too.
         let both = Quantisation { body: Some(DType::Q8(rcompile_graph::Group::Row)), ..Quantisation::default() };

@@ -8,7 +8,7 @@
 
 use super::rewrite::rewrite;
 use super::{PassCx, PassError};
-use rcompile_graph::{Dim, FuncId, Function, Module, Op, Param, ParamId, Recipe, Type, ValueId};
+use rcompile_graph::{DType, Dim, FuncId, Function, Module, Op, Param, ParamId, Recipe, ValueId};
 use std::collections::HashMap;
 
 /// Runs the pass.
@@ -44,20 +44,26 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     Ok(changed > 0)
 }
 
-/// Matmuls with a parameter on the right, by input; only groups of two and more with one weight type.
+/// Matmuls with a parameter on the right, by input; only groups of two and more with one weight type from one source.
 fn groups(module: &Module, f: &Function) -> Vec<Vec<ValueId>> {
-    let mut groups: Vec<(ValueId, Type, Vec<ValueId>)> = Vec::new();
+    let mut groups: Vec<((ValueId, DType, bool), Vec<ValueId>)> = Vec::new();
     for id in f.ids() {
         let node = f.node(id);
         let Op::Mm { rhs_t: true } = node.op else { continue };
         let Some(w) = param(f, node.inputs[1]) else { continue };
-        let ty = &module.params[w.index()].ty;
-        match groups.iter_mut().find(|(x, t, _)| *x == node.inputs[0] && t.dtype == ty.dtype) {
-            Some((_, _, members)) => members.push(id),
-            None => groups.push((node.inputs[0], ty.clone(), vec![id])),
+        let weight = &module.params[w.index()];
+        let key = (node.inputs[0], weight.ty.dtype, codes_made_here(weight));
+        match groups.iter_mut().find(|(k, _)| *k == key) {
+            Some((_, members)) => members.push(id),
+            None => groups.push((key, vec![id])),
         }
     }
-    groups.into_iter().map(|g| g.2).filter(|g| g.len() > 1).collect()
+    groups.into_iter().map(|g| g.1).filter(|g| g.len() > 1).collect()
+}
+
+/// Codes that `pack` makes from floats; those of the checkpoint lie in other tensors, so that the two do not concatenate.
+fn codes_made_here(weight: &Param) -> bool {
+    weight.ty.dtype.is_quantised() && matches!(weight.recipe, Recipe::Convert { .. })
 }
 
 fn param(f: &Function, id: ValueId) -> Option<ParamId> {
