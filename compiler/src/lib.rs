@@ -11,6 +11,7 @@ pub mod inspect;
 pub mod link;
 mod manifest;
 pub mod options;
+mod outputs;
 pub mod pack;
 pub mod passes;
 pub mod pipeline;

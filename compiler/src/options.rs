@@ -488,6 +488,15 @@ impl Build {
         if self.dry_run && self.dump_dir.is_some() {
             return Err(Error::usage("--dump-dir writes files, which --dry-run rules out"));
         }
+        for (i, emit) in self.emit.iter().enumerate() {
+            if self.emit[..i].iter().any(|e| e.kind == emit.kind) {
+                let name = emit.kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+                return Err(Error::usage(format!("--emit names {name} twice, expected one of each kind")));
+            }
+        }
+        if self.output.as_deref() == Some(Path::new("-")) {
+            return Err(Error::usage("-o: an executable is no text for stdout, expected a path, found -"));
+        }
         let to_stdout = |kind| self.emits(kind).is_some_and(|e| e.path.as_deref() == Some(Path::new("-")));
         if to_stdout(EmitKind::Exe) || to_stdout(EmitKind::Obj) {
             return Err(Error::usage("--emit exe and obj are no text for stdout, expected a path, found -"));

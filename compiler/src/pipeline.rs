@@ -19,14 +19,43 @@ use crate::emit;
 use crate::error::Error;
 use crate::manifest::Contents;
 use crate::options::{Autotune, Build, Command, EmitKind};
+use crate::outputs;
 use crate::passes::*;
 use crate::report::{self, Report};
 use crate::stages::{Background, Building};
 use crate::{compare, doctor, inspect, targets};
 use rcompile_graph::Module;
 
-/// Stages that `--stop-after` knows beside the passes.
-const STAGES: [&str; 5] = ["open", "trace", "passes", "plan", "codegen"];
+/// Stages that a build can end with, in order; what comes between codegen and finish makes no sense alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Open,
+    Trace,
+    Passes,
+    Plan,
+    Codegen,
+    Finish,
+}
+
+impl Stage {
+    /// Those that `--stop-after` knows beside the passes, by name.
+    const STOPS: [(&str, Stage); 5] =
+        [("open", Stage::Open), ("trace", Stage::Trace), ("passes", Stage::Passes), ("plan", Stage::Plan), ("codegen", Stage::Codegen)];
+
+    /// The stage that makes what `--emit` asks for.
+    fn of(kind: EmitKind) -> Stage {
+        match kind {
+            EmitKind::Graph => Stage::Passes,
+            EmitKind::Program => Stage::Plan,
+            EmitKind::LlvmIr | EmitKind::Asm | EmitKind::Obj => Stage::Codegen,
+            EmitKind::Exe => Stage::Finish,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        Stage::STOPS.iter().find(|s| s.1 == self).map_or("finish", |s| s.0)
+    }
+}
 
 /// All graph passes in order. `level` is the lowest `-O` at which a pass runs.
 #[rustfmt::skip]
@@ -73,52 +102,50 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
 pub fn run(options: &Build) -> Result<Report, Error> {
     options.check()?;
     let passes = chosen_passes(options)?;
-    check_stop(options, &passes)?;
+    let last = last_stage(options, &passes)?;
+    outputs::check(options)?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);
     }
     let pool = pool.build().map_err(|e| Error::threads(format_args!("{e}: use a smaller --jobs")))?;
-    pool.install(|| build(options, &passes))
+    pool.install(|| build(options, &passes, last))
 }
 
-/// From the model directory to the executable, or to where `--stop-after`, `--emit` or `--dry-run` let it end.
-fn build(o: &Build, passes: &[Pass]) -> Result<Report, Error> {
+/// From the model directory to the executable, or to the last stage.
+fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
     let mut b = Building::new(o);
     let mut source = b.open()?;
-    if b.stops("open") {
+    if last == Stage::Open {
         b.report.text = format!("{:#?}\n", source.model.facts());
         return Ok(b.into_report());
     }
     let place = b.place(&source)?;
 
     let mut modules = b.trace(&source)?;
-    if b.stops("trace") {
+    if last == Stage::Trace {
         b.report.text = print_all(&modules);
         return Ok(b.into_report());
     }
     b.passes(passes, &source, &mut modules)?;
-    let emitted = emit::text(o, emit::GRAPH, || print_all(&modules), &mut b.report)?;
-    let only_graph = o.emit.iter().all(|e| e.kind == EmitKind::Graph);
-    if only_graph || b.stops("passes") || passes.iter().any(|p| b.stops(p.name)) {
+    let emitted = emit::text(o, EmitKind::Graph, || print_all(&modules), &mut b.report)?;
+    if last == Stage::Passes {
         if o.stop_after.is_some() && !emitted {
             b.report.text += &print_all(&modules);
         }
         return Ok(b.into_report());
     }
 
-    let needs_code = o.emit.iter().any(|e| !matches!(e.kind, EmitKind::Graph | EmitKind::Program));
-    let only_plan = b.stops("plan") || o.dry_run || !needs_code;
-    let mut cache = if only_plan { Cache::none() } else { b.cache()? };
+    let mut cache = if last == Stage::Plan { Cache::none() } else { b.cache()? };
     if let (Autotune::Fast, Some(place)) = (o.autotune, &place) {
         b.autotune(&mut source, &modules, place, &cache)?;
     }
     let plans = b.plan(&source, &modules)?;
     drop(modules);
     let programs = || plans.buckets.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
-    let emitted = emit::text(o, emit::PROGRAM, programs, &mut b.report)?;
-    if only_plan {
-        if b.stops("plan") && !emitted {
+    let emitted = emit::text(o, EmitKind::Program, programs, &mut b.report)?;
+    if last == Stage::Plan {
+        if o.stop_after.is_some() && !emitted {
             b.report.text += &programs();
         }
         return Ok(b.into_report());
@@ -162,33 +189,32 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
     Ok(PASSES.iter().filter(chosen).copied().collect())
 }
 
-/// `--stop-after` names a stage, or a pass that this build runs, and comes after what `--emit` asks for.
-fn check_stop(o: &Build, passes: &[Pass]) -> Result<(), Error> {
-    let Some(at) = o.stop_after.as_deref() else { return Ok(()) };
-    let place = |stage: &str| STAGES.iter().position(|s| *s == stage);
+/// Where a build ends: with what `--emit` asks for; with the plan where nothing is to be written; or where `--stop-after` says, which names a
+/// stage, or a pass that this build runs, and comes after the texts that `--emit` asks for.
+fn last_stage(o: &Build, passes: &[Pass]) -> Result<Stage, Error> {
+    let asked = o.emit.iter().map(|emit| Stage::of(emit.kind));
+    let Some(at) = o.stop_after.as_deref() else {
+        let last = asked.max().unwrap_or(Stage::Finish);
+        return Ok(if o.dry_run { last.min(Stage::Plan) } else { last });
+    };
     let stage = if passes.iter().any(|p| p.name == at) { "passes" } else { at };
-    let Some(stop) = place(stage) else {
-        let known = STAGES.iter().copied().chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
+    let Some((_, stop)) = Stage::STOPS.into_iter().find(|s| s.0 == stage) else {
+        let known = Stage::STOPS.iter().map(|s| s.0).chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
         let exists = PASSES.iter().any(|p| p.name == at);
-        let what = if exists { "this build does not run that pass" } else { "no such stage or pass" };
+        let what = if exists { "this build does not run that pass" } else { "no such stage or pass to stop after" };
         return Err(Error::Usage { what: format!("--stop-after {at}: {what}, expected one of {known}"), help: None });
     };
-    match o.emit.iter().filter_map(|emit| place(made_by(emit.kind)?)).max() {
-        Some(last) if last > stop => {
-            let what = format!("--stop-after {at}: what --emit asks for is made by the stage {}", STAGES[last]);
-            Err(Error::Usage { what, help: Some(format!("--stop-after {}, or leave one of them out", STAGES[last])) })
-        }
-        _ => Ok(()),
+    if o.dry_run && stop > Stage::Plan {
+        let what = format!("--stop-after {at}: a --dry-run ends with the plan");
+        return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
     }
-}
-
-/// The stage that makes what `--emit` asks for; none for an executable, which a build that stops early does not make.
-fn made_by(kind: EmitKind) -> Option<&'static str> {
-    match kind {
-        EmitKind::Graph => Some("passes"),
-        EmitKind::Program => Some("plan"),
-        EmitKind::LlvmIr | EmitKind::Asm | EmitKind::Obj => Some("codegen"),
-        EmitKind::Exe => None,
+    // An executable is what a build that stops early does not make.
+    match asked.filter(|stage| *stage != Stage::Finish).max() {
+        Some(last) if last > stop => {
+            let what = format!("--stop-after {at}: what --emit asks for is made by the stage {}", last.name());
+            Err(Error::Usage { what, help: Some(format!("--stop-after {}, or leave one of them out", last.name())) })
+        }
+        _ => Ok(stop),
     }
 }
 

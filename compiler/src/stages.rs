@@ -7,13 +7,14 @@ use crate::autotune;
 use crate::cache::entry::Key;
 use crate::cache::{Cache, Loaded};
 use crate::calibrate::{self, Calibration, CalibrationText};
-use crate::emit::{self, Dump, bucket_name};
+use crate::emit::{self, bucket_name};
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Linked, Step, tools};
 use crate::manifest::{Contents, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
+use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
@@ -108,11 +109,6 @@ impl<'o> Building<'o> {
         Building { o, progress: Progress::new(o.quiet), report: Report { show_passes: o.timings, ..Report::default() } }
     }
 
-    /// Is this where `--stop-after` ends the build?
-    pub fn stops(&self, at: &str) -> bool {
-        self.o.stop_after.as_deref() == Some(at)
-    }
-
     /// A warning for the user and the report.
     fn warn(&mut self, text: Option<String>) {
         if let Some(text) = text {
@@ -176,10 +172,10 @@ impl<'o> Building<'o> {
         Ok(Source { model, isa, settings, text, tuning })
     }
 
-    /// Whatever may be wrong with outputs and tools is said now and not after minutes of work.
+    /// Whatever may be wrong with inputs in the place of outputs, and with tools, is said now and not after minutes of work.
     pub fn place(&self, source: &Source) -> Result<Option<Place<'o>>, Error> {
         let o = self.o;
-        emit::check_outputs(o, &source.model)?;
+        outputs::check_inputs(o, &source.model)?;
         let Some(output) = o.exe_path().filter(|_| o.writes_exe()) else { return Ok(None) };
         let triple = &source.isa.triple;
         let archive = targets::require_runtime(triple)?;
@@ -199,13 +195,14 @@ impl<'o> Building<'o> {
         }
         stage.finish(&format!("{} buckets", modules.len()));
         for module in &modules {
+            emit::clear_dumps(self.o.dump_dir.as_deref(), module)?;
             self.dump(module, "00-trace.graph", &rcompile_graph::print(module))?;
         }
         Ok(modules)
     }
 
     fn dump(&self, module: &Module, name: &str, text: &str) -> Result<(), Error> {
-        Dump { dir: self.o.dump_dir.as_deref() }.write(module, name, text)
+        emit::dump(self.o.dump_dir.as_deref(), module, name, text)
     }
 
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
@@ -478,8 +475,8 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
 
 fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settings, report: &mut Report) -> Result<(), Error> {
     let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
-    let (bucket, dump) = (bucket_name(module), Dump { dir: o.dump_dir.as_deref() });
-    for (index, pass) in passes.iter().enumerate() {
+    let bucket = bucket_name(module);
+    for pass in passes {
         let start = Instant::now();
         let changed = (pass.run)(module, &mut cx)?;
         report.passes.push(Timing { name: format!("{bucket} {}", pass.name), ms: millis(start) });
@@ -487,7 +484,10 @@ fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settin
             verify_graph(pass.name, module)?;
         }
         if changed {
-            dump.write(module, &format!("{:02}-{}.graph", index + 1, pass.name), &rcompile_graph::print(module))?;
+            // Numbered by its place among all passes, whichever run.
+            let number = PASSES.iter().take_while(|p| p.name != pass.name).count() + 1;
+            let name = format!("{number:02}-{}.graph", pass.name);
+            emit::dump(o.dump_dir.as_deref(), module, &name, &rcompile_graph::print(module))?;
         }
         if o.stop_after.as_deref() == Some(pass.name) {
             break;

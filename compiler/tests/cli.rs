@@ -285,6 +285,131 @@ fn output_that_cannot_be() {
     assert_eq!(std::fs::read(case.model().join("config.json")).expect("config"), before);
 }
 
+/// What can be said of outputs without the model is said before it is opened; here there is none.
+#[test]
+fn outputs_are_checked_first() {
+    let case = Case::new("llama-gqa-tied");
+    let out = case.out();
+    let out = out.to_string_lossy();
+    let long = format!("{out}/{}", "n".repeat(256));
+    for (flags, code, words) in [
+        ("-o OUT/x --emit graph=OUT/a,graph=OUT/b", 2, ["--emit", "graph twice"]),
+        ("-o OUT/x --emit graph --emit graph=OUT/b", 2, ["--emit", "graph twice"]),
+        ("-o OUT/x --emit graph=OUT/same,program=OUT/same", 2, ["one place", "--emit program"]),
+        ("-o OUT/x --emit graph=OUT/same,program=OUT/../out/same", 2, ["one place", "--emit program"]),
+        ("-o OUT/x --emit exe,asm=OUT/x", 2, ["one place", "-o OUT"]),
+        ("-o OUT/x --weights split --emit exe,asm=OUT/x.weights", 2, ["one place", "--weights split"]),
+        ("-o OUT/x --emit asm=OUT/same --stop-after codegen --dump-dir OUT/same", 2, ["one place", "--dump-dir"]),
+        ("-o OUT/x --emit asm=/nope/x", 8, ["/nope/x", "lies in no directory"]),
+        ("-o OUT/x --emit obj=/dev/null/x", 8, ["/dev/null/x", "cannot be a directory"]),
+        ("-o OUT/x --emit asm=OUT", 8, ["out", "is a directory"]),
+        ("-o OUT/x --emit asm=LONG", 8, ["nnnn", "too long"]),
+        ("-o OUT/x --emit obj=LONG", 8, ["nnnn", "too long"]),
+        ("-o OUT/x --dump-dir LONG", 8, ["nnnn", "too long"]),
+        ("-o LONG", 8, ["nnnn", "too long"]),
+        ("-o OUT/x/", 8, ["out/x/", "name of a directory"]),
+        ("-o -", 2, ["-o", "no text for stdout"]),
+        ("-o /dev/stdout", 8, ["/dev/stdout", "no regular file"]),
+        ("-o OUT/x --autotune fast --tuning /nope/t", 8, ["/nope/t", "lies in no directory"]),
+    ] {
+        let flags = flags.replace("OUT/", &format!("{out}/")).replace("=OUT", &format!("={out}")).replace("LONG", &long);
+        let output = rcompile().args("build --model /nowhere --quiet --no-tokenizer".split(' ')).args(flags.split(' ')).output();
+        refused(&case, &output.expect("rcompile runs"), code, &words);
+    }
+    // Also when stdout is a file, which an executable would replace.
+    let file = std::fs::File::create(case.dir.path().join("stdout")).expect("file");
+    let mut command = rcompile();
+    let output = command.args(["build", "--quiet", "--model", "/nowhere", "-o", "/dev/stdout"]).stdout(file).output();
+    refused(&case, &output.expect("rcompile runs"), 8, &["/dev/stdout", "no regular file"]);
+}
+
+/// Texts go where a name leads: through links, and into what is open already.
+#[test]
+fn texts_follow_links() {
+    let case = Case::new("llama-gqa-tied");
+    let graph = |to: &str| [NO_TOKENIZER, &["--emit", &format!("graph={to}")]].concat().join(" ");
+    let run = |flags: &str, redirect: &str| {
+        let args = format!("build --buckets 1 --cpu x86-64-v3 --model {} -o {}/exe", case.model().display(), case.out().display());
+        let line = format!("cd {}; exec \"$0\" {args} {flags} {redirect}", case.dir.path().display());
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(line).arg(rcompile().get_program()).env("XDG_CACHE_HOME", "/nowhere");
+        let output = command.output().expect("sh runs");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        output
+    };
+    let text = |name: &str| std::fs::read_to_string(case.dir.path().join(name)).expect("a text");
+    let expected = String::from_utf8(run(&graph("-"), "").stdout).expect("UTF-8");
+    assert!(expected.contains("func @step"));
+    std::os::unix::fs::symlink("real", case.dir.path().join("link")).expect("link");
+    for _ in 0..2 {
+        run(&graph("link"), "");
+        assert!(case.dir.path().join("link").is_symlink());
+        assert_eq!(text("real"), expected);
+    }
+    run(&graph("/dev/fd/3"), "3> open");
+    assert_eq!(text("open"), expected);
+    run(&graph("/dev/fd/1"), ">> open");
+    assert_eq!(text("open"), expected.repeat(2));
+}
+
+/// An executable in the model directory is built again, and what came with it; nothing else there is replaced.
+#[test]
+fn outputs_in_the_model_directory() {
+    let case = Case::new("llama-gqa-tied");
+    let build = |out: &str, more: &[&str]| {
+        let mut command = rcompile();
+        command.args(["build", "--buckets", "1", "--cpu", "x86-64-v3", "--model"]).arg(case.model()).args(NO_TOKENIZER);
+        command.arg("-o").arg(case.model().join(out)).args(more).output().expect("rcompile runs")
+    };
+    for _ in 0..2 {
+        let output = build("chat", &["--weights", "split", "--emit", "exe,graph"]);
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+    std::fs::write(case.model().join("notes"), "words").expect("notes");
+    for refused_name in ["notes", "chat.graph", "chat.weights"] {
+        refused(&case, &build(refused_name, &[]), 8, &[refused_name, "is a file of the model directory"]);
+    }
+    let emit = format!("exe,program={}", case.model().join("notes").display());
+    refused(&case, &build("chat", &["--emit", &emit]), 8, &["notes", "is a file of the model directory"]);
+    assert_eq!(std::fs::read_to_string(case.model().join("notes")).expect("notes"), "words");
+}
+
+/// A directory of dumps holds one build, and a pass has one number at every level.
+#[test]
+fn dumps_of_one_build() {
+    let case = Case::new("llama-gqa-tied");
+    let dump = case.dir.path().join("dump");
+    let dumped = |flags: &[&str]| {
+        let output = case.build(&[NO_TOKENIZER, &["--dump-dir", &dump.to_string_lossy()], flags].concat());
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        names(&dump.join("step.1"))
+    };
+    let all = dumped(&["--emit", "program=-"]);
+    assert!(all.contains(&"99-plan.program".to_string()), "{all:?}");
+    let few = dumped(&["--stop-after", "compute-dtype", "-O0"]);
+    assert!(few.len() < all.len() && few.iter().all(|name| all.contains(name)), "{few:?} of {all:?}");
+}
+
+/// The later one of what `--emit` needs and `--stop-after` says.
+#[test]
+fn stages_behind_what_is_emitted() {
+    let case = Case::new("llama-gqa-tied");
+    let stages = |flags: &[&str]| {
+        let output = case.build(&[&["--no-tokenizer", "--json", "--emit", "graph=-"], flags].concat());
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+        let report: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let stages = report["stages"].as_array().expect("stages");
+        stages.last().and_then(|s| s["name"].as_str()).expect("a stage").to_string()
+    };
+    assert_eq!(stages(&[]), "passes");
+    assert_eq!(stages(&["--stop-after", "dce-2"]), "passes");
+    assert_eq!(stages(&["--stop-after", "plan"]), "plan");
+    assert_eq!(stages(&["--stop-after", "codegen"]), "codegen");
+    let output = case.build(&[NO_TOKENIZER, &["--dry-run", "--stop-after", "codegen"]].concat());
+    refused(&case, &output, 2, &["--stop-after codegen", "--dry-run"]);
+    refused(&case, &case.build(&[NO_TOKENIZER, &["--stop-after", "link"]].concat()), 2, &["no such stage or pass to stop after"]);
+}
+
 /// Whatever a build writes, it is not one of its inputs.
 #[test]
 fn inputs_stay() {
