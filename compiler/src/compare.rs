@@ -12,6 +12,7 @@
 //! A child that fails ends the comparison with its own message and exit code.
 
 use crate::error::Error;
+use crate::input::{missing, refused};
 use crate::link::guard::{self, Running};
 use crate::link::payload;
 use crate::options::Compare;
@@ -128,12 +129,12 @@ fn next_tokens(exes: &[Executable; 2], text: &Path, options: &Compare, progress:
 
 fn embeddings(exes: &[Executable; 2], text: &Path, options: &Compare, progress: &mut Progress) -> Result<Embeddings, Error> {
     if options.window.is_some() || options.chunks.is_some() {
-        return Err(Error::usage("compare: -c and --chunks are for language models, these executables embed lines"));
+        return Err(Error::usage("compare", "-c and --chunks are for language models, these executables embed lines"));
     }
     let lines = File::open(text).and_then(|file| BufReader::new(file).split(b'\n').try_fold(0, |n, line| line.map(|_| n + 1)));
     let lines: u64 = lines.map_err(|e| missing(text, "input", &e))?;
     if lines == 0 {
-        return Err(Error::usage(format!("{}: expected a text on each line, found none", text.display())));
+        return Err(Error::usage("compare", format!("{}: expected a text on each line, found none", text.display())));
     }
     let mut args: Vec<OsString> = vec!["embed".into(), "--quiet".into(), "-f".into(), text.into()];
     args.extend(flag("-t", options.threads));
@@ -142,16 +143,6 @@ fn embeddings(exes: &[Executable; 2], text: &Path, options: &Compare, progress: 
 
 fn flag(name: &str, value: Option<u32>) -> impl Iterator<Item = OsString> {
     value.into_iter().flat_map(move |v| [name.into(), v.to_string().into()])
-}
-
-/// One of the two executables, or what is given to it.
-fn refused(code: i32, topic: &str, path: &Path, what: impl Display) -> Error {
-    Error::Run { code, topic: topic.into(), path: path.display().to_string(), what: what.to_string(), help: None }
-}
-
-/// A file that cannot be read.
-pub(crate) fn missing(path: &Path, topic: &str, error: &io::Error) -> Error {
-    refused(3, topic, path, format_args!("cannot be read: {error}"))
 }
 
 /// The absolute path of a file: children get it as an argument, or are started by it.

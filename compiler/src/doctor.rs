@@ -1,7 +1,7 @@
 //! `rcompile doctor`: is everything here that a build needs, and how to get what is not.
 
 use crate::error::Error;
-use crate::link::guard::{self, WorkDir};
+use crate::link::guard::WorkDir;
 use crate::link::{self, Inputs, tools};
 use crate::{report, targets};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
@@ -80,9 +80,8 @@ fn linking() -> Check {
             "main.c",
             b"int rc_main(int c, char **v, const void *p, const void *s) { (void)c; (void)v; (void)p; (void)s; return 0; }\n",
         )?;
-        let mut command = std::process::Command::new(&tools.driver);
-        let compiled = guard::run(command.args(["-fPIE", "-c", "main.c", "-o", "main.o"]), work.path(), std::time::Duration::from_secs(60));
-        compiled.map_err(|e| Error::output(work.path(), "compiling", &e))?;
+        let args = ["-fPIE", "-c", "main.c", "-o", "main.o"].map(String::from);
+        tools.run(&args, work.path(), "compiling")?;
         let object = work.path().join("main.o");
         let object = std::fs::read(&object).map_err(|e| Error::output(&object, "compiling", &e))?;
         // An empty archive: the object brings rc_main.

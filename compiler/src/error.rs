@@ -56,9 +56,9 @@ pub enum Error {
         /// Which package brings it.
         help: Option<String>,
     },
-    /// An executable of ours that a verb runs, or what it is given to work on.
+    /// An executable of ours that a verb runs, or a file that it is given to work on.
     Run {
-        /// Exit code: 3 to 6, or the executable's own.
+        /// Exit code: 3 to 7, or the executable's own.
         code: i32,
         /// What the code in brackets ends with.
         topic: String,
@@ -101,9 +101,9 @@ impl Error {
         Error::Limit { place: "threads".into(), what: format!("cannot be made: {error}") }
     }
 
-    /// A usage error.
-    pub fn usage(what: impl fmt::Display) -> Error {
-        Error::Usage { what: what.to_string(), help: Some("rcompile --help".into()) }
+    /// A usage error of a verb.
+    pub fn usage(verb: &str, what: impl fmt::Display) -> Error {
+        Error::Usage { what: what.to_string(), help: Some(format!("rcompile {verb} --help")) }
     }
 
     /// Exit code of the process.

@@ -5,8 +5,8 @@
 //! A directory is planned as a build with default options would (`--cpu` of `--target`): that is where its memory comes from. One that would be
 //! refused gives the same error, with the same exit code, as a build.
 
-use crate::compare::missing;
 use crate::error::Error;
+use crate::input::missing;
 use crate::link::payload;
 use crate::options::{self, Inspect};
 use crate::pipeline;

@@ -7,6 +7,7 @@ pub mod compare;
 pub mod doctor;
 mod emit;
 pub mod error;
+mod input;
 pub mod inspect;
 pub mod link;
 mod manifest;

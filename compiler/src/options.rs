@@ -213,7 +213,7 @@ pub struct Build {
     pub cores: Option<u32>,
 
     /// Optimisation level 0 to 3
-    #[arg(help_heading = heading::SPEED, short = 'O', value_name = "LEVEL", default_value_t = 3, value_parser = clap::value_parser!(u8).range(0..=3))]
+    #[arg(help_heading = heading::SPEED, short = 'O', value_name = "LEVEL", default_value_t = 3, value_parser = parse_level)]
     pub opt_level: u8,
     /// Passes to add or to leave out
     #[arg(help_heading = heading::SPEED, long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
@@ -476,33 +476,33 @@ impl Build {
             });
         }
         if self.autotune == Autotune::Fast && !self.writes_exe() {
-            return Err(Error::usage("--autotune fast measures executables, expected -o OUT without --dry-run and --stop-after"));
+            return Err(Error::usage("build", "--autotune fast measures executables, expected -o OUT without --dry-run and --stop-after"));
         }
         let exe = self.emit.iter().find(|e| e.kind == EmitKind::Exe);
         if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
-            return Err(Error::usage("-o and --emit exe=PATH name the executable twice"));
+            return Err(Error::usage("build", "-o and --emit exe=PATH name the executable twice"));
         }
         if exe.is_some_and(|e| e.path.is_some()) && self.stop_after.is_some() {
-            return Err(Error::usage("--emit exe=PATH writes an executable, which --stop-after rules out"));
+            return Err(Error::usage("build", "--emit exe=PATH writes an executable, which --stop-after rules out"));
         }
         if self.dry_run && self.dump_dir.is_some() {
-            return Err(Error::usage("--dump-dir writes files, which --dry-run rules out"));
+            return Err(Error::usage("build", "--dump-dir writes files, which --dry-run rules out"));
         }
         for (i, emit) in self.emit.iter().enumerate() {
             if self.emit[..i].iter().any(|e| e.kind == emit.kind) {
                 let name = emit.kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
-                return Err(Error::usage(format!("--emit names {name} twice, expected one of each kind")));
+                return Err(Error::usage("build", format!("--emit names {name} twice, expected one of each kind")));
             }
         }
         if self.output.as_deref() == Some(Path::new("-")) {
-            return Err(Error::usage("-o: an executable is no text for stdout, expected a path, found -"));
+            return Err(Error::usage("build", "-o: an executable is no text for stdout, expected a path, found -"));
         }
         let to_stdout = |kind| self.emits(kind).is_some_and(|e| e.path.as_deref() == Some(Path::new("-")));
         if to_stdout(EmitKind::Exe) || to_stdout(EmitKind::Obj) {
-            return Err(Error::usage("--emit exe and obj are no text for stdout, expected a path, found -"));
+            return Err(Error::usage("build", "--emit exe and obj are no text for stdout, expected a path, found -"));
         }
         if self.emits(EmitKind::Obj).is_some_and(|e| e.path.is_none()) && self.exe_path().is_none() {
-            return Err(Error::usage("--emit obj needs a directory, expected obj=DIR or -o OUT"));
+            return Err(Error::usage("build", "--emit obj needs a directory, expected obj=DIR or -o OUT"));
         }
         if self.writes_exe() && self.exe_path().is_none() {
             return Err(Error::Usage {
@@ -572,6 +572,10 @@ pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Resul
 
 fn parse_bandwidth(text: &str) -> Result<f64, String> {
     text.parse::<f64>().ok().filter(|x| x.is_finite() && *x > 0.0).ok_or_else(|| "expected a positive number".into())
+}
+
+fn parse_level(text: &str) -> Result<u8, String> {
+    text.parse().ok().filter(|level| *level <= 3).ok_or_else(|| "expected 0, 1, 2 or 3".into())
 }
 
 fn parse_edit(text: &str) -> Result<Edit, String> {

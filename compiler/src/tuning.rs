@@ -15,6 +15,7 @@
 
 use crate::emit;
 use crate::error::Error;
+use crate::input;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Compute, DType, Kernel, MatmulTile, Panels, Program};
 use rcompile_models::dir::{InputFile, sha256_hex};
@@ -27,7 +28,7 @@ use std::path::Path;
 const VERSION: u32 = 4;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
-/// Name of the file among the inputs that `info` lists.
+/// The flag, and the file's name among the inputs that `info` lists.
 const INPUT_NAME: &str = "--tuning";
 
 /// What the tile of a matmul is chosen by.
@@ -159,7 +160,7 @@ impl Tuning {
         if let Some(path) = path {
             emit::write_whole(path, text.as_bytes())?;
         }
-        Ok(input(text.as_bytes()))
+        Ok(input_file(text.as_bytes()))
     }
 
     /// Reads a file for `isa`, and what the executable says about it. Errors: unreadable (3), malformed (4), another CPU or a tile that cannot
@@ -169,25 +170,16 @@ impl Tuning {
         let refuse = |kind, field: &str, what: &str, expected: &str, found: &str| {
             Err(Error::from(ModelError::new(kind, name.as_str(), field, what, expected, found)))
         };
-        let bytes = match std::fs::metadata(path) {
-            Ok(m) if !m.is_file() => return refuse(Kind::Missing, "file", "is not a regular file", "a tuning file", "something else"),
-            Ok(m) if m.len() > BYTES_MAX => {
-                return refuse(Kind::Limit, "file", "is too large", &format!("at most {BYTES_MAX} bytes"), &m.len().to_string());
-            }
-            Ok(_) => std::fs::read(path),
-            Err(e) => Err(e),
-        };
-        let bytes = match bytes {
-            Ok(bytes) => bytes,
-            Err(e) => return refuse(Kind::Missing, "file", "cannot be read", "a tuning file", &e.to_string()),
-        };
+        let bytes = input::read(INPUT_NAME, path, BYTES_MAX)?;
         let version = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v.get("rcompile_tuning")?.as_u64());
         if let Some(version) = version.filter(|v| *v != u64::from(VERSION)) {
             return refuse(Kind::Unsupported, "rcompile_tuning", "is another version", &VERSION.to_string(), &version.to_string());
         }
         let file: File = match serde_json::from_slice(&bytes) {
             Ok(file) => file,
-            Err(e) => return refuse(Kind::Malformed, "file", "is no tuning file", "the format in README.md", &e.to_string()),
+            Err(e) => {
+                return refuse(Kind::Malformed, "file", "is no tuning file", "what --autotune fast --tuning FILE writes", &e.to_string());
+            }
         };
         for (field, expected, found) in [("target", &isa.triple, &file.target), ("cpu", &isa.name, &file.cpu)] {
             if expected != found {
@@ -207,7 +199,7 @@ impl Tuning {
                 }
             }
         }
-        Ok((Tuning { entries: file.matmuls }, input(&bytes)))
+        Ok((Tuning { entries: file.matmuls }, input_file(&bytes)))
     }
 
     /// The file's text.
@@ -215,14 +207,9 @@ impl Tuning {
         let file = File { rcompile_tuning: VERSION, target: isa.triple.clone(), cpu: isa.name.clone(), matmuls: self.entries.clone() };
         serde_json::to_string_pretty(&file).map(|text| text + "\n").map_err(|e| Error::bug("tuning", e))
     }
-
-    /// Choices in the order in which they were made.
-    pub fn iter(&self) -> impl Iterator<Item = (MatmulKey, MatmulTile)> {
-        self.entries.iter().map(|e| (e.key(), e.tile))
-    }
 }
 
-fn input(bytes: &[u8]) -> InputFile {
+fn input_file(bytes: &[u8]) -> InputFile {
     InputFile { name: INPUT_NAME.into(), bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
 }
 
@@ -360,7 +347,7 @@ mod tests {
         let back = read(&text).unwrap();
         assert_eq!(back, tuning);
         assert_eq!((back.matmul(&key), back.matmul(&MatmulKey { ways: 1, ..key })), (Some(tile), None));
-        assert_eq!(back.iter().count(), 2);
+        assert_eq!(back.entries.len(), 2);
     }
 
     #[test]

@@ -206,7 +206,25 @@ fn not_supported() {
         command.arg("build").args(flags).arg("--model").arg(case.model()).arg("-o").arg(case.out().join("exe")).args(NO_TOKENIZER);
         refused(&case, &command.output().expect("rcompile runs"), 6, &[name]);
     }
-    refused(&case, &case.build(&[NO_TOKENIZER, &["--tuning", "/nowhere/tuning.json"]].concat()), 3, &["/nowhere/tuning.json"]);
+}
+
+/// Files that a flag names are no model directory, and the flag is named.
+#[test]
+fn files_that_flags_name() {
+    let case = Case::new("llama-gqa-tied");
+    let (dir, demo) = (case.model(), Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/model"));
+    let dir = dir.to_string_lossy();
+    for flags in [
+        &["--tuning", "/nowhere/tuning.json"][..],
+        &["--tuning", &dir],
+        &["--quantize", "int8", "--calibrate", "/nowhere/text"],
+        &["--quantize", "int8", "--calibrate", &dir],
+    ] {
+        let mut command = rcompile();
+        command.args(["build", "--quiet", "--dry-run", "--model"]).arg(&demo).args(flags);
+        let [.., flag, file] = flags else { panic!("{flags:?}") };
+        refused(&case, &command.output().expect("rcompile runs"), 3, &["error[E3-input]", flag, file]);
+    }
 }
 
 /// `--keep` speaks of the checkpoint's names, not of those that the graph gives them.
@@ -243,6 +261,7 @@ fn wrong_command_lines() {
         &["--ctx-size", "0"],
         &["--jobs", "0"],
         &["-O4"],
+        &["-Os"],
         &["--dtype", "f64"],
         &["--emit", "exe,foo"],
         &["--passes", "dce"],
@@ -253,11 +272,13 @@ fn wrong_command_lines() {
     }
     let output = rcompile().args(["build", "--model"]).arg(case.model()).output().expect("rcompile runs");
     refused(&case, &output, 2, &["-o OUT"]);
+    refused(&case, &case.build(&["-Os"]), 2, &["expected 0, 1, 2 or 3"]);
     // What decides the arithmetic is no pass to leave out, and the way on is named.
     for (flags, help) in [
         (&["--passes", "-quantise"][..], "help: use --quantize none"),
         (&["--passes", "-compute-dtype"], "help: use --compute f32"),
         (&["--no-such-flag"], "help: rcompile build --help"),
+        (&["--emit", "graph,graph"], "help: rcompile build --help"),
     ] {
         let output = case.build(&[NO_TOKENIZER, flags].concat());
         let messages = String::from_utf8_lossy(&output.stderr).into_owned();

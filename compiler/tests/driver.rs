@@ -309,6 +309,18 @@ fn cross_tools_are_asked_for_by_name() {
     assert_eq!(names(dir.path()).len(), 0, "{text}");
 }
 
+/// What the compiler says is what is shown.
+#[test]
+fn doctor_with_a_broken_compiler() {
+    let tools = tempfile::tempdir().unwrap();
+    let cc = tools.path().join("cc");
+    std::fs::write(&cc, "#!/bin/sh\necho 'error: out of magic' >&2\nexit 3\n").unwrap();
+    std::fs::set_permissions(&cc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let out = rcompile(&["doctor"]).env("CC", &cc).output().unwrap();
+    assert_eq!(code(&out), 8, "{out:?}");
+    assert!(error(&out).contains("out of magic"), "{out:?}");
+}
+
 #[test]
 fn doctor_and_targets() {
     let out = rcompile(&["doctor", "--json"]).output().unwrap();

@@ -1,6 +1,7 @@
 //! The text of `--calibrate`: read, checked, and cut into chunks of tokens.
 
 use crate::error::Error;
+use crate::input;
 use crate::stages;
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind, Model};
@@ -11,7 +12,7 @@ use std::path::Path;
 pub const CHUNKS: usize = 128;
 /// Tokens of a chunk, or as many as the model has positions, or lets a text have.
 pub const CHUNK_TOKENS: usize = 512;
-/// The text among the inputs of an executable, wherever it lay.
+/// The flag, and the text's name among the inputs of an executable, wherever it lay.
 const INPUT_NAME: &str = "--calibrate";
 /// Larger files are refused: a small part of them would be used.
 const BYTES_MAX: u64 = 64 << 20;
@@ -34,18 +35,7 @@ impl CalibrationText {
             let e = ModelError::new(kind, name.as_str(), "file", what, expected, found);
             Err(Error::from(e.help("--calibrate takes a text like those that the model will read and write, in UTF-8")))
         };
-        match std::fs::metadata(path) {
-            Ok(m) if !m.is_file() => return refuse(Kind::Missing, "is not a regular file", "a text", "something else"),
-            Ok(m) if m.len() > BYTES_MAX => {
-                return refuse(Kind::Limit, "is too large", &format!("at most {BYTES_MAX} bytes"), &m.len().to_string());
-            }
-            Ok(_) => {}
-            Err(e) => return refuse(Kind::Missing, "cannot be read", "a text", &e.to_string()),
-        }
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(e) => return refuse(Kind::Missing, "cannot be read", "a text", &e.to_string()),
-        };
+        let bytes = input::read(INPUT_NAME, path, BYTES_MAX)?;
         let input = InputFile { name: INPUT_NAME.into(), bytes: bytes.len() as u64, sha256: sha256_hex(&bytes) };
         match String::from_utf8(bytes) {
             Ok(text) if text.trim().is_empty() => refuse(Kind::Malformed, "is empty", "a text", "no words"),
@@ -74,7 +64,7 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
     let vocab = model.facts().vocab_size as u32;
     let length = CHUNK_TOKENS.min(model.facts().max_positions).min(model.text_limit().unwrap_or(usize::MAX));
     let Some(room) = length.checked_sub(leading.len() + trailing.len()).filter(|r| *r > 0) else {
-        return Err(Error::usage(format!("--calibrate: {length} positions hold no text")));
+        return Err(Error::usage("build", format!("--calibrate: {length} positions hold no text")));
     };
     let whole = ids.len() / room;
     if whole == 0 {

@@ -99,7 +99,7 @@ fn is_program(path: &Path) -> bool {
 
 impl Tools {
     /// Runs the driver with `args` in `dir`. Errors name the program and its last line.
-    pub(super) fn run(&self, args: &[String], dir: &Path, doing: &str) -> Result<(), Error> {
+    pub(crate) fn run(&self, args: &[String], dir: &Path, doing: &str) -> Result<(), Error> {
         let program = self.driver.display().to_string();
         let failed = |what: String, help: Option<String>| Err(Error::Toolchain { program: program.clone(), what, help });
         let mut command = Command::new(&self.driver);

@@ -1,0 +1,29 @@
+//! Files that a flag or an argument names, beside the model directory: read with a limit, and refused by name.
+
+use crate::error::Error;
+use std::fmt::Display;
+use std::io;
+use std::path::Path;
+
+/// A file that is refused; `topic` says what it is to us.
+pub(crate) fn refused(code: i32, topic: &str, path: &Path, what: impl Display) -> Error {
+    Error::Run { code, topic: topic.into(), path: path.display().to_string(), what: what.to_string(), help: None }
+}
+
+/// A file that cannot be read.
+pub(crate) fn missing(path: &Path, topic: &str, error: &io::Error) -> Error {
+    refused(3, topic, path, format_args!("cannot be read: {error}"))
+}
+
+/// The bytes of the file that `flag` names. Errors: missing or no file (3), more than `bytes_max` (7).
+pub(crate) fn read(flag: &str, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
+    let refuse = |code, what: &dyn Display| Err(refused(code, "input", path, format_args!("{flag}: {what}")));
+    match std::fs::metadata(path) {
+        Ok(m) if !m.is_file() => return refuse(3, &"is not a regular file, expected a file, found something else"),
+        Ok(m) if m.len() > bytes_max => {
+            return refuse(7, &format_args!("is too large, expected at most {bytes_max} bytes, found {}", m.len()));
+        }
+        _ => {}
+    }
+    std::fs::read(path).or_else(|e| refuse(3, &format_args!("cannot be read, expected a file, found {e}")))
+}
