@@ -12,7 +12,6 @@ use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
-use rcompile_codegen::isa::Isa;
 use rcompile_models::arch::Task;
 use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
@@ -50,11 +49,10 @@ fn plan(options: &Inspect) -> Result<Report, Error> {
 
 fn directory_scaling(options: &Inspect) -> Result<(), Error> {
     let planned = plan(options)?;
-    let isa = Isa::lookup(&planned.target, &planned.cpu, &[]);
     let subject = Subject {
         name: planned.model,
         encoder: planned.buckets.first().is_some_and(|b| b.entry == "encode"),
-        features: isa.map(|isa| isa.features.into_iter().collect()).unwrap_or_default(),
+        features: planned.features,
         cpu: planned.cpu,
         ctx_size: planned.ctx_size,
         buckets: planned.buckets.into_iter().map(|b| (b.rows, b.tile_rows, b.costs)).collect(),
@@ -174,6 +172,8 @@ fn directory(options: &Inspect) -> Result<(), Error> {
                 "ctx_size": planned.ctx_size,
                 "weight_bytes": planned.weight_bytes,
                 "kv_bytes_per_token": planned.kv_bytes_per_token,
+                "kv_bytes": planned.kv_bytes,
+                "slots": planned.slots,
                 "arena_bytes": planned.arena_bytes,
                 "private_bytes_per_thread": private_bytes,
             },
@@ -205,10 +205,11 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     }
     let _ = writeln!(
         out,
-        "  memory     weights {}, KV cache {} for {} positions, arena {}, {} per thread; built for {}",
+        "  memory     weights {}, KV cache {} for {} positions in {} slots, arena {}, {} per thread; built for {}",
         report::size(planned.weight_bytes),
-        report::size(planned.kv_bytes_per_token * u64::from(planned.ctx_size)),
+        report::size(planned.kv_bytes),
         planned.ctx_size,
+        planned.slots,
         report::size(planned.arena_bytes),
         report::size(private_bytes),
         planned.cpu

@@ -98,6 +98,9 @@ pub struct Report {
     pub target: String,
     /// CPU, `native` resolved.
     pub cpu: String,
+    /// Its features, for `inspect --scaling`.
+    #[serde(skip)]
+    pub features: Vec<String>,
     /// Stored type of most weights.
     pub dtype: String,
     /// Type that matmul inputs are rounded to.
@@ -125,6 +128,10 @@ pub struct Report {
     pub arena_bytes: u64,
     /// KV cache per position of one sequence.
     pub kv_bytes_per_token: u64,
+    /// KV cache in all: whole pages of every slot.
+    pub kv_bytes: u64,
+    /// Sequence slots.
+    pub slots: u32,
     /// Length of the executable.
     pub file_bytes: u64,
     /// Stages in order.

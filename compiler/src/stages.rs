@@ -165,6 +165,8 @@ impl<'o> Building<'o> {
         report.architecture = model.arch.class_names[0].into();
         report.target = isa.triple.clone();
         report.cpu = isa.name.clone();
+        report.features = isa.features.iter().cloned().collect();
+        report.slots = settings.slots;
         report.compute = settings.compute_name().into();
         report.quantisation = settings.quantisation_name.clone();
         report.kv_dtype = settings.kv_name().into();
@@ -283,6 +285,7 @@ impl<'o> Building<'o> {
         let emit = Emit { llvm_ir: emits(EmitKind::LlvmIr), asm: emits(EmitKind::Asm) };
         let (units, steps) = code(&plans.buckets, &source.isa, self.o.opt_level, emit);
         let stage = self.progress.stage("codegen", units.len() as u64, false);
+        let hits_before = cache.report().hits;
         let compile_one = |unit: &_| {
             let compiled = cache.compile(unit);
             stage.advance(1);
@@ -293,7 +296,8 @@ impl<'o> Building<'o> {
         report.units = units.len();
         report.code_bytes = objects.iter().map(|c| code_bytes(&c.object)).sum();
         report.cache = cache.report();
-        let cached = match report.cache.hits {
+        // Autotuning and calibration compile too.
+        let cached = match report.cache.hits - hits_before {
             0 => String::new(),
             n => format!(", {n} from the cache"),
         };
@@ -526,7 +530,9 @@ fn fill_plan_report(report: &mut Report, plans: &Plans) {
     let Plans { buckets: plans, weights } = plans;
     report.dtype = weights_type(weights);
     report.weight_bytes = weights.len;
-    report.kv_bytes_per_token = plans.first().map_or(0, |p| p.state.bytes_per_token);
+    let state = plans.first().map(|p| &p.state);
+    report.kv_bytes_per_token = state.map_or(0, |s| s.bytes_per_token);
+    report.kv_bytes = state.map_or(0, |s| s.bytes);
     report.arena_bytes = plans.iter().map(|p| p.program.arena_bytes).max().unwrap_or(0);
     report.buckets = plans
         .iter()

@@ -543,6 +543,9 @@ fn other_verbs() {
     let memory = |key: &str| inspected["memory"][key].as_u64().unwrap_or_else(|| panic!("{key} in {inspected}"));
     // A position's keys and values, of elements as the cache stores them.
     assert_eq!(memory("kv_bytes_per_token") % inspected["kv_elements_per_token"].as_u64().expect("elements"), 0, "{inspected}");
+    // Whole pages of 256 positions, of one slot.
+    assert!(memory("ctx_size") <= 256 && memory("slots") == 1);
+    assert_eq!(memory("kv_bytes"), 256 * memory("kv_bytes_per_token"));
     assert!(memory("weight_bytes") > 0 && memory("arena_bytes") > 0 && memory("private_bytes_per_thread") > 0);
     assert!(run(&["inspect", "--cpu", "x86-64-v3", &model]).contains("built for x86-64-v3"));
     assert!(run(&["targets"]).contains("x86-64-v4"));
