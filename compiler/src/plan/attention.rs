@@ -3,7 +3,7 @@
 //! A cache append is a loop nest whose index expressions are the cache's layout ([`Attention`]); the attention itself is one region per layer.
 
 use super::kernel::KernelBuilder;
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, compare, storage};
+use super::lower::{Cols, Frame, Home, Stop, WeightSource, binary, compare, storage};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table};
@@ -13,11 +13,11 @@ impl Plan<'_> {
     /// Loop nest that writes keys (or values) of a cache append: outer (row, head), inner the head's elements.
     pub(super) fn append_nest(&mut self, frame: &Frame<'_>, id: ValueId, value: bool, row: Dim) -> Result<LoopNest, Stop> {
         let node = frame.func.node(id);
-        let Op::KvAppend { state } = node.op else { return Err(Stop::Unsupported("not an append".into())) };
+        let Op::KvAppend { state } = node.op else { return Err(PlanError::Internal("not an append".into()).into()) };
         let layout = self.kv_layout(frame, state);
         let source = node.inputs[usize::from(value)];
         let mut k = KernelBuilder::with_reductions();
-        let extent = self.extent(frame, row).map_err(|e| Stop::Unsupported(e.to_string()))?;
+        let extent = self.extent(frame, row)?;
         let t = k.outer_var((0, self.bound(frame, row) as i64 - 1));
         let h = k.outer_var((0, i64::from(layout.kv_heads) - 1));
         let idx = [k.var_expr(t), k.var_expr(h)];
@@ -83,17 +83,18 @@ impl Plan<'_> {
         let Some(Home::Buffer { id: q_buffer, dtype: q_dtype, stride: q_stride, cols }) = frame.homes.get(&q).cloned() else {
             return Err(PlanError::Internal("queries have no buffer".into()));
         };
-        let mut end = id;
+        let (mut end, mut converted) = (id, false);
         while let [user] = frame.users[end.index()][..] {
             let view = matches!(frame.func.node(user).op, Op::Reshape) && frame.func.ty(user).shape.first() == node.ty.shape.first();
-            let rounds = matches!(frame.func.node(user).op, Op::Convert) && storage(frame.func.ty(user).dtype).is_some();
+            // The kernel rounds once, by storing.
+            let rounds = !converted && frame.func.node(user).op == Op::Convert && storage(frame.func.ty(user).dtype).is_some();
             if !(view || rounds) || frame.func.outputs.contains(&end) {
                 break;
             }
-            end = user;
+            (end, converted) = (user, converted || rounds);
         }
         let mut out = self.buffer(frame, end, "attention", self.row_width(frame, id), Cols::Plain)?;
-        // The kernel rounds by storing: a bf16 output is bf16 in memory also where the CPU has no bf16 dot instruction.
+        // A bf16 output is bf16 in memory also where the CPU has no bf16 dot instruction.
         if let (rcompile_graph::DType::BF16, Home::Buffer { id, dtype, .. }) = (frame.func.ty(end).dtype, &mut out) {
             *dtype = DType::Bf16;
             self.program.buffers[id.index()].dtype = DType::Bf16;
@@ -231,26 +232,13 @@ fn attn_var(v: AttnVar, vars: &[ExprId; 3]) -> Option<ExprId> {
     }
 }
 
-fn binary_op(op: Binary) -> p::BinaryOp {
-    match op {
-        Binary::Add => p::BinaryOp::Add,
-        Binary::Sub => p::BinaryOp::Sub,
-        Binary::Mul => p::BinaryOp::Mul,
-        Binary::Div => p::BinaryOp::Div,
-        Binary::Minimum => p::BinaryOp::Min,
-        Binary::Maximum => p::BinaryOp::Max,
-        Binary::And => p::BinaryOp::And,
-        Binary::Or => p::BinaryOp::Or,
-    }
-}
-
 /// Score expressions are f32.
 fn attn_float(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
     match e {
         AttnExpr::Var(AttnVar::Score) => Ok(k.exprs.add(Expr::Score)),
         AttnExpr::Var(v) => match attn_var(*v, vars) {
             Some(x) => Ok(k.exprs.add(Expr::Unary(p::UnaryOp::IntToFloat, x))),
-            None => Err("no such variable".into()),
+            None => Err("an unknown variable".into()),
         },
         AttnExpr::Const(c) => Ok(k.exprs.float(*c as f32)),
         AttnExpr::Unary(op, a) => {
@@ -260,15 +248,15 @@ fn attn_float(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result
                 Unary::Abs => p::UnaryOp::Abs,
                 Unary::Exp => p::UnaryOp::Exp,
                 Unary::Tanh => p::UnaryOp::Tanh,
-                other => return Err(format!("{} is not supported", other.name())),
+                other => return Err(other.name().to_string()),
             };
             Ok(k.exprs.add(Expr::Unary(op, a)))
         }
         AttnExpr::Binary(op, a, b) if !matches!(op, Binary::And | Binary::Or) => {
             let (a, b) = (attn_float(k, a, vars)?, attn_float(k, b, vars)?);
-            Ok(k.exprs.add(Expr::Binary(binary_op(*op), a, b)))
+            Ok(k.exprs.add(Expr::Binary(binary(*op), a, b)))
         }
-        _ => Err("a number is needed".into()),
+        _ => Err("what is no number".into()),
     }
 }
 
@@ -280,9 +268,9 @@ fn attn_int(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<E
         // Masks are written in numbers, where 7 / 2 is 3.5.
         AttnExpr::Binary(op, a, b) if !matches!(op, Binary::And | Binary::Or | Binary::Div) => {
             let (a, b) = (attn_int(k, a, vars)?, attn_int(k, b, vars)?);
-            Ok(k.binary(binary_op(*op), a, b))
+            Ok(k.binary(binary(*op), a, b))
         }
-        _ => Err("an integer is needed".into()),
+        _ => Err("what is no integer".into()),
     }
 }
 
@@ -298,13 +286,13 @@ fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<
         }
         AttnExpr::Binary(op @ (Binary::And | Binary::Or), a, b) => {
             let (a, b) = (attn_bool(k, a, vars)?, attn_bool(k, b, vars)?);
-            Ok(k.exprs.add(Expr::Binary(binary_op(*op), a, b)))
+            Ok(k.exprs.add(Expr::Binary(binary(*op), a, b)))
         }
         AttnExpr::Unary(Unary::Not, a) => {
             let a = attn_bool(k, a, vars)?;
             Ok(k.exprs.add(Expr::Unary(p::UnaryOp::Not, a)))
         }
-        _ => Err("a condition is needed".into()),
+        _ => Err("what is no condition".into()),
     }
 }
 

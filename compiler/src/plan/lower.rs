@@ -5,6 +5,7 @@
 //! split the inner range (a concatenation or a rotation changes its formula there) or store a value (a reduction inside something that
 //! varies).
 
+use super::PlanError;
 use super::kernel::KernelBuilder;
 use super::panels::{coded, panel_index};
 use rcompile_codegen::program::{
@@ -22,8 +23,21 @@ pub enum Stop {
     Split(i64),
     /// This value must be stored first.
     Store(ValueId),
-    /// Not supported by the planner: a message for the user.
-    Unsupported(String),
+    /// There is no plan.
+    Failed(PlanError),
+}
+
+impl Stop {
+    /// Has no kernel: a noun for the user.
+    pub fn unsupported(what: impl Into<String>) -> Stop {
+        Stop::Failed(PlanError::Unsupported(what.into()))
+    }
+}
+
+impl From<PlanError> for Stop {
+    fn from(error: PlanError) -> Stop {
+        Stop::Failed(error)
+    }
 }
 
 /// Result of lowering.
@@ -213,7 +227,7 @@ impl<'m> Frame<'m> {
         let input = |i: usize| node.inputs[i];
         let shape = |v: ValueId| &self.func.ty(v).shape;
         match &node.op {
-            Op::Input { .. } => Err(Stop::Unsupported(format!("input {} is not stored", v.0))),
+            Op::Input { .. } => Err(PlanError::Internal(format!("input {} is not stored", v.0)).into()),
             Op::Param(p) => Ok(self.param(k, ws, *p, idx)),
             Op::Const(value) if node.ty.dtype.is_float() => Ok(k.exprs.float(*value as f32)),
             Op::Const(value) => Ok(k.int(*value as i64)),
@@ -224,17 +238,7 @@ impl<'m> Frame<'m> {
             Op::Binary(op) => {
                 let a = self.broadcast(k, ws, input(0), idx)?;
                 let b = self.broadcast(k, ws, input(1), idx)?;
-                let op = match op {
-                    Binary::Add => BinaryOp::Add,
-                    Binary::Sub => BinaryOp::Sub,
-                    Binary::Mul => BinaryOp::Mul,
-                    Binary::Div => BinaryOp::Div,
-                    Binary::Minimum => BinaryOp::Min,
-                    Binary::Maximum => BinaryOp::Max,
-                    Binary::And => BinaryOp::And,
-                    Binary::Or => BinaryOp::Or,
-                };
-                Ok(k.exprs.add(Expr::Binary(op, a, b)))
+                Ok(k.exprs.add(Expr::Binary(binary(*op), a, b)))
             }
             Op::Compare(op) => {
                 let a = self.broadcast(k, ws, input(0), idx)?;
@@ -257,7 +261,7 @@ impl<'m> Frame<'m> {
                     (f, g::DType::F32) if f.is_int() => Ok(k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, x))),
                     // Integers are computed in 64 bits: what a narrower type would cut off is still there.
                     (f, t) if f.is_int() && t.is_int() && (f == t || f.size() < t.size()) => Ok(x),
-                    (f, t) => Err(Stop::Unsupported(format!("conversion from {f} to {t}"))),
+                    (f, t) => Err(Stop::unsupported(format!("conversion from {f} to {t}"))),
                 }
             }
             Op::Reshape => {
@@ -349,7 +353,7 @@ impl<'m> Frame<'m> {
             Op::Rope => self.rope(k, ws, v, idx),
             Op::Pool(pool) => self.pool(k, ws, v, *pool, idx),
             Op::Mm { .. } | Op::Sdpa { .. } | Op::Call { .. } => Err(Stop::Store(v)),
-            Op::KvAppend { .. } => Err(Stop::Unsupported("a state has no elements".into())),
+            Op::KvAppend { .. } => Err(Stop::unsupported("elements of a state")),
         }
     }
 
@@ -420,7 +424,7 @@ impl<'m> Frame<'m> {
                 }
             });
         }
-        value.ok_or_else(|| Stop::Unsupported("concatenation of nothing".into()))
+        value.ok_or_else(|| Stop::unsupported("concatenation of nothing"))
     }
 
     fn rope(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
@@ -458,7 +462,7 @@ impl<'m> Frame<'m> {
     fn reduce(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, op: Reduce, axis: usize, idx: &[ExprId]) -> Lowered {
         let x = self.func.node(v).inputs[0];
         let Dim::Const(n) = self.func.ty(x).shape[axis] else {
-            return Err(Stop::Unsupported("reduction over rows".into()));
+            return Err(Stop::unsupported("reduction over rows"));
         };
         let kind = if op == Reduce::Amax { ReduceOp::Max } else { ReduceOp::Sum };
         let total = if axis + 1 == idx.len() {
@@ -512,7 +516,7 @@ impl<'m> Frame<'m> {
             Ok(())
         })?;
         (k.inner, k.memo) = (saved_inner, saved_memo);
-        let total = total.ok_or_else(|| Stop::Unsupported("reduction of nothing".into()))?;
+        let total = total.ok_or_else(|| Stop::unsupported("reduction of nothing"))?;
         k.reduced.insert(key, total);
         Ok(total)
     }
@@ -568,7 +572,7 @@ pub fn in_pieces(n: u32, mut make: impl FnMut(Range<u32>) -> Result<(), Stop>) -
         match make(start..end) {
             Ok(()) => (start, end) = (end, n),
             Err(Stop::Split(edge)) if i64::from(start) < edge && edge < i64::from(end) => end = edge as u32,
-            Err(Stop::Split(edge)) => return Err(Stop::Unsupported(format!("no progress in splitting {start}..{end} at {edge}"))),
+            Err(Stop::Split(edge)) => return Err(PlanError::Internal(format!("no progress in splitting {start}..{end} at {edge}")).into()),
             Err(stop) => return Err(stop),
         }
     }
@@ -607,7 +611,7 @@ fn reshape_index(k: &mut KernelBuilder, from: &[Dim], to: &[Dim], idx: &[ExprId]
 }
 
 fn width(shape: &[Dim]) -> Result<u64, Stop> {
-    shape.last().and_then(|d| d.constant()).ok_or_else(|| Stop::Unsupported("normalisation over rows".into()))
+    shape.last().and_then(|d| d.constant()).ok_or_else(|| Stop::unsupported("normalisation over rows"))
 }
 
 /// `1 / sqrt(sum / n + eps)`
@@ -633,7 +637,7 @@ fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
         Unary::Erf => apply(k, UnaryOp::Erf, x),
         Unary::Sigmoid => apply(k, UnaryOp::Sigmoid, x),
         Unary::Not => apply(k, UnaryOp::Not, x),
-        Unary::Log => return Err(Stop::Unsupported("log".into())),
+        Unary::Log => return Err(Stop::unsupported("log")),
         Unary::Silu => {
             let s = apply(k, UnaryOp::Sigmoid, x);
             mul(k, x, s)
@@ -655,6 +659,20 @@ fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
             mul(k, x, gate)
         }
     })
+}
+
+/// The program's binary op.
+pub fn binary(op: Binary) -> BinaryOp {
+    match op {
+        Binary::Add => BinaryOp::Add,
+        Binary::Sub => BinaryOp::Sub,
+        Binary::Mul => BinaryOp::Mul,
+        Binary::Div => BinaryOp::Div,
+        Binary::Minimum => BinaryOp::Min,
+        Binary::Maximum => BinaryOp::Max,
+        Binary::And => BinaryOp::And,
+        Binary::Or => BinaryOp::Or,
+    }
 }
 
 /// The program's comparison.

@@ -185,6 +185,7 @@ impl WeightSource for Plan<'_> {
 
 /// Plans one bucket.
 pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Planned, PlanError> {
+    check_shapes(module)?;
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
     let (state, state_offsets) = plan_state(module, cx);
     let bucket = bound("T");
@@ -302,6 +303,16 @@ impl Plan<'_> {
     }
 }
 
+/// Rows come first: addresses are linear in the other dimensions, which are constants.
+fn check_shapes(module: &Module) -> Result<(), PlanError> {
+    for node in module.functions.iter().flat_map(|f| &f.nodes) {
+        if node.ty.shape.iter().skip(1).any(|d| matches!(d, Dim::Sym(_))) {
+            return Err(PlanError::Unsupported(format!("{}: a symbolic dimension behind the first", node.origin)));
+        }
+    }
+    Ok(())
+}
+
 /// Offsets of each state's layer. States of one kind only; encoders share one layer's memory.
 fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, Vec<u64>) {
     let pages_per_slot = cx.ctx_size.div_ceil(PAGE_POSITIONS as u32);
@@ -355,4 +366,99 @@ fn lookup_panels(module: &Module, cx: &PlanCx<'_>) -> HashMap<ParamId, Panels> {
         }
     }
     panels
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use rcompile_codegen::isa::HOST_TRIPLE;
+
+    fn plan_text(text: &str) -> Result<Planned, PlanError> {
+        let module = rcompile_graph::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        let cpu = if HOST_TRIPLE.starts_with("x86_64") { "x86-64-v3" } else { "neoverse-n1" };
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let cx = PlanCx { isa: &isa, slots: 1, ctx_size: 64, cores: 1, tuning: None };
+        plan(&module, &cx, &mut WeightTable::default())
+    }
+
+    /// What has no kernel is said once, in one line.
+    #[test]
+    fn refusals() {
+        let other_symbol = "module {
+            symbol Q<=8
+            param @table : f32[19, 24] = source \"table\"
+            func @step(%token: i32[Q]) {
+                %x = embedding @table, %token
+                %y = neg %x
+                return %y
+            }
+        }";
+        let columns = "module {
+            symbol T<=8
+            param @table : f32[19, 24] = source \"table\"
+            func @step(%token: i32[T]) {
+                %x = embedding @table, %token
+                %y = permute %x {perm=[1, 0]}
+                return %y
+            }
+        }";
+        let score = |text: &str| {
+            format!(
+                "module {{
+                symbol T<=8
+                param @table : f32[37, 16] = source \"table\"
+                state @kv {{kv_heads=2, head_dim=8, dtype=f32}}
+                func @encode(%token: i32[T], %slot: i32[T], %kv_index: i32[T]) {{
+                    %x = embedding @table, %token
+                    %q = reshape %x : f32[T, 2, 8]
+                    %t = kv_append %q, %q, %slot, %kv_index {{state=@kv}}
+                    %a = sdpa %q, %t, %slot, %kv_index {{state=@kv, score=\"{text}\", mask=\"true\"}}
+                    %y = reshape %a : f32[T, 16]
+                    %z = neg %y
+                    return %z
+                }}
+            }}"
+            )
+        };
+        for (text, what) in [
+            (other_symbol, "symbol Q is not supported"),
+            (columns, "a symbolic dimension behind the first is not supported"),
+            (&score("sqrt(score)"), "attention score: sqrt is not supported"),
+        ] {
+            let line = Error::from(plan_text(text).map(|_| ()).unwrap_err()).to_string();
+            assert!(line.starts_with("error[E6-unsupported]: graph: ") && line.ends_with(what), "{line}");
+            assert_eq!(line.matches("is not supported").count(), 1, "{line}");
+        }
+    }
+
+    /// Attention rounds once: what is rounded to bf16 and widened again is no f32 that was never rounded.
+    #[test]
+    fn attention_rounds_once() {
+        let planned = plan_text(
+            "module {
+            symbol T<=8
+            param @table : f32[37, 16] = source \"table\"
+            param @o : f32[16, 16] = source \"o\"
+            state @kv {kv_heads=2, head_dim=8, dtype=f32}
+            func @encode(%token: i32[T], %slot: i32[T], %kv_index: i32[T]) {
+                %x = embedding @table, %token
+                %q = reshape %x : f32[T, 2, 8]
+                %t = kv_append %q, %q, %slot, %kv_index {state=@kv}
+                %a = sdpa %q, %t, %slot, %kv_index {state=@kv, score=\"score\", mask=\"true\"}
+                %b = convert %a : bf16[T, 2, 8]
+                %c = convert %b : f32[T, 2, 8]
+                %d = reshape %c : f32[T, 16]
+                %y = mm %d, @o {rhs_t}
+                return %y
+            }
+        }",
+        )
+        .unwrap();
+        let out = planned.program.regions.iter().find_map(|r| match &r.kernel {
+            Kernel::Attention(a) => Some(a.out.dtype),
+            _ => None,
+        });
+        assert_eq!(out, Some(DType::Bf16), "{}", planned.program);
+    }
 }

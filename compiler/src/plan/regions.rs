@@ -62,7 +62,7 @@ impl Plan<'_> {
                 Err(Stop::Store(v)) if !frame.homes.contains_key(&v) => self.store(frame, v)?,
                 Err(Stop::Store(v)) => return Err(PlanError::Internal(format!("%{} is stored and asked for again", v.0))),
                 Err(Stop::Split(at)) => return Err(PlanError::Internal(format!("no inner range to split at {at}"))),
-                Err(Stop::Unsupported(what)) => return Err(PlanError::Unsupported(what)),
+                Err(Stop::Failed(error)) => return Err(error),
             }
         }
         Err(PlanError::Internal("values keep being asked for".into()))
@@ -182,7 +182,7 @@ impl Plan<'_> {
         let mut idx = Vec::new();
         let leading = if shape.len() > 1 { &shape[..shape.len() - 1] } else { &shape[..] };
         for d in leading {
-            let extent = self.extent(frame, *d).map_err(|e| Stop::Unsupported(e.to_string()))?;
+            let extent = self.extent(frame, *d)?;
             let var = k.outer_var((0, self.bound(frame, *d) as i64 - 1));
             outer.push((var, extent));
             idx.push(k.var_expr(var));
