@@ -269,7 +269,7 @@ impl Progress {
         Stage { progress: self, name, start: now, total, done: AtomicU64::new(0), bytes, bar, said: Mutex::new(now) }
     }
 
-    /// A line for the user, above a bar where there is one.
+    /// A line for the user between two stages, so that it breaks no bar.
     pub fn line(&self, text: &str) {
         if self.style != Style::Quiet {
             say(text);

@@ -275,7 +275,7 @@ impl<'o> Building<'o> {
     pub fn calibrate(&mut self, source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
         let Some(text) = &source.text else { return Ok(None) };
         let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
-        let cx = calibrate::Cx { model: &source.model, quantisation, act_order, passes: PASSES, cache, work: &place.work };
+        let cx = calibrate::Cx { model: &source.model, quantisation, act_order, cache, work: &place.work };
         calibrate::run(&cx, text, &mut self.progress).map(Some)
     }
 

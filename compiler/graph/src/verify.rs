@@ -6,7 +6,7 @@
 //! - A symbol's bound is at least 1.
 //! - A parameter has a constant shape and is no state. Its recipe is nested at most [`crate::recipe::DEPTH_MAX`] deep, is possible
 //!   ([`crate::recipe::known_type`]), and does not contradict the declared type where it can be told without the checkpoint.
-//! - A state has at least one head of width at least 1 and a float type.
+//! - A state has at least one head of width at least 1, and a float type or q8.
 //!
 //! Function
 //! - Every input has a name, unique in the function; `inputs[i]` is the node `input {index=i}`, and there is no other input node.
@@ -17,6 +17,7 @@
 //! - Operands are earlier nodes of the same function. Parameters, states, functions and symbols named exist.
 //! - The type is what [`crate::build::infer`] gives. At the symbols' bounds a value has less than 2^48 elements.
 //! - A `reshape` has at most one symbolic dimension. An integer or bool `const` is a value of its type. `eps` is finite and at least 0.
+//! - Quantised values are operands of `mm`, `embedding` (the first) and `call` only.
 //! - State tokens are operands of `sdpa` (the second), `kv_append` (after the fourth) and `call` only.
 //! - The token of an `sdpa` comes from a `kv_append` to the same state (so that reads follow writes), or is an input of a function
 //!   whose callers pass such a token. A token among the order operands of a `kv_append` is of the same state too.
@@ -282,7 +283,7 @@ impl<'m> Verifier<'m> {
                 _ => false,
             };
             if ty.dtype.is_quantised() && !allowed {
-                self.error(place, "a quantised value is read by mm and embedding only");
+                self.error(place, "a quantised value is an operand of mm, embedding (the first) and call only");
             }
         }
         match &node.op {

@@ -29,8 +29,9 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Sink, Tensors};
+use crate::passes::PassCx;
 use crate::passes::quantise::{Choice::Sought, Quantisation};
-use crate::passes::{Pass, PassCx};
+use crate::pipeline::PASSES;
 use crate::plan::{PackJob, Planned, WeightTable};
 use crate::report::{Progress, Stage as Bar};
 use blocks::Product;
@@ -59,8 +60,6 @@ pub struct Cx<'a> {
     pub quantisation: &'a Quantisation,
     /// Columns with the largest inputs first.
     pub act_order: bool,
-    /// All passes.
-    pub passes: &'a [Pass],
     /// For compiled code.
     pub cache: &'a Cache,
     /// For objects and codes.
@@ -205,7 +204,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.
-    for pass in cx.passes.iter().filter(|p| !["dead-logit-rows", "outline-layers"].contains(&p.name)) {
+    for pass in PASSES.iter().filter(|p| !["dead-logit-rows", "outline-layers"].contains(&p.name)) {
         (pass.run)(&mut module, &mut pass_cx)?;
         if pass.name == "quantise" {
             found = wanted(&module);

@@ -10,7 +10,7 @@
 //! names only weights whose codes are known when it runs.
 
 use crate::error::Error;
-use crate::passes::outline_layers::layer_of;
+use crate::passes::outline_layers::{is_leaf, layer_of};
 use rcompile_graph::{Binary, DType, Dim, Function, Module, Node, Op, Param, ParamId, Recipe, StateId, Type, ValueId};
 use std::collections::{BTreeMap, HashMap};
 
@@ -88,10 +88,6 @@ fn given(param: &Param, into: &mut Vec<String>) {
         })),
         _ => {}
     }
-}
-
-fn is_leaf(node: &Node) -> bool {
-    matches!(node.op, Op::Const(_) | Op::Param(_))
 }
 
 /// Numbers of layers in order.

@@ -235,8 +235,7 @@ fn stages_are_the_model() {
         let work = WorkDir::create(&temp.path().join("out")).unwrap();
         let cache = Cache::none();
         let quantisation = Quantisation { body: Some(dtype), head: Some(dtype), ..Quantisation::default() };
-        let passes = crate::pipeline::PASSES;
-        let cx = Cx { model: &model, quantisation: &quantisation, act_order: false, passes, cache: &cache, work: &work };
+        let cx = Cx { model: &model, quantisation: &quantisation, act_order: false, cache: &cache, work: &work };
         let chunks: Vec<Vec<u32>> = (0..3).map(|c| (0..ROWS as u32).map(|i| (c * 31 + i * 7) % 90).collect()).collect();
 
         let mut host = HostCompiler::new(&cache, &work).unwrap();

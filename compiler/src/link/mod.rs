@@ -54,10 +54,6 @@ pub struct Linked {
 }
 
 impl Linked {
-    /// Bytes of machine code (generated and runtime together).
-    pub fn code_bytes(&self) -> u64 {
-        self.image.code.end - self.image.code.start
-    }
     /// Length of the file without payload.
     pub fn len_bytes(&self) -> u64 {
         self.len

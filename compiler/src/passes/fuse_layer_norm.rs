@@ -6,7 +6,7 @@
 //! ```
 //! The fused op rounds once. Needs fold-const and canonicalise.
 
-use super::rewrite::{constant, rewrite_all};
+use super::rewrite::{binary, constant, rewrite_all};
 use super::{PassCx, PassError};
 use rcompile_graph::{Binary, Function, Module, Op, Reduce, Unary, ValueId};
 
@@ -20,23 +20,22 @@ pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
 }
 
 fn matches(f: &Function, id: ValueId) -> Option<(ValueId, ValueId, ValueId, f64)> {
-    let binary = |id: ValueId, op: Binary| (f.node(id).op == Op::Binary(op)).then(|| (f.node(id).inputs[0], f.node(id).inputs[1]));
     let mean = |id: ValueId| match f.node(id).op {
         Op::Reduce { op: Reduce::Mean, axis } if axis as usize + 1 == f.ty(id).rank() => Some(f.node(id).inputs[0]),
         _ => None,
     };
-    let (scaled, b) = binary(id, Binary::Add)?;
-    let (normed, w) = binary(scaled, Binary::Mul)?;
-    let (c, r) = binary(normed, Binary::Mul)?;
+    let (scaled, b) = binary(f, id, Binary::Add)?;
+    let (normed, w) = binary(f, scaled, Binary::Mul)?;
+    let (c, r) = binary(f, normed, Binary::Mul)?;
     if f.node(r).op != Op::Unary(Unary::Rsqrt) {
         return None;
     }
-    let (v, eps) = binary(f.node(r).inputs[0], Binary::Add)?;
+    let (v, eps) = binary(f, f.node(r).inputs[0], Binary::Add)?;
     let eps = constant(f, eps)?;
-    if binary(mean(v)?, Binary::Mul)? != (c, c) {
+    if binary(f, mean(v)?, Binary::Mul)? != (c, c) {
         return None;
     }
-    let (x, m) = binary(c, Binary::Sub)?;
+    let (x, m) = binary(f, c, Binary::Sub)?;
     let last = f.ty(x).shape.last()?;
     let spans = |p: ValueId| f.ty(p).shape == [*last];
     (mean(m)? == x && spans(w) && spans(b)).then_some((x, w, b, eps))

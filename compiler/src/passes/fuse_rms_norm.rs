@@ -6,7 +6,7 @@
 //! ```
 //! The fused op rounds once where the raw form rounds after each step. Needs fold-const (eps a literal) and canonicalise (params right).
 
-use super::rewrite::{constant, rewrite_all};
+use super::rewrite::{binary, constant, rewrite_all};
 use super::{PassCx, PassError};
 use rcompile_graph::{Binary, Function, Module, Op, Reduce, Unary, ValueId};
 
@@ -41,11 +41,6 @@ fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, f64)>,
         return Err("weight does not span the last axis");
     }
     Ok(Some((x, w, eps)))
-}
-
-fn binary(f: &Function, id: ValueId, op: Binary) -> Option<(ValueId, ValueId)> {
-    let node = f.node(id);
-    (node.op == Op::Binary(op)).then(|| (node.inputs[0], node.inputs[1]))
 }
 
 fn unary(f: &Function, id: ValueId, op: Unary) -> Option<ValueId> {

@@ -7,7 +7,7 @@
 //! ```
 //! Needs cse (one name per value); the planner then rotates head-wise inside the projection's kernel.
 
-use super::rewrite::rewrite_all;
+use super::rewrite::{binary, rewrite_all};
 use super::{PassCx, PassError};
 use rcompile_graph::{Binary, DType, Dim, Function, Module, Op, ValueId};
 
@@ -29,9 +29,9 @@ fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, ValueI
     if node.op != (Op::Cat { axis: 2 }) || !(2..=3).contains(&node.inputs.len()) || node.ty.rank() != 3 {
         return Ok(None);
     }
-    let Some((ac, bs)) = pair(f, node.inputs[0], Binary::Sub) else { return Ok(None) };
-    let Some((bc, a_s)) = pair(f, node.inputs[1], Binary::Add) else { return Ok(None) };
-    let products = (pair(f, ac, Binary::Mul), pair(f, bs, Binary::Mul), pair(f, bc, Binary::Mul), pair(f, a_s, Binary::Mul));
+    let Some((ac, bs)) = binary(f, node.inputs[0], Binary::Sub) else { return Ok(None) };
+    let Some((bc, a_s)) = binary(f, node.inputs[1], Binary::Add) else { return Ok(None) };
+    let products = (binary(f, ac, Binary::Mul), binary(f, bs, Binary::Mul), binary(f, bc, Binary::Mul), binary(f, a_s, Binary::Mul));
     let (Some((a, c)), Some((b, s)), Some((b2, c2)), Some((a2, s2))) = products else { return Err("halves are not products") };
     if (a, b, c, s) != (a2, b2, c2, s2) {
         return Err("the two halves use different values");
@@ -57,11 +57,6 @@ fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, ValueI
         return Err("tables are not f32");
     }
     Ok(Some((x, cos, sin)))
-}
-
-fn pair(f: &Function, id: ValueId, op: Binary) -> Option<(ValueId, ValueId)> {
-    let node = f.node(id);
-    (node.op == Op::Binary(op)).then(|| (node.inputs[0], node.inputs[1]))
 }
 
 fn slice(f: &Function, id: ValueId) -> Option<(ValueId, u64, u64)> {

@@ -97,7 +97,8 @@ pub(crate) fn layer_of(origin: &str) -> Option<u64> {
     parts.next()?.parse().ok()
 }
 
-fn is_leaf(node: &Node) -> bool {
+/// A node that stands for itself, of no layer.
+pub fn is_leaf(node: &Node) -> bool {
     matches!(node.op, Op::Const(_) | Op::Param(_))
 }
 

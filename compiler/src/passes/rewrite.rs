@@ -5,7 +5,7 @@
 
 use super::PassError;
 use rcompile_graph::build::infer;
-use rcompile_graph::{FuncId, Function, Module, Node, Op, Type, ValueId};
+use rcompile_graph::{Binary, FuncId, Function, Module, Node, Op, Type, ValueId};
 
 /// The function under construction.
 pub struct Rewriter<'m> {
@@ -87,6 +87,12 @@ pub fn rewrite_all(
         replaced += rewrite(module, FuncId(func as u32), pass, &mut rule)?;
     }
     Ok(replaced)
+}
+
+/// Operands of a node, if it is this binary op.
+pub fn binary(f: &Function, id: ValueId, op: Binary) -> Option<(ValueId, ValueId)> {
+    let node = f.node(id);
+    (node.op == Op::Binary(op)).then(|| (node.inputs[0], node.inputs[1]))
 }
 
 /// The constant that a node is, if it is one.

@@ -265,7 +265,7 @@ impl Plan<'_> {
         };
         let (p, q) = (path(first), path(second));
         let meet = *p.iter().find(|v| q.contains(v))?;
-        let inner: Vec<ValueId> = p.iter().chain(&q).copied().filter(|v| *v < meet && *v != meet).collect();
+        let inner: Vec<ValueId> = p.iter().chain(&q).copied().filter(|v| *v < meet).collect();
         let known = |v: &ValueId| inner.contains(v) || self.at_hand(frame, *v, id, 2);
         let computed = inner.iter().filter(|v| **v != first && **v != second).chain([&meet]);
         for v in computed {

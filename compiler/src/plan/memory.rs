@@ -13,7 +13,7 @@ fn buffers(kernel: &Kernel) -> Vec<usize> {
 
 /// Assigns offsets.
 pub fn assign(program: &mut Program) {
-    // (first, last, loop number or 0 outside) per use.
+    // Per buffer: first and last position, and the number of the loop of its first use, 0 outside of loops.
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; program.buffers.len()];
     let mut scope: Vec<Option<usize>> = vec![None; program.buffers.len()];
     let mut loops: Vec<(usize, usize)> = vec![(0, 0)];
