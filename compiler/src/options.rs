@@ -16,7 +16,7 @@ const MAX_BUCKETS: usize = 64;
 
 /// The end of `--help`.
 const EXIT_CODES: &str = "Exit codes: 0 ok, 2 usage, 3 input missing or outside the model directory, 4 malformed bytes, 5 parts disagree,
-6 well-formed but unsupported, 7 a limit, 8 output or toolchain, 70 internal bug, 130 and 143 signals.";
+6 well-formed but unsupported, 7 a limit, 8 output or toolchain, 70 internal bug, 129, 130 and 143 signals.";
 
 /// Compiles a Hugging Face model directory into one standalone executable.
 #[derive(Debug, Parser)]

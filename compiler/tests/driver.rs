@@ -202,13 +202,21 @@ fn an_old_output_stays_when_a_build_fails() {
     assert_eq!(std::fs::read(dir.path().join("out")).unwrap(), b"old");
 }
 
+/// Starts a build that SIGHUP ends, also where the tests run under `nohup`.
+fn spawn(build: &Command) -> Child {
+    let mut command = Command::new("env");
+    command.arg("--default-signal=HUP").arg(build.get_program()).args(build.get_args());
+    command.envs(build.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command.stderr(Stdio::piped()).spawn().unwrap()
+}
+
 /// Starts a build whose linker hangs, and waits until it does; gives the pid of the linker's child too.
 fn hanging_build(dir: &Path, tools: &Path) -> (Child, String) {
     let cc = tools.join("hanging-cc");
     let pid = tools.join("pid");
     std::fs::write(&cc, format!("#!/bin/sh\nsleep 600 &\necho $! > {0}.new\nmv {0}.new {0}\nwait\n", pid.display())).unwrap();
     std::fs::set_permissions(&cc, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let child = build(dir, &["--quiet"]).env("CC", &cc).stderr(Stdio::piped()).spawn().unwrap();
+    let child = spawn(build(dir, &["--quiet"]).env("CC", &cc));
     let start = Instant::now();
     while !pid.exists() {
         assert!(start.elapsed() < Duration::from_secs(120), "the linker was not started");
@@ -227,7 +235,7 @@ fn signals_while_code_is_generated() {
     for i in 0..24 {
         let (signal, expected) = [("INT", 130), ("TERM", 143), ("HUP", 129)][i % 3];
         let dir = tempfile::tempdir().unwrap();
-        let child = build(dir.path(), &["--quiet", "--no-cache", "--emit", "exe,program"]).stderr(Stdio::piped()).spawn().unwrap();
+        let child = spawn(&build(dir.path(), &["--quiet", "--no-cache", "--emit", "exe,program"]));
         // The last file before codegen, which takes seconds.
         let (program, start) = (dir.path().join("out.program"), Instant::now());
         while !program.exists() {
