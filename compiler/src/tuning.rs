@@ -3,8 +3,8 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 4, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
-//!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "dot", "k": 2048, "n": 8192, "ways": 2,
+//! { "rcompile_tuning": 5, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
+//!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "bf16_dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
 //! `rows` is the most rows that the matmul gets in its bucket, `weights` is f32, f16, bf16, int8, or bits and group of codes (int4g32,
@@ -25,7 +25,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 4;
+const VERSION: u32 = 5;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// The flag, and the file's name among the inputs that `info` lists.
@@ -144,7 +144,7 @@ impl Tuning {
             "warning[W-tuning]: --tuning: {} of {} entries are for matmuls that are not in this build; the first: rows {rows}, weights {weights}, compute {}, k {k}, n {n}, ways {ways}",
             unused.len(),
             self.entries.len(),
-            compute::name(*compute),
+            compute.name(),
         ))
     }
 
@@ -264,35 +264,14 @@ mod compute {
     use super::{Compute, Deserialize, Deserializer};
     use serde::{Serializer, de::Error};
 
-    pub(super) fn name(compute: Compute) -> &'static str {
-        match compute {
-            Compute::F32 => "f32",
-            Compute::Bf16Dot => "dot",
-            Compute::Int8Dot => "int8",
-            Compute::Int8Mmla => "int8mmla",
-            Compute::Int8Tiles => "int8tiles",
-            Compute::CodesInBf16Tiles => "codetiles",
-            Compute::Bf16Tiles => "tiles",
-            Compute::Bf16Mmla => "mmla",
-        }
-    }
     pub(super) fn serialize<S: Serializer>(compute: &Compute, s: S) -> Result<S::Ok, S::Error> {
-        s.serialize_str(name(*compute))
+        s.serialize_str(compute.name())
     }
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Compute, D::Error> {
-        match String::deserialize(d)?.as_str() {
-            "f32" => Ok(Compute::F32),
-            "dot" => Ok(Compute::Bf16Dot),
-            "int8" => Ok(Compute::Int8Dot),
-            "int8mmla" => Ok(Compute::Int8Mmla),
-            "int8tiles" => Ok(Compute::Int8Tiles),
-            "codetiles" => Ok(Compute::CodesInBf16Tiles),
-            "tiles" => Ok(Compute::Bf16Tiles),
-            "mmla" => Ok(Compute::Bf16Mmla),
-            other => Err(D::Error::custom(format!(
-                "compute: expected f32, dot, mmla, tiles, int8, int8mmla, int8tiles or codetiles, found {other}"
-            ))),
-        }
+        let name = String::deserialize(d)?;
+        Compute::ALL.into_iter().find(|compute| compute.name() == name).ok_or_else(|| {
+            D::Error::custom(format!("compute: expected {}, found {name}", Compute::ALL.map(Compute::name).join(", ")))
+        })
     }
 }
 
@@ -383,7 +362,7 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 4", "\"rcompile_tuning\": 3", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 5", "\"rcompile_tuning\": 4", 6, "rcompile_tuning"),
             ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "busy_rows"),
             ("\"near_streams\": 3", "\"near_streams\": 65", 5, "near_streams"),
             ("\"near\": 2048", "\"near\": 100", 5, "near"),

@@ -135,7 +135,7 @@ fn a_wrong_file_is_refused_before_any_work() {
         assert!(!out.exists() && e.lines()[0].contains("tuning.json"), "{e}");
         e.exit_code()
     };
-    let with = |cpu: &str| format!(r#"{{"rcompile_tuning":4,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","matmuls":[]}}"#);
+    let with = |cpu: &str| format!(r#"{{"rcompile_tuning":5,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","matmuls":[]}}"#);
     assert_eq!(refused("tiles"), 4);
     assert_eq!(refused(&with("znver5")), 5);
     std::fs::write(&file, with("x86-64-v3")).unwrap();
