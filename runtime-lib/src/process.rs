@@ -1,5 +1,6 @@
 //! What belongs to a process and not to a library: signals, age, memory in use. Only the command line uses it.
 
+use std::ffi::c_int;
 use std::time::Instant;
 
 /// Moments of this process.
@@ -51,19 +52,26 @@ pub fn resident_bytes() -> u64 {
         .map_or(0, |pages| pages * rustix::param::page_size() as u64)
 }
 
-extern "C" fn leave(signal: libc::c_int) {
+extern "C" fn leave(signal: c_int) {
     // SAFETY: `_exit` is allowed in signal handlers.
     unsafe { libc::_exit(128 + signal) }
 }
 
-/// Ctrl-C and termination end the process with 130 and 143; a closed pipe is an error of `write`, not a signal.
+/// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a
+/// script's `trap ''`). A closed pipe and a file beyond `ulimit -f` are errors of `write`, not signals.
 pub fn set_signals() {
-    let leave = leave as extern "C" fn(libc::c_int) as *const () as libc::sighandler_t;
-    // SAFETY: the handler only calls `_exit`; ignoring SIGPIPE has no preconditions.
-    unsafe {
-        libc::signal(libc::SIGINT, leave);
-        libc::signal(libc::SIGTERM, leave);
-        libc::signal(libc::SIGPIPE, libc::SIG_IGN);
+    let leave = leave as extern "C" fn(c_int) as *const () as libc::sighandler_t;
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: the handler does only what handlers may do.
+        unsafe {
+            if libc::signal(signal, leave) == libc::SIG_IGN {
+                libc::signal(signal, libc::SIG_IGN);
+            }
+        }
+    }
+    for signal in [libc::SIGPIPE, libc::SIGXFSZ] {
+        // SAFETY: ignoring a signal has no preconditions.
+        unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
 }
 

@@ -816,3 +816,31 @@ fn control_c_ends_with_130() {
         assert_eq!(chat.wait().unwrap().code(), Some(code));
     }
 }
+
+/// A script that ignores a signal means it for what it starts, too.
+#[test]
+fn signals_that_were_ignored_stay_ignored() {
+    let exe = build("ignored", Variant::default());
+    let mut chat = Command::new("sh")
+        .args(["-c", "trap '' INT TERM HUP; exec \"$0\" chat"])
+        .arg(&exe.path)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let (pid, mut stdin) = (chat.id().to_string(), chat.stdin.take().unwrap());
+    let mut answers = std::io::BufReader::new(chat.stdout.take().unwrap());
+    let mut said = |line: &[u8]| {
+        stdin.write_all(line).unwrap();
+        let mut answer = String::new();
+        answers.read_line(&mut answer).unwrap();
+        answer
+    };
+    assert_eq!(said(b"a\n"), "bcdefghij\n");
+    for signal in ["-INT", "-TERM", "-HUP"] {
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+    assert_eq!(said(b"h\n"), "ij\n");
+    drop(stdin);
+    assert!(chat.wait().unwrap().success());
+}
