@@ -89,10 +89,11 @@ impl<W: Write> LogitsWriter<W> {
         self.out.write_all(&self.row)
     }
 
-    /// Ends the stream.
-    pub fn finish(mut self) -> io::Result<()> {
+    /// Ends the stream and returns what it was written into.
+    pub fn finish(mut self) -> io::Result<W> {
         assert_eq!(self.written, self.header.positions, "as many rows as the header says");
-        self.out.flush()
+        self.out.flush()?;
+        Ok(self.out)
     }
 }
 

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 
 use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 
+/// The file that this process runs, where `/proc` is mounted.
+const EXE: &str = "/proc/self/exe";
+
 /// What is wrong with the executable. All of it is exit 9, except `Missing` (3).
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
@@ -148,6 +151,12 @@ impl Payload {
         &self.name
     }
 
+    /// The files that the payload is read from, under all names that they have for this process.
+    pub fn files(&self) -> Vec<PathBuf> {
+        let beside = (self.header.weights_embedded == 0).then(split_path);
+        [PathBuf::from(EXE), started_as()].into_iter().chain(beside).collect()
+    }
+
     /// A piece of the blobs area.
     pub fn blob(&self, span: Span, part: &'static str) -> Result<&'static [u8], PayloadError> {
         let blobs = slice(self.bytes, self.header.blobs_offset, self.header.blobs_len, "blobs", &self.name)?;
@@ -251,7 +260,7 @@ fn load_segments() -> Vec<Segment> {
 
 /// Length of the running executable's file, if there is a path to it.
 fn file_len() -> Option<u64> {
-    let exe = Path::new("/proc/self/exe");
+    let exe = Path::new(EXE);
     // An emulator shows its guest to who opens this file, and itself to who only asks about it.
     let opened = std::fs::File::open(exe).and_then(|file| file.metadata());
     opened.or_else(|_| std::fs::metadata(exe)).or_else(|_| std::fs::metadata(started_as())).ok().map(|meta| meta.len())
@@ -263,7 +272,7 @@ fn started_as() -> PathBuf {
 }
 
 fn executable_path() -> PathBuf {
-    std::fs::read_link("/proc/self/exe").unwrap_or_else(|_| started_as())
+    std::fs::read_link(EXE).unwrap_or_else(|_| started_as())
 }
 
 fn executable_name() -> String {

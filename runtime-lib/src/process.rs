@@ -1,6 +1,8 @@
 //! What belongs to a process and not to a library: signals, age, memory in use. Only the command line uses it.
 
-use std::ffi::c_int;
+use std::ffi::{CString, c_char, c_int};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Instant;
 
 /// Moments of this process.
@@ -52,9 +54,24 @@ pub fn resident_bytes() -> u64 {
         .map_or(0, |pages| pages * rustix::param::page_size() as u64)
 }
 
+/// The file that a signal removes before it ends the process, or null.
+static DRAFT: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
+
+/// From now on a signal that ends the process removes this file first, instead of the one named before.
+pub fn remove_at_signal(path: Option<CString>) {
+    // A handler may read the old name at any later moment, so that it is never freed: one small string per file that is written.
+    DRAFT.store(path.map_or(null_mut(), CString::into_raw), Ordering::SeqCst);
+}
+
 extern "C" fn leave(signal: c_int) {
-    // SAFETY: `_exit` is allowed in signal handlers.
-    unsafe { libc::_exit(128 + signal) }
+    let draft = DRAFT.load(Ordering::SeqCst);
+    // SAFETY: `unlink` and `_exit` are allowed in signal handlers; `draft` is null or a string that is never freed.
+    unsafe {
+        if !draft.is_null() {
+            libc::unlink(draft);
+        }
+        libc::_exit(128 + signal)
+    }
 }
 
 /// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a

@@ -817,6 +817,98 @@ fn control_c_ends_with_130() {
     }
 }
 
+/// Names beside the executable.
+fn names(exe: &Exe) -> Vec<String> {
+    let entries = fs::read_dir(exe.path.parent().unwrap()).unwrap().flatten();
+    let mut names: Vec<String> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+/// A text of `windows` windows of 10 tokens beside the executable.
+fn text_beside(exe: &Exe, windows: usize) -> PathBuf {
+    let text = exe.path.with_file_name("text");
+    fs::write(&text, "abcdefghij".repeat(windows)).unwrap();
+    text
+}
+
+#[test]
+fn outputs_never_replace_what_is_read() {
+    let exe = build("inputs", Variant { split: true, ..Variant::default() });
+    let text = text_beside(&exe, 2);
+    let (weights, hard, soft) = (exe.path.with_extension("weights"), exe.path.with_file_name("hard"), exe.path.with_file_name("soft"));
+    fs::hard_link(&exe.path, &hard).unwrap();
+    std::os::unix::fs::symlink("text", &soft).unwrap();
+    let before = [&exe.path, &weights, &text].map(|path| fs::read(path).unwrap());
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    for output in [&text, &soft, &exe.path, &hard, &weights] {
+        let error = exe.fails(&["perplexity", "-f", &path(&text), "-c", "10", "--logits", &path(output)], 8);
+        assert!(error.contains(&format!("{}: is an input of this run, expected another file", path(output))), "{error}");
+    }
+    for output in [&exe.path, &hard, &weights] {
+        assert!(exe.fails(&["profile", "--trace", &path(output)], 8).contains("is an input of this run"));
+    }
+    // Through handles that the shell opened.
+    let run = |args: &[&str], stdin: Stdio, stdout: Stdio| {
+        let output = exe.command(args).stdin(stdin).stdout(stdout).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let from_stdin = ["perplexity", "-f", "-", "-c", "10", "--logits", &path(&text)];
+    let (code, error) = run(&from_stdin, fs::File::open(&text).unwrap().into(), Stdio::piped());
+    assert!(code == Some(8) && error.contains("is an input of this run"), "{error}");
+    let report = exe.path.with_file_name("report");
+    let to_stdout = ["perplexity", "-f", &path(&text), "-c", "10", "--logits", "/dev/stdout"];
+    let (code, error) = run(&to_stdout, Stdio::null(), fs::File::create(&report).unwrap().into());
+    assert!(code == Some(8) && error.contains("is where stdout goes"), "{error}");
+    assert!(before == [&exe.path, &weights, &text].map(|path| fs::read(path).unwrap()));
+    assert_eq!(names(&exe), ["counter", "counter.weights", "hard", "report", "soft", "text"]);
+}
+
+#[test]
+fn logits_are_written_whole_or_not_at_all() {
+    let exe = build("whole", Variant::default());
+    let text = text_beside(&exe, 2);
+    let logits = exe.path.with_file_name("logits");
+    let path = |path: &Path| path.to_str().unwrap().to_owned();
+    let args = ["perplexity", "-f", &path(&text), "-c", "10", "--logits", &path(&logits)];
+    let whole = 24 + 18 * (8 + 4 * 11);
+    exe.ok(&args);
+    assert_eq!(fs::metadata(&logits).unwrap().len(), whole);
+    // An old file stays until the new one is whole, also where `ulimit -f` (in blocks of 512 bytes) ends it.
+    let limited = Command::new("sh").args(["-c", "ulimit -f 1; exec \"$0\" \"$@\""]).arg(&exe.path).args(args).output().unwrap();
+    let error = String::from_utf8(limited.stderr).unwrap();
+    assert!(limited.status.code() == Some(8) && error.contains("logits: File too large"), "{error}");
+    assert_eq!(fs::metadata(&logits).unwrap().len(), whole);
+    assert_eq!(names(&exe), ["counter", "logits", "text"]);
+    // What is no file is written to.
+    let piped = exe.command(&[&args[..6], &["/dev/fd/1"]].concat()).stdout(Stdio::piped()).output().unwrap();
+    assert!(piped.status.success() && piped.stdout.len() as u64 > whole, "{piped:?}");
+    assert_eq!(piped.stdout[..whole as usize], fs::read(&logits).unwrap());
+    exe.ok(&[&args[..6], &["/dev/null"]].concat());
+    assert!(exe.fails(&[&args[..6], &["/nowhere/logits"]].concat(), 8).contains("/nowhere/logits: No such file"));
+    assert!(exe.fails(&[&args[..6], &["/tmp/"]].concat(), 8).contains("/tmp/: Is a directory"));
+}
+
+#[test]
+fn a_signal_leaves_no_part_of_a_file() {
+    let exe = build("part", Variant::default());
+    let text = text_beside(&exe, 2_000_000);
+    let path = text.to_str().unwrap();
+    let logits = exe.path.with_file_name("logits");
+    for (signal, code) in [("-INT", 130), ("-HUP", 129)] {
+        let args = ["perplexity", "-f", path, "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
+        let mut run = exe.command(&args).stdout(Stdio::null()).spawn().unwrap();
+        while names(&exe).len() == 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(names(&exe)[0].starts_with(".rcompile-"), "{:?}", names(&exe));
+        assert!(Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap().success());
+        assert_eq!(run.wait().unwrap().code(), Some(code));
+        assert_eq!(names(&exe), ["counter", "text"]);
+    }
+}
+
 /// A script that ignores a signal means it for what it starts, too.
 #[test]
 fn signals_that_were_ignored_stay_ignored() {

@@ -10,6 +10,7 @@ mod embed;
 mod error;
 mod generate;
 mod info;
+mod output;
 mod profile;
 mod progress;
 mod score;

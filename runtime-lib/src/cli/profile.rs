@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 
 use super::args::ProfileArgs;
 use super::bench::{Ids, PROMPT, check_batch};
-use super::error::Failure;
+use super::error::{Failure, warn};
+use super::output::{self, OutputFile};
 use super::{Cx, print, print_json};
 use crate::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe};
 use crate::cost::{Arithmetic, RegionKind, Work};
@@ -39,7 +40,8 @@ const PROBE_ROWS: u32 = 500;
 pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
     let mut ids = Ids::new(manifest.vocab_size);
-    let events = if args.trace.is_some() { TRACE_EVENTS } else { 0 };
+    let trace_file = args.trace.as_ref().map(|path| OutputFile::create(path, &cx.payload.files())).transpose()?;
+    let events = if trace_file.is_some() { TRACE_EVENTS } else { 0 };
     let mut phases: Vec<(Phase, Profile)> = Vec::new();
     let mut limits = Limits::default();
     if manifest.task == "embed" {
@@ -88,16 +90,12 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         }
         limits.measure(decoder.session());
     }
-    if let Some(path) = &args.trace {
-        let failed = |e: std::io::Error| Failure::new(8, "output", format!("{}: {e}", path.display()));
-        std::fs::write(path, trace(&phases).to_string()).map_err(failed)?;
+    if let (Some(mut file), Some(path)) = (trace_file, &args.trace) {
+        let written = file.write_all(trace(&phases).to_string().as_bytes()).and_then(|()| file.finish());
+        written.map_err(|e| output::failed(path, e))?;
         let dropped: u64 = phases.iter().map(|p| p.1.dropped()).sum();
         if dropped > 0 {
-            // Nobody listening is fine.
-            let _ = writeln!(
-                std::io::stderr(),
-                "warning[W-trace]: {path:?}: {dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket"
-            );
+            warn("trace", format!("{dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket"));
         }
     }
     let mut report = Report { threads: phases.first().map_or(1, |p| p.1.threads()), limits, phases: Vec::new() };

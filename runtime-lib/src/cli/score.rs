@@ -1,14 +1,14 @@
 //! `logits` and `perplexity`: what the model thinks of a text.
 
-use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use clap::ArgMatches;
 use serde::Serialize;
 
 use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::Failure;
+use super::output::{self, OutputFile};
 use super::progress::Progress;
 use super::{Cx, Input, input, print, print_json, read_text};
 use crate::decode::Decoder;
@@ -50,6 +50,8 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
         return Err(Failure::new(7, "context", format!("a window of {window} tokens, the executable was built for {ctx_size}"))
             .help("use a smaller -c, or build with a larger --ctx-size"));
     }
+    let inputs = || [cx.payload.files(), vec![args.file.clone()]].concat();
+    let logits = args.logits.as_ref().map(|path| OutputFile::create(path, &inputs())).transpose()?;
     let loading = cx.load_text()?;
     let source = read_text(Some(&args.file))?;
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
@@ -64,9 +66,8 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
             .help("give a longer text or a smaller -c"));
     }
     let header = Header { vocab_size: cx.manifest().vocab_size, window: window as u32, positions };
-    let failed = |e: io::Error| Failure::new(8, "output", format!("{}: {e}", args.logits.as_deref().unwrap_or(Path::new("")).display()));
-    let create = |path: &PathBuf| File::create(path).and_then(|file| LogitsWriter::new(file, header)).map_err(failed);
-    let mut rows = args.logits.as_ref().map(create).transpose()?;
+    let failed = |e: io::Error| output::failed(args.logits.as_deref().unwrap_or(Path::new("")), e);
+    let mut rows = logits.map(|file| LogitsWriter::new(file, header)).transpose().map_err(failed)?;
     let (mut sum, mut tokens) = (0.0, 0);
     let progress = Progress::new("windows", count, args.quiet);
     for window in windows.take(count) {
@@ -84,7 +85,9 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
         progress.advance();
     }
     drop(progress);
-    rows.map_or(Ok(()), LogitsWriter::finish).map_err(failed)?;
+    if let Some(rows) = rows {
+        rows.finish().and_then(OutputFile::finish).map_err(failed)?;
+    }
     let nll = sum / tokens as f64;
     let report = Report { tokens, nll, ppl: nll.exp() };
     if args.json {
