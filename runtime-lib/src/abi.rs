@@ -253,19 +253,69 @@ pub struct PayloadHeader {
     pub manifest_hash: [u8; 32],
     /// Hash of the blobs.
     pub blobs_hash: [u8; 32],
-    /// Hash of the executable's code: the bytes in memory of `code_begin .. code_end`.
+    /// Hash of the executable's code ([`Part::Code`]), in memory as in the file.
     pub code_hash: [u8; 32],
+    /// Hash of what code reads and nobody writes ([`Part::Constants`]), likewise.
+    pub constants_hash: [u8; 32],
+    /// Hash of what the file has of writable segments ([`Part::Data`]; checked by `verify` only).
+    pub data_hash: [u8; 32],
     /// Hash of the weights (checked by `verify` only).
     pub weights_hash: [u8; 32],
-    /// Link-time virtual addresses of the hashed code (the executable PT_LOAD).
+    /// Link-time virtual address of the code.
     pub code_begin: u64,
-    /// End of the hashed code.
+    /// End of the code.
     pub code_end: u64,
     /// Hash of this header with this field zeroed.
     pub header_hash: [u8; 32],
 }
 
-const _: () = assert!(core::mem::size_of::<PayloadHeader>() == 8 + 8 + 9 * 8 + 4 * 32 + 16 + 32);
+const _: () = assert!(core::mem::size_of::<PayloadHeader>() == 8 + 8 + 9 * 8 + 6 * 32 + 16 + 32);
+
+/// One loaded segment (`PT_LOAD`) of an executable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    /// Where it begins in the file.
+    pub offset: u64,
+    /// Where it begins in memory, relative to the load base.
+    pub vaddr: u64,
+    /// Its bytes in the file.
+    pub file_len: u64,
+    /// `p_flags` of ELF.
+    pub flags: u32,
+}
+
+/// What a loaded segment is to the hashes of the [`PayloadHeader`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The payload, which has hashes of its own.
+    Payload,
+    /// Executable.
+    Code,
+    /// Read-only: tables of kernels, vocabularies of characters, relocations.
+    Constants,
+    /// Writable, or so until relocations are done.
+    Data,
+}
+
+impl Segment {
+    /// Which part it belongs to.
+    pub fn part(&self) -> Part {
+        const PF_X: u32 = 1;
+        const PF_W: u32 = 2;
+        match self.flags {
+            _ if self.vaddr == PAYLOAD_VADDR => Part::Payload,
+            flags if flags & PF_X != 0 => Part::Code,
+            flags if flags & PF_W != 0 => Part::Data,
+            _ => Part::Constants,
+        }
+    }
+
+    /// The file offsets of what is hashed of it: all but the headers of the file, `0 .. headers_end`, in which `strip` changes offsets.
+    pub fn hashed(&self, headers_end: u64) -> core::ops::Range<u64> {
+        let end = self.offset.saturating_add(self.file_len);
+        self.offset.max(headers_end).min(end)..end
+    }
+}
 
 /// A piece of the blobs area.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize, PartialEq, Eq)]

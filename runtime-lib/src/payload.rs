@@ -1,21 +1,26 @@
 //! What lies behind the code in the executable: header, manifest, blobs, weights. Found, checked, and given out as slices.
 //!
 //! The start check reads nothing that the file may lack: first the length of the file against the program headers (a page
-//! beyond the end of the file would be SIGBUS), then the header and its hash, then manifest, blobs and code against their
-//! hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used. A weights
+//! beyond the end of the file would be SIGBUS), then the header and its hash, then manifest, blobs, code and constants against
+//! their hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used. So are
+//! variables, which have changed in memory before the first line of this crate runs: `verify` reads them from the file. A weights
 //! file of its own ends with the hash it had at its build, so that one of another build is refused at once.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
+use crate::abi::{
+    ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, Part, PayloadHeader, Segment, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES,
+};
 
 /// The file that this process runs, where `/proc` is mounted.
 const EXE: &str = "/proc/self/exe";
 
-/// What is wrong with the executable. All of it is exit 9, except `Missing` (3).
+/// What is wrong with the executable. All of it is exit 9, except `Missing` and `Unreadable` (3).
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
     /// The file is shorter than it was built.
@@ -38,6 +43,14 @@ pub enum PayloadError {
         /// What is wrong.
         what: String,
     },
+    /// The executable's file cannot be read.
+    #[error("{name}: cannot be read: {what}")]
+    Unreadable {
+        /// File.
+        name: String,
+        /// Reason.
+        what: String,
+    },
     /// The weights file of `--weights split` is not there.
     #[error("{name}: {what}")]
     Missing {
@@ -52,7 +65,7 @@ impl PayloadError {
     /// Exit code as in the table of the command line.
     pub fn exit_code(&self) -> i32 {
         match self {
-            Self::Missing { .. } => 3,
+            Self::Missing { .. } | Self::Unreadable { .. } => 3,
             _ => 9,
         }
     }
@@ -75,8 +88,8 @@ impl Payload {
     /// or written.
     pub unsafe fn open(header: *const u8) -> Result<Self, PayloadError> {
         let name = executable_name();
-        let segments = load_segments();
         let base = (header as u64).wrapping_sub(PAYLOAD_VADDR);
+        let segments = load_segments();
         let segment = segments.iter().find(|s| s.vaddr == PAYLOAD_VADDR).copied().ok_or_else(|| PayloadError::Damaged {
             name: name.clone(),
             part: "program headers",
@@ -115,19 +128,21 @@ impl Payload {
         }
         let part = |part, offset, len| slice(bytes, offset, len, part, &name);
         let manifest = part("manifest", header_ref.manifest_offset, header_ref.manifest_len)?;
-        check_hash(manifest, &header_ref.manifest_hash, "manifest", &name)?;
+        check_hash(&blake3::hash(manifest), &header_ref.manifest_hash, "manifest", &name)?;
         let blobs = part("blobs", header_ref.blobs_offset, header_ref.blobs_len)?;
-        check_hash(blobs, &header_ref.blobs_hash, "blobs", &name)?;
-        let code_inside = segments.iter().any(|s| {
-            s.vaddr <= header_ref.code_begin && header_ref.code_begin <= header_ref.code_end && header_ref.code_end <= s.vaddr + s.file_len
-        });
-        if !code_inside {
-            return Err(PayloadError::Damaged { name, part: "code", what: "outside the executable's segments".into() });
+        check_hash(&blake3::hash(blobs), &header_ref.blobs_hash, "blobs", &name)?;
+        for (part, called, hash) in
+            [(Part::Code, "code", &header_ref.code_hash), (Part::Constants, "constants", &header_ref.constants_hash)]
+        {
+            let mut hasher = blake3::Hasher::new();
+            for (segment, hashed) in hashed(&segments, part, base) {
+                let at = base.wrapping_add(segment.vaddr).wrapping_add(hashed.start - segment.offset) as *const u8;
+                // SAFETY: a part of a readable PT_LOAD of this executable, which the kernel mapped and, as checked above, the file is long
+                // enough for; without PF_W it is never written.
+                hasher.update(unsafe { std::slice::from_raw_parts(at, (hashed.end - hashed.start) as usize) });
+            }
+            check_hash(&hasher.finalize(), hash, called, &name)?;
         }
-        let code_len = (header_ref.code_end - header_ref.code_begin) as usize;
-        // SAFETY: inside a PT_LOAD of this executable, checked above; code is mapped readable and never written.
-        let code = unsafe { std::slice::from_raw_parts(base.wrapping_add(header_ref.code_begin) as *const u8, code_len) };
-        check_hash(code, &header_ref.code_hash, "code", &name)?;
         let manifest = serde_json::from_slice(manifest).map_err(|e| PayloadError::Damaged {
             name: name.clone(),
             part: "manifest",
@@ -183,11 +198,30 @@ impl Payload {
         Ok(weights)
     }
 
+    /// Hashes what the file has of variables.
+    pub fn verify_data(&self) -> Result<(), PayloadError> {
+        let read = || {
+            let file = File::open(EXE).or_else(|_| File::open(started_as()))?;
+            let segments = load_segments();
+            let base = (std::ptr::from_ref(self.header) as u64).wrapping_sub(PAYLOAD_VADDR);
+            let mut hasher = blake3::Hasher::new();
+            for (_, hashed) in hashed(&segments, Part::Data, base) {
+                let mut bytes = vec![0; (hashed.end - hashed.start) as usize];
+                file.read_exact_at(&mut bytes, hashed.start)?;
+                hasher.update(&bytes);
+            }
+            Ok(hasher.finalize())
+        };
+        let found = read().map_err(|e: std::io::Error| PayloadError::Unreadable { name: self.name.clone(), what: e.to_string() })?;
+        check_hash(&found, &self.header.data_hash, "variables", &self.name)
+    }
+
     /// Hashes the weights. Returns their length.
     pub fn verify_weights(&self) -> Result<u64, PayloadError> {
         let weights = self.weights()?;
         let beside = split_path().display().to_string();
-        check_hash(weights, &self.header.weights_hash, "weights", if self.header.weights_embedded == 0 { &beside } else { &self.name })?;
+        let name = if self.header.weights_embedded == 0 { &beside } else { &self.name };
+        check_hash(&blake3::hash(weights), &self.header.weights_hash, "weights", name)?;
         Ok(weights.len() as u64)
     }
 }
@@ -216,8 +250,8 @@ pub fn header_hash(header: &PayloadHeader) -> [u8; 32] {
     *blake3::hash(bytes).as_bytes()
 }
 
-fn check_hash(bytes: &[u8], expected: &[u8; 32], part: &'static str, name: &str) -> Result<(), PayloadError> {
-    if blake3::hash(bytes).as_bytes() == expected {
+fn check_hash(found: &blake3::Hash, expected: &[u8; 32], part: &'static str, name: &str) -> Result<(), PayloadError> {
+    if found.as_bytes() == expected {
         return Ok(());
     }
     Err(PayloadError::Damaged { name: name.into(), part, what: "hash differs".into() })
@@ -229,16 +263,8 @@ fn slice<'b>(bytes: &'b [u8], offset: u64, len: u64, part: &'static str, name: &
     })
 }
 
-/// One PT_LOAD of the running executable.
-#[derive(Clone, Copy, Debug)]
-struct Segment {
-    offset: u64,
-    vaddr: u64,
-    file_len: u64,
-}
-
 /// The program headers as the kernel mapped them; they lie in the first page, which every running executable has.
-fn load_segments() -> Vec<Segment> {
+fn program_headers() -> &'static [libc::Elf64_Phdr] {
     // SAFETY: no preconditions.
     let (at, count, size) = unsafe {
         (
@@ -248,22 +274,30 @@ fn load_segments() -> Vec<Segment> {
         )
     };
     if at.is_null() || size != size_of::<libc::Elf64_Phdr>() {
-        return Vec::new();
+        return &[];
     }
     // SAFETY: the kernel passes the address and number of the program headers it loaded this process from.
     unsafe { std::slice::from_raw_parts(at, count) }
-        .iter()
-        .filter(|p| p.p_type == libc::PT_LOAD)
-        .map(|p| Segment { offset: p.p_offset, vaddr: p.p_vaddr, file_len: p.p_filesz })
-        .collect()
+}
+
+/// The readable segments of the running executable.
+fn load_segments() -> Vec<Segment> {
+    let readable = program_headers().iter().filter(|p| p.p_type == libc::PT_LOAD && p.p_flags & libc::PF_R != 0);
+    readable.map(|p| Segment { offset: p.p_offset, vaddr: p.p_vaddr, file_len: p.p_filesz, flags: p.p_flags }).collect()
+}
+
+/// The segments of a part, each with the file offsets of what is hashed of it, for the executable loaded at `base`.
+fn hashed(segments: &[Segment], part: Part, base: u64) -> impl Iterator<Item = (&Segment, Range<u64>)> {
+    // The first segment begins with the headers, at 0 in the file as in memory.
+    let headers_end = (program_headers().as_ptr_range().end as u64).wrapping_sub(base);
+    segments.iter().filter(move |s| s.part() == part).map(move |s| (s, s.hashed(headers_end)))
 }
 
 /// Length of the running executable's file, if there is a path to it.
 fn file_len() -> Option<u64> {
-    let exe = Path::new(EXE);
     // An emulator shows its guest to who opens this file, and itself to who only asks about it.
-    let opened = std::fs::File::open(exe).and_then(|file| file.metadata());
-    opened.or_else(|_| std::fs::metadata(exe)).or_else(|_| std::fs::metadata(started_as())).ok().map(|meta| meta.len())
+    let opened = File::open(EXE).and_then(|file| file.metadata());
+    opened.or_else(|_| std::fs::metadata(EXE)).or_else(|_| std::fs::metadata(started_as())).ok().map(|meta| meta.len())
 }
 
 /// The path that this executable was started with.
@@ -360,6 +394,8 @@ mod tests {
             manifest_hash: [0; 32],
             blobs_hash: [0; 32],
             code_hash: [0; 32],
+            constants_hash: [0; 32],
+            data_hash: [0; 32],
             weights_hash: [0; 32],
             code_begin: 0,
             code_end: 0,

@@ -23,6 +23,8 @@ const WEIGHTS: usize = 3 << 20;
 
 const STEPS: &str = r#"
 #include <stdint.h>
+const char rc_constant[] = "rc_test_constant";
+char rc_variable[] = "rc_test_variable";
 #define FIELD(type, at) (*(type *)((const char *)ctx + (at)))
 void rc_barrier(const void *, unsigned, unsigned);
 void rc_profile(const void *, unsigned, unsigned);
@@ -277,31 +279,32 @@ fn build(name: &str, variant: Variant) -> Exe {
     let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
     let phoff = word(&file, 32) as usize;
     let phnum = u16::from_le_bytes(file[56..58].try_into().unwrap()) as usize;
-    let (mut code, mut placed) = (0..0, false);
+    let (mut segments, mut placed) = (Vec::new(), false);
     for at in (0..phnum).map(|i| phoff + i * 56) {
-        let (kind, flags) = (word(&file, at) as u32, (word(&file, at) >> 32) as u32);
-        let vaddr = word(&file, at + 16);
-        if kind == 1 && vaddr == PAYLOAD_VADDR {
+        if word(&file, at) as u32 != 1 {
+            continue;
+        }
+        let flags = (word(&file, at) >> 32) as u32;
+        let segment = Segment { offset: word(&file, at + 8), vaddr: word(&file, at + 16), file_len: word(&file, at + 32), flags };
+        if segment.part() == Part::Payload {
             for (field, value) in [(8, offset), (32, payload_len), (40, payload_len)] {
                 file[at + field..at + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
             }
             placed = true;
-        } else if kind == 1 && flags & 1 != 0 {
-            code = vaddr..vaddr + word(&file, at + 32);
         }
+        segments.push(segment);
     }
-    assert!(placed && !code.is_empty());
+    assert!(placed);
+    let code = segments.iter().find(|s| s.part() == Part::Code).unwrap();
     let (shoff, shnum) = (word(&file, 40) as usize, u16::from_le_bytes(file[60..62].try_into().unwrap()) as usize);
     let section = (0..shnum).map(|i| shoff + i * 64).find(|&at| word(&file, at + 16) == PAYLOAD_VADDR).unwrap();
     file[section + 24..section + 32].copy_from_slice(&(offset as u64).to_le_bytes());
     file[section + 32..section + 40].copy_from_slice(&(payload_len as u64).to_le_bytes());
-    let code_at = (0..phnum)
-        .map(|i| phoff + i * 56)
-        .find(|&at| word(&file, at + 16) == code.start && word(&file, at) as u32 == 1)
-        .map(|at| word(&file, at + 8) as usize)
-        .unwrap();
-    let code_len = (code.end - code.start) as usize;
     let hash = |bytes: &[u8]| *blake3::hash(bytes).as_bytes();
+    let hash_part = |part: Part| {
+        let hashed = segments.iter().filter(|s| s.part() == part).map(|s| s.hashed((phoff + phnum * 56) as u64));
+        hash(&hashed.flat_map(|r| &file[r.start as usize..r.end as usize]).copied().collect::<Vec<u8>>())
+    };
     let mut header = PayloadHeader {
         magic: PAYLOAD_MAGIC,
         abi_version: ABI_VERSION,
@@ -317,10 +320,12 @@ fn build(name: &str, variant: Variant) -> Exe {
         weights_len: WEIGHTS as u64,
         manifest_hash: hash(&manifest),
         blobs_hash: hash(&blobs),
-        code_hash: hash(&file[code_at..code_at + code_len]),
+        code_hash: hash_part(Part::Code),
+        constants_hash: hash_part(Part::Constants),
+        data_hash: hash_part(Part::Data),
         weights_hash: hash(&weights),
-        code_begin: code.start,
-        code_end: code.end,
+        code_begin: code.vaddr,
+        code_end: code.vaddr + code.file_len,
         header_hash: [0; 32],
     };
     header.header_hash = header_hash(&header);
@@ -759,11 +764,22 @@ fn a_damaged_file_is_refused() {
     place(&exe.path, &bad);
     exe.ok(&["info"]);
     assert!(exe.fails(&["verify"], 9).contains("weights"));
+    // Constants are in memory what they are in the file; variables have changed there before the check and are checked by `verify`.
+    for (symbol, part, verb) in [("rc_test_constant", "constants", "info"), ("rc_test_variable", "variables", "verify")] {
+        let mut bad = good.clone();
+        let at = good.windows(16).position(|w| w == symbol.as_bytes()).unwrap();
+        bad[at] ^= 1;
+        place(&exe.path, &bad);
+        let error = exe.fails(&[verb], 9);
+        assert!(error.contains(&format!("{part}: hash differs")), "{error}");
+    }
     // strip moves parts of the file around; the payload stays whole.
-    place(&exe.path, &good);
-    if Command::new("strip").arg(&exe.path).status().is_ok_and(|s| s.success()) {
-        assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n");
-        exe.ok(&["verify"]);
+    for strip in ["strip", "llvm-strip-19"] {
+        place(&exe.path, &good);
+        if Command::new(strip).arg(&exe.path).status().is_ok_and(|s| s.success()) {
+            assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n", "{strip}");
+            exe.ok(&["verify"]);
+        }
     }
 }
 

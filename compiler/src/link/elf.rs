@@ -13,7 +13,7 @@ use object::elf::{
     PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, ProgramFlags,
 };
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
-use rcompile_runtime::abi::{PAYLOAD_SECTION, PAYLOAD_VADDR, WEIGHTS_ALIGN};
+use rcompile_runtime::abi::{PAYLOAD_SECTION, PAYLOAD_VADDR, Part, Segment, WEIGHTS_ALIGN};
 use std::ops::Range;
 use std::path::Path;
 
@@ -34,8 +34,17 @@ pub(super) struct Image {
     pub payload: Range<u64>,
     /// Virtual addresses of the code.
     pub code: Range<u64>,
-    /// File offsets of the code.
-    pub code_in_file: Range<u64>,
+    /// Everything that is loaded.
+    segments: Vec<Segment>,
+    /// File offset behind the ELF header and the program headers.
+    headers_end: u64,
+}
+
+impl Image {
+    /// File offsets of what is hashed of a part, in the order of the program headers.
+    pub fn hashed(&self, part: Part) -> impl Iterator<Item = Range<u64>> {
+        self.segments.iter().filter(move |s| s.part() == part).map(|s| s.hashed(self.headers_end))
+    }
 }
 
 /// Parses the headers of an executable and checks everything that we promise about it.
@@ -60,6 +69,7 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
     let segments = header.program_headers(e, bytes).map_err(parse)?;
     let mut payload = None;
     let mut code = Vec::new();
+    let mut loaded = Vec::new();
     let mut stack = false;
     let mut relro = false;
     let mut now = false;
@@ -84,8 +94,9 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
                     return Err(broken("a segment lies at or behind the payload".into()));
                 }
                 if has(PF_X) {
-                    code.push((vaddr..vaddr.saturating_add(s.p_filesz(e)), s.p_offset(e)..s.p_offset(e).saturating_add(s.p_filesz(e))));
+                    code.push(vaddr..vaddr.saturating_add(s.p_filesz(e)));
                 }
+                loaded.push(Segment { offset: s.p_offset(e), vaddr, file_len: s.p_filesz(e), flags: s.p_flags(e).0 });
             }
             PT_DYNAMIC => {
                 for entry in s.dynamic(e, bytes).map_err(parse)?.unwrap_or_default() {
@@ -108,7 +119,7 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
         return Err(broken(format!("hardening: stack header {stack}, relro {relro}, bind now {now}")));
     }
     let Some((segment, payload)) = payload else { return Err(broken("no payload segment".into())) };
-    let [(code, code_in_file)] = &code[..] else { return Err(broken(format!("{} code segments", code.len()))) };
+    let [code] = &code[..] else { return Err(broken(format!("{} code segments", code.len()))) };
     let sections = header.sections(e, bytes).map_err(parse)?;
     let Some((section, s)) = sections.section_by_name(e, PAYLOAD_SECTION.as_bytes()) else {
         return Err(broken("no payload section".into()));
@@ -121,7 +132,8 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
         section_at: header.e_shoff(e) + section.0 as u64 * SECTION_HEADER_BYTES,
         payload,
         code: code.clone(),
-        code_in_file: code_in_file.clone(),
+        segments: loaded,
+        headers_end: header.e_phoff(e) + segments.len() as u64 * PROGRAM_HEADER_BYTES,
     })
 }
 

@@ -11,7 +11,7 @@ use super::guard::WorkDir;
 use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
-use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
+use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, Part, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -74,6 +74,8 @@ struct Header {
     manifest_hash: [u8; 32],
     blobs_hash: [u8; 32],
     code_hash: [u8; 32],
+    constants_hash: [u8; 32],
+    data_hash: [u8; 32],
     weights_hash: [u8; 32],
     code: (u64, u64),
 }
@@ -89,7 +91,8 @@ impl Header {
         let words =
             [self.file_len, self.payload_offset, self.payload_len].into_iter().chain(spans.into_iter().flat_map(|s| [s.offset, s.len]));
         words.for_each(|w| out.extend(w.to_le_bytes()));
-        [self.manifest_hash, self.blobs_hash, self.code_hash, self.weights_hash].iter().for_each(|h| out.extend(h));
+        let parts = [self.code_hash, self.constants_hash, self.data_hash];
+        [self.manifest_hash, self.blobs_hash].iter().chain(&parts).chain([&self.weights_hash]).for_each(|h| out.extend(h));
         out.extend(self.code.0.to_le_bytes());
         out.extend(self.code.1.to_le_bytes());
         out.extend([0; 32]);
@@ -129,8 +132,7 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
     }
     file.write_all_at(content.manifest, payload_offset + manifest.offset).map_err(failed("writing"))?;
     file.write_all_at(&content.blobs.bytes, payload_offset + blobs.offset).map_err(failed("writing"))?;
-    let mut code = vec![0; (image.code_in_file.end - image.code_in_file.start) as usize];
-    file.read_exact_at(&mut code, image.code_in_file.start).map_err(failed("reading"))?;
+    let hash = |part: Part| hash_part(&file, &image, part).map_err(failed("reading"));
     let header = Header {
         embedded: content.embedded,
         file_len,
@@ -141,7 +143,9 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
         weights,
         manifest_hash: *blake3::hash(content.manifest).as_bytes(),
         blobs_hash: *blake3::hash(&content.blobs.bytes).as_bytes(),
-        code_hash: *blake3::hash(&code).as_bytes(),
+        code_hash: hash(Part::Code)?,
+        constants_hash: hash(Part::Constants)?,
+        data_hash: hash(Part::Data)?,
         weights_hash: [0; 32],
         code: (image.code.start, image.code.end),
     };
@@ -266,12 +270,17 @@ impl Unsealed {
         if at(h.payload_offset, header.len() as u64)? != header {
             return Err(differs("its payload header"));
         }
-        let code = at(image.code_in_file.start, image.code_in_file.end - image.code_in_file.start)?;
         let manifest = at(h.payload_offset + h.manifest.offset, h.manifest.len)?;
         let blobs = at(h.payload_offset + h.blobs.offset, h.blobs.len)?;
-        for (part, bytes, hash) in [("code", &code, h.code_hash), ("manifest", &manifest, h.manifest_hash), ("blobs", &blobs, h.blobs_hash)]
-        {
-            if *blake3::hash(bytes).as_bytes() != hash {
+        let hash = |part: Part| hash_part(&file, &image, part).map_err(read);
+        for (part, found, expected) in [
+            ("code", hash(Part::Code)?, h.code_hash),
+            ("constants", hash(Part::Constants)?, h.constants_hash),
+            ("variables", hash(Part::Data)?, h.data_hash),
+            ("manifest", *blake3::hash(&manifest).as_bytes(), h.manifest_hash),
+            ("blobs", *blake3::hash(&blobs).as_bytes(), h.blobs_hash),
+        ] {
+            if found != expected {
                 return Err(differs(part));
             }
         }
@@ -293,6 +302,17 @@ pub fn weights_path(output: &Path) -> PathBuf {
     let mut path = output.as_os_str().to_os_string();
     path.push(".weights");
     path.into()
+}
+
+/// BLAKE3 of a part of what is loaded.
+fn hash_part(file: &File, image: &elf::Image, part: Part) -> std::io::Result<[u8; 32]> {
+    let mut hasher = blake3::Hasher::new();
+    for range in image.hashed(part) {
+        let mut bytes = vec![0; (range.end - range.start) as usize];
+        file.read_exact_at(&mut bytes, range.start)?;
+        hasher.update(&bytes);
+    }
+    Ok(*hasher.finalize().as_bytes())
 }
 
 /// BLAKE3 of a part of a file: its tree is cut into pieces that are read and hashed by all threads, each while it is in a near cache.

@@ -230,8 +230,8 @@ fn header_offsets() {
     assert_eq!(offset_of!(PayloadHeader, file_len), 16);
     assert_eq!(offset_of!(PayloadHeader, manifest_offset), 40);
     assert_eq!(offset_of!(PayloadHeader, manifest_hash), 88);
-    assert_eq!(offset_of!(PayloadHeader, weights_hash), 88 + 96);
-    assert_eq!(offset_of!(PayloadHeader, code_begin), 88 + 128);
+    assert_eq!(offset_of!(PayloadHeader, weights_hash), 88 + 160);
+    assert_eq!(offset_of!(PayloadHeader, code_begin), 88 + 192);
 }
 
 #[test]

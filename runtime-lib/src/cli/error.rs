@@ -150,6 +150,7 @@ impl From<PayloadError> for Failure {
     fn from(error: PayloadError) -> Self {
         let failure = Self::new(error.exit_code(), "executable", &error);
         match error {
+            PayloadError::Unreadable { .. } => failure.help("allow it to be read: chmod +r"),
             PayloadError::Missing { .. } => failure.help("the weights file lies beside the executable: copy both"),
             _ => failure.help("the file was changed after it was built: copy or build it again"),
         }

@@ -105,12 +105,13 @@ pub(super) fn verify(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
         weight_bytes: u64,
         weights_blake3: String,
     }
+    cx.payload.verify_data()?;
     let weight_bytes = cx.payload.verify_weights()?;
     let weights_blake3 = hex(&cx.payload.header().weights_hash);
     if args.json {
         return print_json(&Report { ok: true, weight_bytes, weights_blake3 });
     }
-    print(&format!("ok: header, manifest, tokenizer, code and {} of weights are as built\n", size(weight_bytes)))
+    print(&format!("ok: header, manifest, tokenizer, code, constants, variables and {} of weights are as built\n", size(weight_bytes)))
 }
 
 #[cfg(test)]
