@@ -209,7 +209,7 @@ pub const PROBE_READ_BYTES: u64 = 64 << 10;
 pub const PROBE_MULTIPLY_ADDS: u64 = 3 << 18;
 
 /// Virtual address at which the payload segment is linked (relative to the load base of a static-pie).
-pub const PAYLOAD_VADDR: u64 = 0x4000_0000;
+pub const PAYLOAD_VADDR: u64 = 0x0800_0000;
 /// Section (and PT_LOAD) that holds header, manifest, tokenizer, templates and, with `--weights embed`, the weights.
 pub const PAYLOAD_SECTION: &str = ".rc_payload";
 /// Symbol at its start, of type [`PayloadHeader`].

@@ -952,3 +952,11 @@ fn signals_that_were_ignored_stay_ignored() {
     drop(stdin);
     assert!(chat.wait().unwrap().success());
 }
+
+/// The kernel reserves the room from the first segment to the last, which `ulimit -v` counts whether it is used or not.
+#[test]
+fn little_address_space_is_enough() {
+    let exe = build("little", Variant::default());
+    let run = Command::new("sh").args(["-c", "ulimit -v 400000; exec \"$0\" info"]).arg(&exe.path).output().unwrap();
+    assert!(run.status.success(), "{run:?}");
+}
