@@ -742,6 +742,12 @@ impl<'a> Text<'a> {
         self.inner.decode(ids, skip_special).map_err(|e| TextError::Failed(format!("tokenizer: {e}")))
     }
 
+    /// Whether [`Text::decode`] leaves an id out: it has no token, or a special one.
+    fn leaves_out(&self, id: u32, skip_special: bool) -> bool {
+        let special = |token: String| self.inner.get_added_vocabulary().is_special_token(&token);
+        self.inner.id_to_token(id).is_none_or(|token| skip_special && special(token))
+    }
+
     /// The ids that the tokenizer puts in front of a text (BOS, CLS) and behind it (EOS, SEP), empty where it puts none.
     pub fn special_around(&self) -> Result<(Vec<u32>, Vec<u32>), TextError> {
         // Any text that has tokens will do. A vocabulary may lack this one, but not all of its own words.
@@ -786,6 +792,10 @@ impl Stream {
 
     /// Takes the next id; gives the text that became certain, often empty.
     pub fn push(&mut self, text: &Text, id: u32) -> Result<String, TextError> {
+        // A run of them would be decoded again and again.
+        if text.leaves_out(id, !self.keep_special) {
+            return Ok(String::new());
+        }
         self.ids.push(id);
         let whole = text.decode(&self.ids, !self.keep_special)?;
         let unfinished = whole.ends_with('\u{fffd}') && self.ids.len() - self.context <= MAX_PENDING_TOKENS;

@@ -217,3 +217,24 @@ fn a_stream_never_gives_half_a_character() {
     let got: Vec<String> = [1, 2, 3, 4, 1].iter().map(|id| stream.push(&text, *id).unwrap()).collect();
     assert_eq!((got.concat().as_str(), stream.finish(&text).unwrap().as_str()), ("🙂", "\u{fffd}"));
 }
+
+/// Behind the end of a text, with `--ignore-eos`, models give one special token after the other.
+#[test]
+fn a_stream_holds_no_run_of_silent_tokens() {
+    let bytes = compact(toy(ABC, &added(5, "<s>")).as_bytes()).unwrap();
+    let text = Text::load(&bytes).unwrap();
+    for (silent, keep_special) in [(5, false), (99, false), (99, true)] {
+        let mut stream = Stream::new(keep_special);
+        let mut ids = vec![0];
+        ids.resize(1000, silent);
+        ids.extend([4, silent, 1]);
+        let mut got = String::new();
+        for &id in &ids {
+            got += &stream.push(&text, id).unwrap();
+            assert!(stream.ids.len() <= 2, "{:?}", stream.ids);
+        }
+        got += &stream.finish(&text).unwrap();
+        assert_eq!(got, text.decode(&ids, !keep_special).unwrap());
+        assert_eq!(got, "aabcb");
+    }
+}
