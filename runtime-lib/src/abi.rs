@@ -449,7 +449,8 @@ pub struct TextInfo {
     pub chat_template: Option<Span>,
     /// Special tokens as the template sees them, name -> text (`bos_token`, `eos_token`, ...).
     pub special_tokens: std::collections::BTreeMap<String, String>,
-    /// Most tokens the tokenizer's truncation or `sentence_bert_config.json` allows.
+    /// Most tokens of a text that an encoder embeds, special ones included; longer texts are cut. From `sentence_bert_config.json`, else
+    /// from `tokenizer_config.json`.
     pub max_length: Option<u32>,
 }
 

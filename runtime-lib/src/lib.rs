@@ -53,7 +53,6 @@ pub use entry::rc_main;
 #[cfg(feature = "exe")]
 mod entry {
     use std::ffi::{CStr, OsStr, OsString, c_char, c_int, c_void};
-    use std::io::Write;
     use std::os::unix::ffi::OsStrExt;
 
     use crate::abi::StepEntry;
@@ -69,15 +68,7 @@ mod entry {
     /// is a table ended by an entry without function, made for the manifest in that payload.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rc_main(argc: c_int, argv: *const *const c_char, payload: *const c_void, steps: *const StepEntry) -> c_int {
-        std::panic::set_hook(Box::new(|panic| {
-            let what = panic.payload_as_str().unwrap_or("unknown").replace('\n', " ");
-            let place = panic.location().map_or(String::new(), |l| format!("{l}: "));
-            // Without stderr there is nobody to tell.
-            let _ = writeln!(
-                std::io::stderr(),
-                "error[E70-bug]: {place}{what}\nhelp: this is a bug of rcompile: please report the command line"
-            );
-        }));
+        std::panic::set_hook(Box::new(cli::say_panic));
         let run = || {
             let args: Vec<OsString> = (0..usize::try_from(argc).unwrap_or(0))
                 .map(|i| {

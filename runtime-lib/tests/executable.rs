@@ -188,6 +188,7 @@ struct Variant {
     no_text: bool,
     split: bool,
     feature: Option<&'static str>,
+    template: Option<&'static str>,
 }
 
 /// Compiles and links stub, steps and archive for a task; every test fills the same file anew.
@@ -254,7 +255,7 @@ fn build(name: &str, variant: Variant) -> Exe {
     let (mut blobs, mut text) = (Vec::new(), None);
     if !variant.no_text {
         blobs = tokenizer();
-        let template = b"{% for m in messages %}{{ m.content }}{% endfor %}";
+        let template = variant.template.unwrap_or("{% for m in messages %}{{ m.content }}{% endfor %}").as_bytes();
         let (tokenizer, template_at) = (blobs.len() as u64, blobs.len() as u64);
         blobs.extend_from_slice(template);
         text = Some(TextInfo {
@@ -437,6 +438,13 @@ fn chat_takes_utf8_only() {
     let (code, answers, error) = talk(&exe, &["-n", "1"], b"a\nb\xff\n");
     assert_eq!((code, answers.as_str()), (Some(4), "b\n"), "{error}");
     assert!(error.contains("error[E4-input]: stdin: not UTF-8 at byte 3\n"), "{error}");
+}
+
+#[test]
+fn an_error_of_the_template_is_named_once() {
+    let exe = build("template", Variant { template: Some("\n{{ raise_exception('no') }}"), ..Variant::default() });
+    let error = exe.fails(&["generate", "--chat", "-p", "a"], 2);
+    assert!(error.starts_with("error[E2-template]: chat template, line 2: no"), "{error}");
 }
 
 #[test]
@@ -699,10 +707,17 @@ fn values_out_of_range_are_named_with_their_range() {
     let tokens = ["generate", "--tokens", "1"];
     for (verb, flags, expected) in [
         (&tokens[..], &["-n", "-1"][..], "expected a whole number of 0 or more"),
-        (&tokens, &["--temp", "-0.5"], "expected a temperature of 0 or more"),
+        (&tokens, &["-n", "-1"], "0 or more: a large one, for as many as the context holds"),
+        (&["chat"], &["-n", "-1"], "a large one"),
+        (&tokens, &["-n", "18446744073709551616"], "expected at most 18446744073709551615"),
+        (&tokens, &["-n", "1.5"], "expected a whole number of 0 or more"),
+        (&tokens, &["--temp", "-0.5"], "expected a temperature from 0 to 1000000"),
+        (&tokens, &["--temp", "2e6"], "expected a temperature from 0 to 1000000"),
+        (&tokens, &["--repeat-penalty", "1e-4"], "expected a number from 0.001 to 1000"),
         (&tokens, &["--top-k", "-1"], "expected a whole number of 0 or more"),
         (&tokens, &["--top-p", "-1"], "expected a number from 0 to 1"),
         (&tokens, &["-s", "-1"], "expected a whole number of 0 or more"),
+        (&tokens, &["-s", "99999999999999999999"], "expected at most 18446744073709551615"),
         (&tokens, &["-t", "-1"], "expected a number of threads"),
         (&tokens, &["--stop", ""], "expected a text that is not empty"),
         (&["generate"], &["--tokens", "-1,2"], "expected token ids"),

@@ -1,6 +1,7 @@
 //! The flags of every verb, as in the command line's contract. Every long flag is also read from the environment.
 
 use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::builder::{BoolishValueParser, OsStr, OsStringValueParser, TypedValueParser};
@@ -78,7 +79,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub input: InputArgs,
     /// Most tokens to generate
-    #[arg(short = 'n', long, value_name = "N", value_parser = count, default_value_t = 256)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = n_predict, default_value_t = 256)]
     pub n_predict: usize,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -111,7 +112,7 @@ pub struct ChatArgs {
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub system: Option<String>,
     /// Most tokens of one answer
-    #[arg(short = 'n', long, value_name = "N", value_parser = count, default_value_t = 1024)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = n_predict, default_value_t = 1024)]
     pub n_predict: usize,
     #[command(flatten)]
     pub sampling: SamplingArgs,
@@ -299,31 +300,49 @@ pub struct InfoArgs {
     pub json: bool,
 }
 
-fn number<T: std::str::FromStr + PartialOrd>(text: &str, range: std::ops::RangeInclusive<T>, expected: &str) -> Result<T, String> {
-    text.parse::<T>().ok().filter(|v| range.contains(v)).ok_or_else(|| format!("expected {expected}"))
+/// A number that lies in a range; who gave another one reads which bound it misses.
+fn number<T: std::str::FromStr + PartialOrd + std::fmt::Display>(text: &str, range: RangeInclusive<T>, kind: &str) -> Result<T, String> {
+    let parsed = text.parse::<T>().ok().filter(|v| range.contains(v));
+    parsed.ok_or_else(|| format!("expected {kind} from {} to {}", range.start(), range.end()))
+}
+
+/// Whole numbers from `min` on. The upper bound interests only those who miss it.
+fn whole<T: std::str::FromStr + PartialOrd + std::fmt::Display>(text: &str, min: T, max: T) -> Result<T, String> {
+    let too_large = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) && text.parse::<T>().is_err();
+    match text.parse::<T>() {
+        Ok(value) if value >= min => Ok(value),
+        _ if too_large => Err(format!("expected at most {max}")),
+        _ => Err(format!("expected a whole number of {min} or more")),
+    }
 }
 
 fn count(text: &str) -> Result<usize, String> {
-    number(text, 0..=usize::MAX, "a whole number of 0 or more")
+    whole(text, 0, usize::MAX)
+}
+
+/// Elsewhere -1 means no limit.
+fn n_predict(text: &str) -> Result<usize, String> {
+    let help = if text == "-1" { ": a large one, for as many as the context holds" } else { "" };
+    count(text).map_err(|expected| expected + help)
 }
 
 fn positive(text: &str) -> Result<usize, String> {
-    number(text, 1..=usize::MAX, "a whole number of 1 or more")
+    whole(text, 1, usize::MAX)
 }
 
 /// Most sequences or texts of a measurement.
 const BATCH_MAX: usize = 1 << 16;
 
 fn batch(text: &str) -> Result<usize, String> {
-    number(text, 1..=BATCH_MAX, "a whole number from 1 to 65536")
+    number(text, 1..=BATCH_MAX, "a whole number")
 }
 
 fn window(text: &str) -> Result<usize, String> {
-    number(text, 2..=usize::MAX, "a whole number of 2 or more")
+    whole(text, 2, usize::MAX)
 }
 
 fn seed(text: &str) -> Result<u64, String> {
-    number(text, 0..=u64::MAX, "a whole number of 0 or more")
+    whole(text, 0, u64::MAX)
 }
 
 fn stop(text: &str) -> Result<String, String> {
@@ -335,19 +354,19 @@ fn data_file(path: OsString) -> Result<PathBuf, &'static str> {
 }
 
 fn threads(text: &str) -> Result<usize, String> {
-    number(text, 1..=MAX_THREADS, "a number of threads from 1 to 4096")
+    number(text, 1..=MAX_THREADS, "a number of threads")
 }
 
 fn temperature(text: &str) -> Result<f32, String> {
-    number(text, 0.0..=1e6, "a temperature of 0 or more")
+    number(text, 0.0..=1e6, "a temperature")
 }
 
 fn probability(text: &str) -> Result<f32, String> {
-    number(text, 0.0..=1.0, "a number from 0 to 1")
+    number(text, 0.0..=1.0, "a number")
 }
 
 fn penalty(text: &str) -> Result<f32, String> {
-    number(text, 1e-3..=1e3, "a positive number")
+    number(text, 1e-3..=1e3, "a number")
 }
 
 /// Gives every flag its variable `RCOMPILE_ARG_<FLAG>`, by its long name or, where only that is set, by its short one; the

@@ -6,7 +6,7 @@
 //! ```
 
 use std::fmt;
-use std::io;
+use std::io::{self, Write};
 
 use crate::decode::DecodeError;
 use crate::encode::EncodeError;
@@ -45,6 +45,11 @@ impl Failure {
         Self::new(2, "usage", what)
     }
 
+    /// A mistake of ours.
+    pub fn bug(what: impl fmt::Display) -> Self {
+        Self::new(70, "bug", what).help("this is a bug of rcompile: please report the command line")
+    }
+
     /// Nobody reads the output any more: a quiet end.
     fn closed() -> Self {
         Self::new(0, "closed", "")
@@ -58,6 +63,14 @@ impl Failure {
         let mut lines = vec![cut(&format!("error[E{}-{}]: {}", self.exit, self.topic, escape(&self.what)))];
         lines.extend(self.help.iter().map(|h| cut(&format!("help: {}", escape(h)))));
         lines
+    }
+}
+
+/// Tells the user what went wrong.
+pub fn say(failure: &Failure) {
+    for line in failure.lines() {
+        // Without stderr there is nobody to tell.
+        let _ = writeln!(io::stderr(), "{line}");
     }
 }
 
@@ -87,7 +100,6 @@ fn cut(line: &str) -> String {
 
 /// Prints a remark that stops nothing.
 pub fn warn(topic: &str, what: impl fmt::Display) {
-    use std::io::Write;
     let line = cut(&format!("warning[W-{topic}]: {}", escape(&what.to_string())));
     // Without stderr there is nobody to tell.
     let _ = writeln!(io::stderr(), "{line}");

@@ -141,7 +141,7 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
 fn wait(loading: &mut Option<LoadingText>) -> Result<Text<'static>, Failure> {
     match loading.take() {
         Some(loading) => loading.wait(),
-        None => Err(Failure::new(70, "bug", "the tokenizer was not loaded")),
+        None => Err(Failure::bug("the tokenizer was not loaded")),
     }
 }
 
@@ -274,7 +274,7 @@ impl From<TemplateError> for Failure {
             TemplateErrorKind::Limit => 7,
             _ => 4,
         };
-        Self::new(exit, "template", format!("chat template: {error}"))
+        Self::new(exit, "template", error)
     }
 }
 

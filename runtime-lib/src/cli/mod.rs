@@ -19,6 +19,7 @@ mod text;
 use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::io::{Read, Write};
+use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
 use std::thread::JoinHandle;
 
@@ -63,13 +64,20 @@ pub(crate) fn run(
     match done {
         Ok(()) => 0,
         Err(failure) => {
-            for line in failure.lines() {
-                // Without stderr there is nobody to tell.
-                let _ = writeln!(std::io::stderr(), "{line}");
-            }
+            error::say(&failure);
             failure.exit
         }
     }
+}
+
+/// Tells the user of a panic, in one line as of other errors.
+pub(crate) fn say_panic(panic: &PanicHookInfo) {
+    error::say(&panicked(panic.payload_as_str(), panic.location()));
+}
+
+fn panicked(what: Option<&str>, place: Option<&Location>) -> Failure {
+    let place = place.map_or(String::new(), |l| format!("{l}: "));
+    Failure::bug(format!("{place}{}", what.unwrap_or("unknown")))
 }
 
 impl Cx {
@@ -267,7 +275,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 
 /// Prints one JSON value on one line.
 pub(crate) fn print_json(value: &impl serde::Serialize) -> Result<(), Failure> {
-    let mut line = serde_json::to_string(value).map_err(|e| Failure::new(70, "bug", e))?;
+    let mut line = serde_json::to_string(value).map_err(Failure::bug)?;
     line.push('\n');
     print(&line)
 }
@@ -299,4 +307,21 @@ fn usage_error(error: &clap::Error) -> Result<(), Failure> {
     let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| name.starts_with(args::VARIABLE));
     let set: Vec<String> = set.collect();
     Err(if set.is_empty() { failure } else { failure.help(format!("set in the environment: {}", set.join(", "))) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_is_one_line_like_other_errors() {
+        let failure = panicked(Some(&format!("no token \u{1b}[31m\n{}", "x".repeat(1000))), Some(Location::caller()));
+        let lines = failure.lines();
+        assert_eq!((failure.exit, lines.len()), (70, 2));
+        assert!(
+            lines[0].starts_with("error[E70-bug]: runtime-lib/src/cli/mod.rs:") && lines[0].contains("no token \\u{1b}[31m\\nx"),
+            "{lines:?}"
+        );
+        assert!(lines[0].len() <= 500 && lines[1].contains("please report"), "{lines:?}");
+    }
 }
