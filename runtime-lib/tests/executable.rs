@@ -604,8 +604,16 @@ fn measurements_fit_a_short_context() {
     assert!(exe.fails(&["bench", "-p", "1000000000000"], 7).contains("1000000000000"));
     assert!(exe.fails(&["profile", "-n", "1000000000000"], 7).contains("built for 40"));
 
+    // One test that cannot run: none is measured.
+    for (args, code) in [(["-p", "4,41"], 7), (["-d", "0,40"], 7), (["-b", "1,3"], 2)] {
+        let none = exe.run(&[&["bench", "-r", "1"][..], &args].concat());
+        assert!(none.status.code() == Some(code) && none.stdout.is_empty(), "{none:?}");
+    }
+
     exe.ok(&["profile"]);
     exe.ok(&["profile", "-p", "40"]);
+    let decode = exe.json(&["profile", "-p", "0", "-n", "3", "--json"]);
+    assert_eq!((decode["phases"].as_array().unwrap().len(), &decode["phases"][0]["phase"]), (1, &"decode".into()));
     exe.ok(&["profile", "-n", "39"]);
     exe.fails(&["profile", "-p", "41"], 7);
     exe.fails(&["profile", "-n", "40"], 7);
@@ -662,8 +670,12 @@ fn an_encoder_embeds() {
     // Four texts that fill a step each: two threads run two each.
     let apart: Value = serde_json::from_str(&exe.ok(&["profile", "-p", "8", "-b", "4", "-t", "2", "--json"])).unwrap();
     assert_eq!((&apart["phases"][0]["steps"], &apart["phases"][0]["tokens"]), (&4.into(), &32.into()), "{apart}");
-    exe.fails(&["bench", "-n", "4"], 2);
-    exe.fails(&["bench", "-p", "0"], 2);
+    for verb in ["bench", "profile"] {
+        assert!(exe.fails(&[verb, "-n", "4"], 2).contains("an encoder "));
+        assert!(exe.fails(&[verb, "-p", "0"], 2).contains("nothing to measure"));
+    }
+    let none = exe.run(&["bench", "-p", "4,9"]);
+    assert!(none.status.code() == Some(7) && none.stdout.is_empty(), "{none:?}");
 }
 
 #[test]
@@ -728,6 +740,7 @@ fn values_out_of_range_are_named_with_their_range() {
         (&["perplexity"], &["-f", "-", "-c", "-1"], "expected a whole number of 2 or more"),
         (&["perplexity"], &["-f", "-", "--chunks", "0"], "expected a whole number of 1 or more"),
         (&["bench"], &["-p", "0", "-n", "0"], "nothing to measure"),
+        (&["profile"], &["-p", "0", "-n", "0"], "nothing to measure"),
         (&["bench"], &["-p", "-1,2"], "expected a whole number of 0 or more"),
         (&["bench"], &["-b", "0"], "expected a whole number from 1 to 65536"),
         (&["profile"], &["-b", "65537"], "expected a whole number from 1 to 65536"),

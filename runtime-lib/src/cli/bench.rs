@@ -83,12 +83,23 @@ fn bench_decoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
     let threads = session.threads() as usize;
     let mut decoder = Decoder::new(session);
     let mut ids = Ids::new(manifest.vocab_size);
+    let ctx_size = decoder.session().program().ctx_size();
+    let tests = |depth: usize| {
+        let room = ctx_size.saturating_sub(depth);
+        tests(&lengths(&args.n_prompt, PROMPT, room), &lengths(&args.n_gen, GENERATED, room))
+    };
+    // All before the first test: none is measured in vain.
     for &batch in &args.batch {
         check_batch(&decoder, batch)?;
+    }
+    for &depth in &args.depth {
+        for (_, count) in tests(depth) {
+            decoder.check_room(depth.saturating_add(count))?;
+        }
+    }
+    for &batch in &args.batch {
         for &depth in &args.depth {
-            let room = decoder.session().program().ctx_size().saturating_sub(depth);
-            for (kind, count) in tests(&lengths(&args.n_prompt, PROMPT, room), &lengths(&args.n_gen, GENERATED, room)) {
-                decoder.check_room(depth.saturating_add(count))?;
+            for (kind, count) in tests(depth) {
                 let name = test_name(kind, count, depth);
                 for slot in 0..batch {
                     decoder.truncate(slot, 0);
@@ -153,9 +164,13 @@ fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
     let threads = session.threads() as usize;
     let mut encoder = Encoder::new(session);
     let mut ids = Ids::new(manifest.vocab_size);
+    let mut counts = lengths(&args.n_prompt, PROMPT, encoder.text_limit());
+    counts.retain(|&n| n > 0);
+    for &count in &counts {
+        encoder.check_lengths(&[count])?;
+    }
     for &batch in &args.batch {
-        for count in lengths(&args.n_prompt, PROMPT, encoder.text_limit()).into_iter().filter(|&n| n > 0) {
-            encoder.check_lengths(&[count])?;
+        for &count in &counts {
             let texts: Vec<Vec<u32>> = (0..batch).map(|_| ids.take(count)).collect();
             let mut seconds = Vec::new();
             encoder.start_profile(0);

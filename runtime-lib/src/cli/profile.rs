@@ -39,14 +39,21 @@ const PROBE_ROWS: u32 = 500;
 
 pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
+    let encodes = manifest.task == "embed";
+    if args.n_prompt == Some(0) && (encodes || args.n_gen == Some(0)) {
+        return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
+    }
+    if encodes && args.n_gen.is_some_and(|n| n > 0) {
+        return Err(Failure::usage("-n: an encoder does not generate"));
+    }
     let mut ids = Ids::new(manifest.vocab_size);
     let trace_file = args.trace.as_ref().map(|path| OutputFile::create(path, &cx.payload.files())).transpose()?;
     let events = if trace_file.is_some() { TRACE_EVENTS } else { 0 };
     let mut phases: Vec<(Phase, Profile)> = Vec::new();
     let mut limits = Limits::default();
-    if manifest.task == "embed" {
+    if encodes {
         let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
-        let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit())).max(1);
+        let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit()).max(1));
         encoder.check_lengths(&[length])?;
         let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
         encoder.encode(&texts, |_, _| ())?;
@@ -74,12 +81,14 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
             decoder.truncate(slot, 0);
         }
         limits.measure(decoder.session());
-        decoder.session().start_profile(events);
-        let begin = Instant::now();
-        for (slot, prompt) in prompts.iter().enumerate() {
-            decoder.feed(slot, prompt)?;
+        if n_prompt > 0 {
+            decoder.session().start_profile(events);
+            let begin = Instant::now();
+            for (slot, prompt) in prompts.iter().enumerate() {
+                decoder.feed(slot, prompt)?;
+            }
+            taken("prefill", n_prompt * args.batch, begin, || decoder.session().take_profile(), &mut phases)?;
         }
-        taken("prefill", n_prompt * args.batch, begin, || decoder.session().take_profile(), &mut phases)?;
         if n_gen > 0 {
             decoder.session().start_profile(events);
             let begin = Instant::now();
@@ -112,8 +121,8 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
 /// Lengths of prompt and answer. What was asked for stays; a default is shortened to what the other leaves of the context.
 fn lengths(n_prompt: Option<usize>, n_gen: Option<usize>, ctx_size: usize) -> (usize, usize) {
     let n_gen = n_gen.unwrap_or_else(|| GENERATED.min(ctx_size.saturating_sub(n_prompt.unwrap_or(ctx_size / 2))));
-    let n_prompt = n_prompt.unwrap_or_else(|| PROMPT.min(ctx_size.saturating_sub(n_gen)));
-    (n_prompt.max(1), n_gen)
+    let n_prompt = n_prompt.unwrap_or_else(|| PROMPT.min(ctx_size.saturating_sub(n_gen)).max(1));
+    (n_prompt, n_gen)
 }
 
 /// Ends a phase that began at `begin`.
@@ -125,7 +134,7 @@ fn taken(
     phases: &mut Vec<(Phase, Profile)>,
 ) -> Result<(), Failure> {
     let ms = begin.elapsed().as_secs_f64() * 1e3;
-    let profile = profile().ok_or_else(|| Failure::new(70, "bug", "the profile was not taken"))?;
+    let profile = profile().ok_or_else(|| Failure::bug("the profile was not taken"))?;
     phases.push((Phase::new(name, tokens, ms, &profile), profile));
     Ok(())
 }
