@@ -546,7 +546,7 @@ fn byte_offset(text: &str, line: usize, column: usize) -> usize {
     (before + column.saturating_sub(1)).min(text.len())
 }
 
-/// Number of keys of the top object, up to one more than allowed.
+/// Number of keys of the top object.
 struct CountKeys;
 
 impl<'de> DeserializeSeed<'de> for CountKeys {

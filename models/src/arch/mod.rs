@@ -136,7 +136,6 @@ pub fn find(config: &ConfigReader<'_>, sentence_encoder: bool) -> Result<&'stati
         }
         (Some(None), Some(Some(entry))) if sentence_encoder && entry.task == Task::Embed => Ok(entry),
         (Some(None), _) => unsupported("architectures", class.unwrap_or_default()),
-        (_, Some(None)) if by_class.is_none() => unsupported("model_type", model_type.unwrap_or_default()),
         (Some(Some(entry)), None) | (None, Some(Some(entry))) => Ok(entry),
         (Some(Some(a)), Some(Some(b))) if std::ptr::eq(a, b) => Ok(a),
         (Some(Some(entry)), Some(_)) => {
