@@ -173,6 +173,7 @@ fn topic(file: &str) -> &'static str {
         "special_tokens_map.json" => "special-tokens-map",
         "chat_template.jinja" => "chat-template",
         "modules.json" => "modules-json",
+        "config_sentence_transformers.json" => "config-sentence-transformers",
         "sentence_bert_config.json" => "sentence-bert-config",
         _ if name.ends_with(".safetensors.index.json") => "safetensors-index",
         _ if name.ends_with(".safetensors") => "safetensors",

@@ -1,7 +1,7 @@
 //! What surrounds a model: when generation ends and how it samples, and how token vectors become a sentence vector.
 //!
-//! In: `generation_config.json` and the ids of `config.json`; `modules.json` with `1_Pooling/config.json` and
-//! `sentence_bert_config.json`. Out: [`Generation`] and [`Pooling`], checked against the model's sizes.
+//! In: `generation_config.json` and the ids of `config.json`; `modules.json` with `1_Pooling/config.json`,
+//! `sentence_bert_config.json` and `config_sentence_transformers.json`. Out: [`Generation`] and [`Pooling`], checked against the model's sizes.
 
 use serde_json::Value;
 
@@ -14,6 +14,7 @@ use crate::json;
 pub const SETTINGS_BYTES_MAX: u64 = 4 << 20;
 const GENERATION: &str = "generation_config.json";
 const MODULES: &str = "modules.json";
+const PROMPTS: &str = "config_sentence_transformers.json";
 /// Most ids that end a generation.
 const EOS_MAX: usize = 1024;
 
@@ -169,7 +170,25 @@ pub fn read_pooling(dir: &ModelDir, hidden_size: usize) -> Result<Option<Pooling
     // The tokenizer that is carried along lowers the case itself where the model wants it.
     reader.refuse_if_true("do_lower_case")?;
     let max_tokens = reader.usize_opt("max_seq_length", 1..=SIZE_MAX)?;
+    refuse_default_prompt(dir)?;
     Ok(Some(Pooling { mode, normalize, max_tokens }))
+}
+
+/// A text that is put in front of every other one changes all vectors: a model that asks for it is not compiled without it.
+fn refuse_default_prompt(dir: &ModelDir) -> Result<(), Error> {
+    let Some(bytes) = dir.read_if_present(PROMPTS, SETTINGS_BYTES_MAX)? else { return Ok(()) };
+    let map = json::parse_object(PROMPTS, &bytes)?;
+    let c = ConfigReader::new(PROMPTS, &map);
+    let key = "default_prompt_name";
+    let Some(name) = c.str_opt(key)? else { return Ok(()) };
+    match c.value("prompts").and_then(|prompts| prompts.get(name)) {
+        Some(Value::String(prompt)) if prompt.is_empty() => Ok(()),
+        Some(Value::String(_)) => {
+            let help = format!("set {key} to null and put the prompt in front of your texts yourself");
+            Err(c.unsupported(key, name, "a model without a prompt of its own").help(help))
+        }
+        _ => Err(c.malformed(key, "names no prompt", "a key of prompts", name)),
+    }
 }
 
 fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<PoolingMode, Error> {
@@ -245,6 +264,29 @@ mod tests {
         ] {
             let e = generation(own.clone(), config).unwrap_err();
             assert_eq!((e.exit_code(), e.place.as_str()), (exit, place), "{own}: {e}");
+        }
+    }
+
+    #[test]
+    fn default_prompts() {
+        let modules = json!([
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        ]);
+        let with = |prompts: Value| {
+            let mode = json!({"pooling_mode_cls_token": true});
+            let (_temp, dir) = dir_with(&[(MODULES, modules.clone()), ("1_Pooling/config.json", mode), (PROMPTS, prompts)]);
+            read_pooling(&dir, 8).map_err(|e| (e.exit_code(), e.place.clone(), e.help.unwrap_or_default()))
+        };
+        let prompts = json!({"query": "Represent this: ", "document": ""});
+        for name in [json!(null), json!("document")] {
+            assert!(with(json!({"prompts": prompts, "default_prompt_name": name})).is_ok(), "{name}");
+        }
+        assert!(with(json!({"prompts": prompts})).is_ok() && with(json!({})).is_ok());
+        let (exit, place, help) = with(json!({"prompts": prompts, "default_prompt_name": "query"})).unwrap_err();
+        assert!(exit == 6 && place == "default_prompt_name" && help.contains("to null"), "{exit} {place} {help}");
+        for (name, exit) in [(json!("passage"), 4), (json!(1), 4)] {
+            assert_eq!(with(json!({"prompts": prompts, "default_prompt_name": name})).unwrap_err().0, exit);
         }
     }
 
