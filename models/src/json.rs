@@ -1,11 +1,11 @@
-//! JSON of strangers, strictly: UTF-8, no duplicate keys, no `NaN`, numbers in range, bounded depth, nothing after the
-//! value.
+//! JSON of strangers, strictly: UTF-8, no duplicate keys, no `NaN`, numbers in range, bounded depth and number of values,
+//! nothing after the value.
 //!
 //! In: the bytes of a file. Out: a [`serde_json::Value`], or an error that gives line and column and, where the reader
 //! was inside an object, the path of the field. `serde_json` does the parsing and stops at 128 levels; this module adds
 //! the refusal of duplicate keys (parsers disagree on which one wins) and the path.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -13,14 +13,20 @@ use serde_json::{Map, Number, Value};
 
 use crate::error::{Error, Kind};
 
+/// Most values in a file: twice what the largest tokenizers have. A number of two bytes takes 72 and more once it is parsed.
+const VALUES_MAX: usize = 4 << 20;
+
 /// Parses `bytes`, the whole content of `file`.
 pub fn parse(file: &str, bytes: &[u8]) -> Result<Value, Error> {
     let text = utf8(file, bytes)?;
-    let path = RefCell::new(Vec::new());
+    let (path, values) = (RefCell::new(Vec::new()), Cell::new(0));
     let mut parser = serde_json::Deserializer::from_str(text);
-    let value = Strict { path: &path }.deserialize(&mut parser).and_then(|value| parser.end().map(|()| value));
+    let value = Strict { path: &path, values: &values }.deserialize(&mut parser).and_then(|value| parser.end().map(|()| value));
     value.map_err(|e| {
         let place = place_of(&path.borrow(), e.line(), e.column());
+        if values.get() > VALUES_MAX {
+            return Error::new(Kind::Limit, file, place, "has too many values", format!("at most {VALUES_MAX}"), "more");
+        }
         let what = e.to_string();
         // serde_json repeats the position at the end of its message; we have it in `place`.
         let what = what.split(" at line ").next().unwrap_or(&what).to_string();
@@ -104,13 +110,20 @@ enum Segment {
 }
 
 /// Builds a `Value`; pushes the path on the way down and pops it only on success, so that it stays after an error.
+#[derive(Clone, Copy)]
 struct Strict<'a> {
     path: &'a RefCell<Vec<Segment>>,
+    /// Values so far.
+    values: &'a Cell<usize>,
 }
 
 impl<'de> DeserializeSeed<'de> for Strict<'_> {
     type Value = Value;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        self.values.set(self.values.get() + 1);
+        if self.values.get() > VALUES_MAX {
+            return Err(D::Error::custom("too many values"));
+        }
         deserializer.deserialize_any(self)
     }
 }
@@ -154,7 +167,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
         let mut items = Vec::new();
         loop {
             self.path.borrow_mut().push(Segment::Index(items.len()));
-            match seq.next_element_seed(Strict { path: self.path })? {
+            match seq.next_element_seed(self)? {
                 Some(item) => items.push(item),
                 None => break,
             }
@@ -171,7 +184,7 @@ impl<'de> Visitor<'de> for Strict<'_> {
             if map.contains_key(&key) {
                 return Err(A::Error::custom("duplicate key"));
             }
-            let value = access.next_value_seed(Strict { path: self.path })?;
+            let value = access.next_value_seed(self)?;
             self.path.borrow_mut().pop();
             map.insert(key, value);
         }
@@ -211,6 +224,16 @@ mod tests {
         }
         let e = parse("config.json", b"{\"a\": \"\xff\"}").unwrap_err();
         assert!(e.to_string().contains("byte 7"), "{e}");
+    }
+
+    #[test]
+    fn values_are_counted() {
+        let list = |numbers: usize| format!("[{}0]", "1,".repeat(numbers - 1));
+        let Value::Array(items) = parse("tokenizer.json", list(VALUES_MAX - 1).as_bytes()).unwrap() else { panic!("a list") };
+        assert_eq!(items.len(), VALUES_MAX - 1);
+        drop(items);
+        let e = parse("tokenizer.json", list(VALUES_MAX).as_bytes()).unwrap_err();
+        assert!(e.exit_code() == 7 && e.to_string().contains("has too many values, expected at most 4194304"), "{e}");
     }
 
     #[test]

@@ -530,6 +530,9 @@ fn tokenizers() {
             tok(t, |v| v["model"]["continuing_subword_prefix"] = json!("a prefix that is longer than the token"));
         }),
         ("tok_regex_invalid", 4, &["pre_tokenizer.pattern", "(["], |t| pattern(t, "([")),
+        ("tok_1e7_numbers", 7, &["tokenizer.json", "too many values"], |t| {
+            t.put("tokenizer.json", format!("{{\"added_tokens\":[{}0]}}", "1,".repeat(10_000_000)));
+        }),
         ("tok_regex_catastrophic", 7, &["pre_tokenizer.pattern", "(a+)+$"], |t| pattern(t, "(a+)+$")),
         ("tok_model_unknown", 6, &["model.type", "foo"], |t| tok(t, |v| v["model"]["type"] = json!("foo"))),
         ("tok_normalizer_unknown", 6, &["normalizer.type", "foo"], |t| tok(t, |v| v["normalizer"]["type"] = json!("foo"))),
