@@ -11,7 +11,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
 use serde_json::{Map, Value};
-use tokenizers::utils::SysRegex;
 
 use crate::dir::ModelDir;
 use crate::error::{Error, Kind, cut};
@@ -485,10 +484,34 @@ fn check_pattern(place: &str, pattern: Option<&Value>) -> Result<(), Error> {
         let what = "may take exponential time";
         return Err(Error::new(Kind::Limit, FILE, place, what, "no repetition of a repetition", shown));
     }
-    match guard::catch(|| SysRegex::new(regex).map(drop).map_err(|e| e.to_string())) {
-        Ok(Ok(())) => Ok(()),
-        _ => Err(malformed(place, "is no valid regular expression", "a pattern that compiles", shown)),
+    // The crate compiles it with this engine, too, and takes a search that is given up for the end of the text.
+    let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(regex).ok()) else {
+        return Err(malformed(place, "is no valid regular expression", "a pattern that compiles", shown));
+    };
+    let start = Instant::now();
+    for (what, text) in probe_texts() {
+        let searched = guard::catch(|| compiled.find_iter(&text).all(|found| found.is_ok() && start.elapsed() <= PROBE_TIME_MAX));
+        if searched != Ok(true) {
+            let expected = "a search that is not given up";
+            return Err(Error::new(Kind::Limit, FILE, place, format!("takes too many steps for {what}"), expected, shown));
+        }
     }
+    Ok(())
+}
+
+/// What tends to break tokenizers, in growing lengths, so that even exponential time is noticed before it matters.
+fn probe_texts() -> impl Iterator<Item = (&'static str, String)> {
+    let units: [(&str, &str); 7] = [
+        ("letters", "a"),
+        ("spaces", " "),
+        ("digits", "1"),
+        ("line breaks", "\n"),
+        ("marks", "!'"),
+        ("words", "don't stop \u{e4}\u{f6} \u{4f60}\u{597d} \u{1f600}\u{200d} "),
+        ("spaces before a letter", "  \t a"),
+    ];
+    let lengths = [16usize, 256, 2048, 16_384];
+    units.into_iter().flat_map(move |(what, unit)| lengths.map(|length| (what, unit.repeat(length.div_ceil(unit.len())))))
 }
 
 /// Whether a group that is repeated without bound consists of nothing but an unbounded repetition, as in `(a+)+`, or has
@@ -695,7 +718,7 @@ fn check_lengths(root: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resu
     Ok(())
 }
 
-/// Encodes and decodes what tends to break tokenizers; returns the ids of the empty text.
+/// Encodes [`probe_texts`] and decodes all ids; returns the ids of the empty text.
 fn probe(mut tokenizer: tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>, Error> {
     // Padding and cutting are the runtime's business, never the file's.
     tokenizer.with_padding(None);
@@ -704,26 +727,13 @@ fn probe(mut tokenizer: tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>, 
         let expected = format!("at most {} s", PROBE_TIME_MAX.as_secs());
         Error::new(Kind::Limit, FILE, "pre_tokenizer", format!("takes too long for {what}"), expected, "more")
     };
-    let probes: [(&str, &str); 7] = [
-        ("letters", "a"),
-        ("spaces", " "),
-        ("digits", "1"),
-        ("line breaks", "\n"),
-        ("marks", "!'"),
-        ("words", "don't stop \u{e4}\u{f6} \u{4f60}\u{597d} \u{1f600}\u{200d} "),
-        ("spaces before a letter", "  \t a"),
-    ];
-    for (what, unit) in probes {
-        // Growing lengths, so that even exponential time is noticed before it matters.
-        for length in [16usize, 256, 2048, 16_384] {
-            let text = unit.repeat(length.div_ceil(unit.len()));
-            let start = Instant::now();
-            match guard::catch(|| tokenizer.encode(text.as_str(), true).map(drop)) {
-                Err(panic) => return Err(crate_panics(&format!("encoding {what}"), &panic)),
-                // An unknown character can be an error of the tokenizer; at run time it is one too.
-                Ok(Ok(()) | Err(_)) if start.elapsed() <= PROBE_TIME_MAX => {}
-                Ok(_) => return Err(too_slow(what)),
-            }
+    for (what, text) in probe_texts() {
+        let start = Instant::now();
+        match guard::catch(|| tokenizer.encode(text.as_str(), true).map(drop)) {
+            Err(panic) => return Err(crate_panics(&format!("encoding {what}"), &panic)),
+            // An unknown character can be an error of the tokenizer; at run time it is one too.
+            Ok(Ok(()) | Err(_)) if start.elapsed() <= PROBE_TIME_MAX => {}
+            Ok(_) => return Err(too_slow(what)),
         }
     }
     let all: Vec<u32> = (0..size as u32).collect();

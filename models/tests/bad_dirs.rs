@@ -530,6 +530,7 @@ fn tokenizers() {
             tok(t, |v| v["model"]["continuing_subword_prefix"] = json!("a prefix that is longer than the token"));
         }),
         ("tok_regex_invalid", 4, &["pre_tokenizer.pattern", "(["], |t| pattern(t, "([")),
+        ("tok_regex_gives_up", 7, &["pre_tokenizer.pattern", "too many steps for letters"], |t| pattern(t, "(?:a|aa)+(?=b)")),
         ("tok_1e7_numbers", 7, &["tokenizer.json", "too many values"], |t| {
             t.put("tokenizer.json", format!("{{\"added_tokens\":[{}0]}}", "1,".repeat(10_000_000)));
         }),
