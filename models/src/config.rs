@@ -1,12 +1,11 @@
 //! Typed, checked access to `config.json` and its like, and the parts that several architectures share.
 //!
-//! [`ConfigReader`] wraps one JSON object and names the field in every error. It remembers which keys were read.
+//! [`ConfigReader`] wraps one JSON object and names the field in every error.
 //! `null` counts as absent, as it does in the reference library.
 //!
 //! `config.json` comes in two forms, both common: transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and
-//! transformers 5 (`rope_parameters`, `dtype`, `layer_types`). [`rope()`], [`dtype()`] and [`layer_types`] read either.
+//! transformers 5 (`rope_parameters`, `dtype`, `layer_types`). [`rope()`], [`check_dtype`] and [`layer_types`] read either.
 
-use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -32,14 +31,13 @@ pub struct ConfigReader<'a> {
     file: &'a str,
     prefix: String,
     map: &'a Map<String, Value>,
-    used: RefCell<BTreeSet<String>>,
     ctx_size: Option<usize>,
 }
 
 impl<'a> ConfigReader<'a> {
     /// A reader of `map`, the top object of `file`.
     pub fn new(file: &'a str, map: &'a Map<String, Value>) -> ConfigReader<'a> {
-        ConfigReader { file, prefix: String::new(), map, used: RefCell::default(), ctx_size: None }
+        ConfigReader { file, prefix: String::new(), map, ctx_size: None }
     }
 
     /// The same reader with the user's context size, which replaces the model's own maximum where that is absurd.
@@ -55,19 +53,12 @@ impl<'a> ConfigReader<'a> {
 
     /// The value of `key`; `None` where it is absent or `null`.
     pub fn value(&self, key: &str) -> Option<&'a Value> {
-        self.used.borrow_mut().insert(key.to_string());
         self.map.get(key).filter(|v| !v.is_null())
     }
 
     /// Whether `key` is written at all, be it as `null`.
     pub fn has(&self, key: &str) -> bool {
-        self.used.borrow_mut().insert(key.to_string());
         self.map.contains_key(key)
-    }
-
-    /// The keys that nobody asked for, in file order.
-    pub fn unused(&self) -> Vec<&'a str> {
-        self.map.keys().map(String::as_str).filter(|key| !self.used.borrow().contains(*key)).collect()
     }
 
     /// The object at `key` with its own reader; `None` where absent.
@@ -76,7 +67,7 @@ impl<'a> ConfigReader<'a> {
             None => Ok(None),
             Some(Value::Object(map)) => {
                 let prefix = format!("{}{key}.", self.prefix);
-                Ok(Some(ConfigReader { file: self.file, prefix, map, used: RefCell::default(), ctx_size: None }))
+                Ok(Some(ConfigReader { file: self.file, prefix, map, ctx_size: None }))
             }
             Some(other) => Err(self.wrong_type(key, "an object", other)),
         }
@@ -241,30 +232,15 @@ impl<'a> ConfigReader<'a> {
     }
 }
 
-/// The type that a checkpoint says its floating-point tensors have.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FloatType {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// The upper half of single precision.
-    Bf16,
-}
-
-/// `dtype` or `torch_dtype`; `None` where the config does not say.
-pub fn dtype(config: &ConfigReader<'_>) -> Result<Option<FloatType>, Error> {
+/// Refuses a `dtype` or `torch_dtype` that is no type of floats here. What tensors have, they say themselves.
+pub fn check_dtype(config: &ConfigReader<'_>) -> Result<(), Error> {
     for key in ["dtype", "torch_dtype"] {
         let Some(name) = config.str_opt(key)? else { continue };
-        return match name.strip_prefix("torch.").unwrap_or(name) {
-            "auto" => Ok(None),
-            "float32" | "float" => Ok(Some(FloatType::F32)),
-            "float16" | "half" => Ok(Some(FloatType::F16)),
-            "bfloat16" => Ok(Some(FloatType::Bf16)),
-            _ => Err(config.unsupported(key, name, "one of float32, float16, bfloat16")),
-        };
+        if !["auto", "float32", "float", "float16", "half", "bfloat16"].contains(&name.strip_prefix("torch.").unwrap_or(name)) {
+            return Err(config.unsupported(key, name, "one of float32, float16, bfloat16"));
+        }
     }
-    Ok(None)
+    Ok(())
 }
 
 /// The function between the two halves of a feed-forward block.
@@ -503,7 +479,6 @@ mod tests {
             }
             assert_eq!(c.usize("ok", 1..=100).unwrap(), 7);
             assert_eq!(c.usize("ok", 1..=6).unwrap_err().exit_code(), 7);
-            assert_eq!(c.unused(), [""; 0]);
         });
     }
 

@@ -25,8 +25,6 @@ pub struct Generation {
     pub eos: Vec<u32>,
     /// The id that begins a text.
     pub bos: Option<u32>,
-    /// The id that fills a batch.
-    pub pad: Option<u32>,
     /// Whether the model asks for sampling instead of the likeliest token.
     pub do_sample: bool,
     /// Divides the logits.
@@ -68,7 +66,6 @@ pub fn read_generation(dir: &ModelDir, config: &ConfigReader<'_>, vocab_size: us
     Ok(Generation {
         eos: first("eos_token_id")?,
         bos: first("bos_token_id")?.first().copied(),
-        pad: first("pad_token_id")?.first().copied(),
         do_sample: own.bool_or("do_sample", false)?,
         temperature,
         top_k: own.usize_opt("top_k", 0..=SIZE_MAX)?,
@@ -78,13 +75,11 @@ pub fn read_generation(dir: &ModelDir, config: &ConfigReader<'_>, vocab_size: us
     })
 }
 
-/// The id or list of ids at `key`, each below `vocab_size`. A padding id outside of the vocabulary, such as -1, counts as
-/// none: nothing is ever padded.
+/// The id or list of ids at `key`, each below `vocab_size`.
 fn ids(c: &ConfigReader<'_>, key: &str, vocab_size: usize) -> Result<Option<Vec<u32>>, Error> {
     let items = match c.value(key) {
         None => return Ok(None),
         Some(Value::Array(items)) => items.iter().collect(),
-        Some(Value::Number(n)) if key == "pad_token_id" && n.as_u64().is_none_or(|n| n >= vocab_size as u64) => return Ok(None),
         Some(one) => vec![one],
     };
     if items.len() > EOS_MAX {
@@ -250,9 +245,9 @@ mod tests {
 
     #[test]
     fn ids_from_either_file() {
-        let g = generation(json!({"eos_token_id": [2, 3]}), json!({"eos_token_id": 1, "pad_token_id": -1, "bos_token_id": 0}));
+        let g = generation(json!({"eos_token_id": [2, 3]}), json!({"eos_token_id": 1, "bos_token_id": 0}));
         let g = g.unwrap();
-        assert_eq!((g.eos, g.bos, g.pad), (vec![2, 3], Some(0), None));
+        assert_eq!((g.eos, g.bos), (vec![2, 3], Some(0)));
         for (own, config, exit, place) in [
             (json!({}), json!({"eos_token_id": 10}), 5, "eos_token_id"),
             (json!({"eos_token_id": [1, 10]}), json!({}), 5, "eos_token_id"),

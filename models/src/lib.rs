@@ -137,6 +137,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     let pooled = dir.open_if_present("modules.json")?.is_some();
     let entry = arch::find(&config, pooled)?;
     config.refuse_if_true("is_encoder_decoder")?;
+    config::check_dtype(&config)?;
     let net = (entry.load)(&config)?;
     let facts = net.facts();
     check_context(facts, options)?;
@@ -158,7 +159,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     weights.check(&*net, options.strict, &mut warnings)?;
 
     let reads_text = options.tokenizer != TokenizerUse::Unread;
-    let tokenizer = if reads_text { tokenizer::read(&dir, facts.vocab_size)? } else { None };
+    let tokenizer = if reads_text { tokenizer::read(&dir, facts.vocab_size, &mut warnings)? } else { None };
     if tokenizer.is_none() && options.tokenizer == TokenizerUse::Required {
         let place = format!("a file in {}", path.display());
         return Err(Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file"));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Map, Value};
 
 use crate::dir::ModelDir;
-use crate::error::{Error, Kind, cut};
+use crate::error::{Error, Kind, Warning, cut};
 use crate::generation::SETTINGS_BYTES_MAX;
 use crate::guard;
 use crate::json;
@@ -53,22 +53,12 @@ pub struct TokenizerFacts {
     pub size: usize,
     /// `bos_token`, `eos_token` and so on with their texts, as chat templates see them.
     pub special_tokens: BTreeMap<String, String>,
-    /// Ids of those special tokens that the tokenizer knows.
-    pub special_ids: BTreeMap<String, u32>,
-    /// Ids that the tokenizer puts around an empty text by itself.
-    pub ids_of_empty_text: Vec<u32>,
-    /// `add_bos_token` of `tokenizer_config.json`; what tokenizer.json does is what counts.
-    pub add_bos_token: Option<bool>,
-    /// `add_eos_token`, likewise.
-    pub add_eos_token: Option<bool>,
     /// `model_max_length` where it is a sensible number.
     pub model_max_length: Option<usize>,
-    /// `clean_up_tokenization_spaces`.
-    pub clean_up_tokenization_spaces: Option<bool>,
 }
 
 /// Reads and checks the tokenizer; `rows` is the number of token embeddings. `None` where the directory has none.
-pub fn read(dir: &ModelDir, rows: usize) -> Result<Option<Tokenizer>, Error> {
+pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<Option<Tokenizer>, Error> {
     let Some(json) = dir.read_if_present(FILE, FILE_BYTES_MAX)? else { return Ok(None) };
     let root = json::parse_object(FILE, &json)?;
     let vocabulary = check_root(&root)?;
@@ -82,9 +72,9 @@ pub fn read(dir: &ModelDir, rows: usize) -> Result<Option<Tokenizer>, Error> {
     // Two parsed copies at once would double the memory.
     drop(root);
     let mut facts = TokenizerFacts { model, size, ..TokenizerFacts::default() };
-    read_settings(dir, &mut facts)?;
+    let around = read_settings(dir, &mut facts)?;
     let loaded = guard::catch(|| tokenizers::Tokenizer::from_bytes(&json));
-    let tokenizer = match loaded {
+    let mut tokenizer = match loaded {
         Ok(Ok(tokenizer)) => tokenizer,
         Ok(Err(e)) => return Err(crate_refuses(&e.to_string())),
         Err(panic) => return Err(crate_refuses(&panic)),
@@ -95,12 +85,14 @@ pub fn read(dir: &ModelDir, rows: usize) -> Result<Option<Tokenizer>, Error> {
             return Err(Error::new(Kind::Disagree, FILE, text, "gets another id than stated", id, found));
         }
     }
-    for (name, text) in &facts.special_tokens {
-        if let Some(id) = tokenizer.token_to_id(text) {
-            facts.special_ids.insert(name.clone(), id);
+    let ids_of_empty_text = probe(&mut tokenizer, size)?;
+    for (key, token, wanted) in around {
+        let id = facts.special_tokens.get(token).and_then(|text| tokenizer.token_to_id(text));
+        if id.is_some_and(|id| ids_of_empty_text.contains(&id) != wanted) {
+            let does = if wanted { "puts none around a text" } else { "puts one around every text" };
+            warnings.push(Warning::new(CONFIG, key, format!("is {wanted}, but {FILE} {does}, which is what counts")));
         }
     }
-    facts.ids_of_empty_text = probe(tokenizer, size)?;
     Ok(Some(Tokenizer { json, facts }))
 }
 
@@ -719,7 +711,7 @@ fn check_lengths(root: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Resu
 }
 
 /// Encodes [`probe_texts`] and decodes all ids; returns the ids of the empty text.
-fn probe(mut tokenizer: tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>, Error> {
+fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>, Error> {
     // Padding and cutting are the runtime's business, never the file's.
     tokenizer.with_padding(None);
     let _ = tokenizer.with_truncation(None);
@@ -754,8 +746,12 @@ fn crate_panics(doing: &str, panic: &str) -> Error {
     malformed("file", &format!("makes the tokenizers crate fail when {doing}"), "a valid tokenizer", cut(panic, 80))
 }
 
+/// A switch of `tokenizer_config.json`, the special token that it means, and whether that is put around a text.
+type Around = (&'static str, &'static str, bool);
+
 /// Special tokens and switches of `tokenizer_config.json` and, for what it lacks, `special_tokens_map.json`.
-fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<(), Error> {
+fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<Vec<Around>, Error> {
+    let mut around = Vec::new();
     for file in [CONFIG, MAP] {
         let Some(bytes) = dir.read_if_present(file, SETTINGS_BYTES_MAX)? else { continue };
         let map = json::parse_object(file, &bytes)?;
@@ -775,15 +771,14 @@ fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<(), Error
         }
         if file == CONFIG {
             let flag = |key: &str| map.get(key).and_then(Value::as_bool);
-            facts.add_bos_token = flag("add_bos_token");
-            facts.add_eos_token = flag("add_eos_token");
-            facts.clean_up_tokenization_spaces = flag("clean_up_tokenization_spaces");
+            let switches = [("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")];
+            around.extend(switches.into_iter().filter_map(|(key, token)| Some((key, token, flag(key)?))));
             // Where nobody knows, the library writes 1e30.
             let length = map.get("model_max_length").and_then(Value::as_u64);
             facts.model_max_length = length.filter(|n| *n <= LENGTH_MAX).map(|n| n as usize);
         }
     }
-    Ok(())
+    Ok(around)
 }
 
 /// The chat template's source: `chat_template.jinja`, or the field of `tokenizer_config.json`, with the file it is in.

@@ -151,6 +151,7 @@ fn config_bytes() {
 #[test]
 fn config_values() {
     refuse(&[
+        ("torch_dtype_unknown", 6, &["torch_dtype", "float7"], |t| t.config("torch_dtype", json!("float7"))),
         ("arch_unknown", 6, &["FooForCausalLM", "LlamaForCausalLM"], |t| t.config("architectures", json!(["FooForCausalLM"]))),
         ("arch_missing", 6, &["architectures", "model_type"], |t| {
             t.config("architectures", Value::Null);
@@ -618,6 +619,15 @@ fn chat_templates() {
 #[test]
 fn must_be_accepted() {
     accept(&[
+        ("tok_bos_that_is_added", "add_bos_token: is false, but tokenizer.json puts one around every text", |t| {
+            t.json("tokenizer_config.json", &json!({"bos_token": "<s>", "add_bos_token": false, "add_eos_token": false}));
+        }),
+        ("tok_eos_that_is_not_added", "add_eos_token: is true, but tokenizer.json puts none around a text", |t| {
+            t.json(
+                "tokenizer_config.json",
+                &json!({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true, "add_eos_token": true}),
+            );
+        }),
         ("st_leading_whitespace", "", |t| t.edit_header(|h| format!("   {h}  "))),
         ("st_zero_size_tensor", "model.empty", |t| {
             t.edit_weights(|w| w.insert(3, ToyTensor::zeros("model.empty", "F32", 4, &[0, 7])));

@@ -154,7 +154,6 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
         kv_heads: heads,
         head_dim: hidden / heads,
         max_positions: positions,
-        dtype: config::dtype(c)?,
         tied_head: false,
         causal: false,
         rope: None,

@@ -153,7 +153,6 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
         kv_heads: heads,
         head_dim,
         max_positions: positions,
-        dtype: config::dtype(c)?,
         tied_head: tied,
         causal: true,
         rope: None,

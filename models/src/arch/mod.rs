@@ -7,7 +7,7 @@ pub mod bert;
 pub mod decoder;
 pub mod gpt2;
 
-use crate::config::{ConfigReader, FloatType, RopeConfig};
+use crate::config::{ConfigReader, RopeConfig};
 use crate::error::{Error, Kind};
 use crate::trace::Trace;
 use rcompile_graph::{TypeError, ValueId};
@@ -82,8 +82,6 @@ pub struct Facts {
     pub head_dim: usize,
     /// Positions that the model was made for.
     pub max_positions: usize,
-    /// Type of the checkpoint as the config states it.
-    pub dtype: Option<FloatType>,
     /// Whether the head reads the token embedding.
     pub tied_head: bool,
     /// Whether a position sees only itself and earlier ones.
