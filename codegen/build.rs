@@ -1,7 +1,7 @@
 //! Lists the sources that generated code depends on, for `src/fingerprint.rs`.
 //!
-//! In: `src`, the ABI of the runtime, `Cargo.lock`. Out: `$OUT_DIR/sources.rs`, a list of `include_bytes!` (so that the bytes hashed are those
-//! that the compiler reads and not those of an earlier moment), and the versions of the tools.
+//! In: `src`, the ABI of the runtime, `Cargo.lock`. Out: `$OUT_DIR/sources.rs`, a list of `include_bytes!` (so that the bytes hashed are
+//! those that the compiler reads and not those of an earlier moment), and the versions of the tools.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! Evaluation of [`Exprs`] for some neighbours of one variable at a time.
 //!
-//! A [`Scope`] has what a kernel resolves once (operand addresses, per-layer constants) and the values of outer variables and
-//! scalars. An [`Eval`] evaluates expressions at a [`Point`]: `lanes` neighbours of the point's variable, of which the first `active` exist.
+//! A [`Scope`] has what a kernel resolves once (operand addresses, per-layer constants) and the values of outer variables and scalars. An
+//! [`Eval`] evaluates expressions at a [`Point`]: `lanes` neighbours of the point's variable, of which the first `active` exist.
 //!
 //! Sub-expressions that do not depend on the point are evaluated once as scalars. Integers that do are kept as `base + constant per
 //! lane` for as long as that can be shown (sums, products with constants, `/` and `%` where the lanes of one vector stay within one
@@ -136,8 +136,8 @@ fn free_vars(exprs: &Exprs) -> Vec<(Vec<VarId>, bool)> {
     list
 }
 
-/// Loads below `roots` that read other elements for every `row` and `col`, as operand and index. Those with an index from memory, and within folds, are
-/// left out.
+/// Loads below `roots` that read other elements for every `row` and `col`, as operand and index. Those with an index from memory, and
+/// within folds, are left out.
 pub fn loads_by_row_and_col(exprs: &Exprs, roots: &[ExprId], (row, col): (VarId, VarId)) -> Vec<(OperandId, ExprId)> {
     let (nodes, free) = (exprs.nodes(), free_vars(exprs));
     // Nodes follow their operands.

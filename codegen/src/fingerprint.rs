@@ -1,7 +1,7 @@
 //! What generated code depends on beside a unit's key: this crate's sources, the ABI, the versions of packages and tools, LLVM.
 //!
-//! A compiler that was rebuilt from other sources has another [`text`], whatever its version number says; one that was rebuilt from the same
-//! sources has the same, so that objects can be shared by all programs that have this crate inside.
+//! A compiler that was rebuilt from other sources has another [`text`], whatever its version number says; one that was rebuilt from the
+//! same sources has the same, so that objects can be shared by all programs that have this crate inside.
 
 use crate::llvm::object;
 

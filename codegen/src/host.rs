@@ -207,9 +207,9 @@ impl HostStep {
             page_table: pages.as_ptr(),
             ..StepCtx::empty()
         };
-        // SAFETY: `load` was given the code of this ABI for these sizes. Tables have the lengths that `ctx` states, rows, tokens and positions
-        // were checked, every area is at least as large as planned, and nothing else writes to them: scratch is borrowed mutably, and
-        // weights are written through their file only between steps.
+        // SAFETY: `load` was given the code of this ABI for these sizes. Tables have the lengths that `ctx` states, rows, tokens and
+        // positions were checked, every area is at least as large as planned, and nothing else writes to them: scratch is borrowed mutably,
+        // and weights are written through their file only between steps.
         unsafe { (self.run)(&raw const ctx, 0, 1) };
         // SAFETY: in bounds (checked above) and initialised; borrowed like `scratch`.
         unsafe { std::slice::from_raw_parts(scratch.output.0.as_ptr().cast(), rows * self.sizes.output_width) }

@@ -1,7 +1,7 @@
 //! f32 functions as polynomials, for scalars and vectors alike (the same operations, so the same bits in every lane and tail).
 //!
-//! Coefficients: minimax fits by Remez exchange in 40 digits (`gelu`: a linear program), rounded to f32; the schemes (range reduction
-//! by ln 2 in two parts, odd polynomial near 0 for tanh and erf, `1 - exp(-p(|x|))` for large erf) are those of Cephes and of N. Juffa's `erff`.
+//! Coefficients: minimax fits by Remez exchange in 40 digits (`gelu`: a linear program), rounded to f32; the schemes (range reduction by ln
+//! 2 in two parts, odd polynomial near 0 for tanh and erf, `1 - exp(-p(|x|))` for large erf) are those of Cephes and of N. Juffa's `erff`.
 
 use crate::llvm::builder::{Cmp, Elem, Fb, Value};
 
@@ -28,15 +28,15 @@ pub fn exp<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     fb.mul(fb.mul(p, power(half)), power(fb.sub(n, half)))
 }
 
-/// The same between -87.3 and 88.3, with the same bits, for what is added to 1: below, down to -88, it ends at 0, and above, up to 89, at inf.
-/// NaN stays NaN. Two thirds of the instructions.
+/// The same between -87.3 and 88.3, with the same bits, for what is added to 1: below, down to -88, it ends at 0, and above, up to 89, at
+/// inf. NaN stays NaN. Two thirds of the instructions.
 pub fn exp_beside_one<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let (p, n) = exp_parts(fb, x);
     fb.mul(p, power_of_2(fb, n, 1.0))
 }
 
-/// `e^x` from -88 (where it ends at 0) to 0 (where it is 1): relative error below `3e-7 + 2e-8 |x|`, for weights that are summed beside a 1. NaN
-/// stays NaN. Three instructions less than [`exp_beside_one`].
+/// `e^x` from -88 (where it ends at 0) to 0 (where it is 1): relative error below `3e-7 + 2e-8 |x|`, for weights that are summed beside a
+/// 1. NaN stays NaN. Three instructions less than [`exp_beside_one`].
 pub fn exp_of_negative<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());
     let log2 = k(std::f32::consts::LOG2_E);
@@ -78,7 +78,8 @@ pub fn sigmoid<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     fb.div(k(1.0), fb.add(k(1.0), e))
 }
 
-/// `x (1 + erf(x / sqrt 2)) / 2`: absolute error below 7e-8 for `x < 0`, relative error below 3e-7 from -1 on; below -10 less than 1e-33 is left.
+/// `x (1 + erf(x / sqrt 2)) / 2`: absolute error below 7e-8 for `x < 0`, relative error below 3e-7 from -1 on; below -10 less than 1e-33 is
+/// left.
 pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());
     // The normal distribution below -a is 2^(a q(a)) / 2; weighted by its 0.85th power the error of a q(a) is below 3e-8 up to 9.

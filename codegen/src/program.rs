@@ -159,23 +159,24 @@ pub enum Layout {
 pub enum Coding {
     /// In the weight's type.
     Elements,
-    /// `P[panel]{ [k / k_pack][nr][k_pack] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes themselves) or `u8`
-    /// (codes + 128), as the CPU's dot product wants them.
+    /// `P[panel]{ [k / k_pack][nr][k_pack] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes
+    /// themselves) or `u8` (codes + 128), as the CPU's dot product wants them.
     Int8 {
         /// k per scale of the quantised left operand: 32, 64, 128 or 256.
         group: u32,
     },
-    /// `P[panel][k / group]{ [group / 4][nr][4] codes, [nr] f16 scales, zeros }`, codes in the types of `Int8`. Zeros, where there are any, are `[nr]` f16
-    /// zero points (as the codes are stored): an element is `(code - zero) * scale`. Not for matrix instructions, see [`Coding::fits_mmla`].
+    /// `P[panel][k / group]{ [group / 4][nr][4] codes, [nr] f16 scales, zeros }`, codes in the types of `Int8`. Zeros, where there are any,
+    /// are `[nr]` f16 zero points (as the codes are stored): an element is `(code - zero) * scale`. Not for matrix instructions, see
+    /// [`Coding::fits_mmla`].
     Int8Groups {
         /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
         group: u32,
         /// Are there zero points?
         zeros: bool,
     },
-    /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes, [nr] f16 scales, zeros }`: byte i of a column holds k = i in its low and
-    /// k = k_pack / 2 + i in its high half. Codes + 8, or codes 0 to 15 with zero points as above. The weight's type is `u8`. Scales by 32 without zero points have five
-    /// significant bits (see `quant` of the graph crate).
+    /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes, [nr] f16 scales, zeros }`: byte i of a column holds k = i in its
+    /// low and k = k_pack / 2 + i in its high half. Codes + 8, or codes 0 to 15 with zero points as above. The weight's type is `u8`.
+    /// Scales by 32 without zero points have five significant bits (see `quant` of the graph crate).
     Int4 {
         /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
         group: u32,
@@ -185,8 +186,8 @@ pub enum Coding {
 }
 
 impl Coding {
-    /// What weights of this coding are called in reports and files: the elements' type, else bits and group, `z` for zero points. One scale per
-    /// column has no group (that of the left operand follows from K).
+    /// What weights of this coding are called in reports and files: the elements' type, else bits and group, `z` for zero points. One scale
+    /// per column has no group (that of the left operand follows from K).
     pub fn name(self, dtype: DType) -> String {
         let zeros = if self.has_zeros() { "z" } else { "" };
         match self {
@@ -221,8 +222,8 @@ impl Coding {
             Coding::Int4 { .. } => 8,
         }
     }
-    /// Factor of the sum of a record's codes that its start word subtracts: the offset of every stored code, or 1 where columns have zero points of their own, by
-    /// which the kernel multiplies that sum.
+    /// Factor of the sum of a record's codes that its start word subtracts: the offset of every stored code, or 1 where columns have zero
+    /// points of their own, by which the kernel multiplies that sum.
     pub fn bias_factor(self, dtype: DType) -> i32 {
         if self.has_zeros() { 1 } else { self.offset(dtype) }
     }
@@ -663,11 +664,11 @@ pub enum Compute {
     Int8Mmla,
     /// The same values, of more than a few rows by tiles of 16 rows, 16 columns and 64 k (AMX); panels are those of [`Compute::Int8Dot`].
     Int8Tiles,
-    /// The same values of int4 codes by 32, of more than a few rows by tiles of bf16, which hold code times scale of both operands exactly, and so are sums over a group: no
-    /// group is scaled. Panels are those of [`Compute::Int8Dot`].
+    /// The same values of int4 codes by 32, of more than a few rows by tiles of bf16, which hold code times scale of both operands exactly,
+    /// and so are sums over a group: no group is scaled. Panels are those of [`Compute::Int8Dot`].
     CodesInBf16Tiles,
-    /// bf16 by tiles of 16 rows, 16 columns and 32 k (AMX): one chain over k / 32 per output element, of what TDPBF16PS makes of 32 k. Panels are those of
-    /// [`Compute::Bf16Dot`].
+    /// bf16 by tiles of 16 rows, 16 columns and 32 k (AMX): one chain over k / 32 per output element, of what TDPBF16PS makes of 32 k.
+    /// Panels are those of [`Compute::Bf16Dot`].
     Bf16Tiles,
 }
 
@@ -712,7 +713,8 @@ impl Compute {
     pub fn dots_codes(self) -> bool {
         matches!(self, Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
     }
-    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows that begin with a cache line (they read others at a quarter of the rate).
+    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows that begin with a cache line (they read others at a quarter of the
+    /// rate).
     pub fn record(self, group: u32) -> u32 {
         let bytes = group + 8;
         match self {
@@ -729,7 +731,8 @@ impl Compute {
     pub fn row_bytes(self, k: u32, group: u32) -> u32 {
         k.div_ceil(group) * self.record(group)
     }
-    /// Elements from row to row of records: whole cache lines; for tiles, whose rows are read at once, an odd number of them, so that they lie in different sets of L1.
+    /// Elements from row to row of records: whole cache lines; for tiles, whose rows are read at once, an odd number of them, so that they
+    /// lie in different sets of L1.
     pub fn record_stride(self, k: u32, group: u32) -> u32 {
         let lines = self.row_bytes(k, group).div_ceil(64);
         64 * if self.by_tiles() { lines | 1 } else { lines }
@@ -738,10 +741,12 @@ impl Compute {
 
 /// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph (whose scales by 32 are powers of two).
 ///
-/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus `bias_factor`
-/// times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of `start` are where integer sums
-/// start. Where scales are powers of two both are multiplied with the scale, and `INTEGERS * scale` takes the place of `scale`: bits count its multiples from there on, so that sums which start
-/// there are scaled already. Bytes after that are not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is padded with zero codes.
+/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus
+/// `bias_factor` times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of
+/// `start` are where integer sums start. Where scales are powers of two both are multiplied with the scale, and `INTEGERS * scale` takes
+/// the place of `scale`: bits count its multiples from there on, so that sums which start there are scaled already. Bytes after that are
+/// not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is
+/// padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -765,7 +770,8 @@ pub struct Quantise {
 }
 
 impl Quantise {
-    /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a subtraction.
+    /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a
+    /// subtraction.
     pub const INTEGERS: f32 = 12_582_912.0;
     /// Bytes of a record (of a group of [`SHORT_GROUP`]) before the values of its codes: a cache line.
     pub const VALUES: u32 = 64;
@@ -799,8 +805,9 @@ pub struct MatmulTile {
     pub m_block: u32,
     /// With several blocks of rows: panels per block, which stay in L2 while all rows of a pass meet them.
     pub n_block: u32,
-    /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows (nibbles for integer dots: taken apart
-    /// to bytes). Up to `2 * mr` rows read them as they are stored all the same; without meaning for f32 weights, and tiles always want nibbles taken apart.
+    /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows (nibbles for
+    /// integer dots: taken apart to bytes). Up to `2 * mr` rows read them as they are stored all the same; without meaning for f32 weights,
+    /// and tiles always want nibbles taken apart.
     pub widen: bool,
     /// Prefetch distance into L2 in bytes for weights that stream from memory, 0 = none.
     pub prefetch: u32,
@@ -810,7 +817,8 @@ pub struct MatmulTile {
     pub busy_rows: u32,
     /// Their prefetch distance into L1.
     pub busy_l1: u32,
-    /// Walks of at least so many streams use `near` and `near_l1` instead of `prefetch` and `prefetch_l1`, 0 = never. Busy rows are not affected.
+    /// Walks of at least so many streams use `near` and `near_l1` instead of `prefetch` and `prefetch_l1`, 0 = never. Busy rows are not
+    /// affected.
     pub near_streams: u32,
     /// Their prefetch distance into L2.
     pub near: u32,
@@ -827,7 +835,8 @@ impl MatmulTile {
             _ => (self.prefetch, self.prefetch_l1),
         }
     }
-    /// Rows of the smallest block of several, which are balanced: of one row more than `mr`, or of the fewest rows that take one block more.
+    /// Rows of the smallest block of several, which are balanced: of one row more than `mr`, or of the fewest rows that take one block
+    /// more.
     pub fn least_block(&self) -> u32 {
         let blocks = (self.mr + 1).div_ceil(self.block_mr);
         ((self.mr + 1) / blocks).min((blocks * self.block_mr + 1) / (blocks + 1))
@@ -840,9 +849,10 @@ impl MatmulTile {
 
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
 ///
-/// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take weights as they are stored (up to
-/// `mr` rows, and two or three times as many where more would widen them), threads do the ends of their shares in pieces, which others may take; with more rows
-/// a thread walks blocks of `n_block` panels of its share, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
+/// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take
+/// weights as they are stored (up to `mr` rows, and two or three times as many where more would widen them), threads do the ends of their
+/// shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its share, all rows of a pass over
+/// each. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// `Rows` or `LogitRows`.

@@ -8,9 +8,10 @@
 //! - Per-layer tables (weights, state, layer integers) have one entry, or one for every layer of the loop around their region.
 //!
 //! Expressions
-//! - Well typed ([`crate::expr::types`]); used variables are bound (outer, inner, fold), scalars are results of earlier reductions, `acc` is
-//!   used in matmul epilogues only, `score` in attention only; constant divisors of integers are positive.
-//! - Stored types are f32, bf16, f16 or i8 (the KV cache); indices are integers, stored values f32. Tables, weights and tokens are never stored to.
+//! - Well typed ([`crate::expr::types`]); used variables are bound (outer, inner, fold), scalars are results of earlier reductions, `acc`
+//!   is used in matmul epilogues only, `score` in attention only; constant divisors of integers are positive.
+//! - Stored types are f32, bf16, f16 or i8 (the KV cache); indices are integers, stored values f32. Tables, weights and tokens are never
+//!   stored to.
 //! - An index whose extremes follow from constants, extents and the bounds of row tables lies inside its buffer, panels or scratch.
 //!
 //! Kernels
@@ -22,8 +23,8 @@
 //!
 //! Order
 //! - Each region is executed; layer loops are not nested or empty.
-//! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads or writes, there is a barrier, also around the
-//!   layer loop; a region may write the same buffer again in the next layer.
+//! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads or writes, there is a barrier, also
+//!   around the layer loop; a region may write the same buffer again in the next layer.
 //! - What a matmul reads through `a` or its prologue, and an attention as `q`, it does not write.
 
 use crate::error::Error;
@@ -547,8 +548,8 @@ impl<'a> Verifier<'a> {
         }
     }
 
-    /// What `b` must not do before all threads have done `a`. A region that runs again (`same`, for the next layer) has the same shares, so that what a thread
-    /// writes, no other has written.
+    /// What `b` must not do before all threads have done `a`. A region that runs again (`same`, for the next layer) has the same shares, so
+    /// that what a thread writes, no other has written.
     fn conflict(&self, a: &Region, b: &Region, same: bool) -> Option<String> {
         if matches!((&a.kernel, &b.kernel), (Kernel::Matmul(_), Kernel::Matmul(_))) {
             return Some("both share out work by the same counters".into());

@@ -475,7 +475,8 @@ fn hot_loop_asm() {
                     if hot.len() < 2 {
                         fail("no hot loops".into(), asm.clone());
                     }
-                    // Few pairs, mostly a single row, ask for the next block's lines in both loops: as many as a step reads, here four of 64 keys, of 32 where a row sees no more of a tile, and four rows of 64 columns.
+                    // Few pairs, mostly a single row, ask for the next block's lines in both loops: as many as a step reads, here four of
+                    // 64 keys, of 32 where a row sees no more of a tile, and four rows of 64 columns.
                     let asked = hot.iter().map(|l| l.count("prefetcht1")).collect::<Vec<_>>();
                     let counted = cpu == "sapphirerapids" && (kv, compute) == (DType::Bf16, Compute::F32) && head_dim == 64 && pairs <= 4;
                     if asked.iter().any(|&n| (n > 0) != (pairs <= 4)) || counted && !asked.starts_with(&[8, 4, 8]) {

@@ -1,4 +1,5 @@
-//! exp, tanh, erf, gelu and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars; integer dots at their extremes.
+//! exp, tanh, erf, gelu and sigmoid against libm in f64, densely and at the special points, as vectors and as scalars; integer dots at
+//! their extremes.
 
 mod support;
 

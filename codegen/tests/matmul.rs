@@ -88,7 +88,8 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
-    /// Rows up to which panels are claimed: two blocks where more would widen the weights, three where tiles would scale short groups, one where they need not.
+    /// Rows up to which panels are claimed: two blocks where more would widen the weights, three where tiles would scale short groups, one
+    /// where they need not.
     fn streamed_rows(&self) -> u32 {
         let takes_apart = match self.compute {
             Compute::F32 => self.dtype != DType::F32,
@@ -104,7 +105,8 @@ impl Case {
         }
         if self.tile.widen && takes_apart && CAPACITY > 2 * self.tile.mr { 2 * self.tile.mr } else { self.tile.mr }
     }
-    /// What an input is multiplied with. By 32, whose scales are powers of two that sums are counted in: a row of small ones, one of large ones, one with a group of zeros, and one with what is no number.
+    /// What an input is multiplied with. By 32, whose scales are powers of two that sums are counted in: a row of small ones, one of large
+    /// ones, one with a group of zeros, and one with what is no number.
     fn factor(&self, row: usize, k: usize) -> f32 {
         match (self.record_group(), &self.epilogue, row) {
             (Some(SHORT_GROUP), Epilogue::Plain, 1) => 2f32.powi(-80),
@@ -286,7 +288,8 @@ impl Case {
         GroupNest { groups: self.first_nested()..self.groups, nest }
     }
 
-    /// Compiles, runs all row counts with 1 to 3 threads (in turns), compares numbers with f64 and bits with each other. Returns the assembly.
+    /// Compiles, runs all row counts with 1 to 3 threads (in turns), compares numbers with f64 and bits with each other. Returns the
+    /// assembly.
     fn check(&self, isa: &Isa) -> String {
         let (program, kernel) = self.program(isa);
         let (loaded, asm) = Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
@@ -563,7 +566,8 @@ fn dots(isa: &Isa) -> Vec<(DType, Compute)> {
     list
 }
 
-/// bf16 by tiles: rows in one tile and in two, panels of each number of vectors, blocks of k and of panels, both ways, and few rows by FMA: all the same bits.
+/// bf16 by tiles: rows in one tile and in two, panels of each number of vectors, blocks of k and of panels, both ways, and few rows by FMA:
+/// all the same bits.
 #[test]
 fn tiles_of_bf16() {
     for isa in isas().into_iter().filter(|isa| isa.bf16_tiles) {
@@ -579,7 +583,8 @@ fn tiles_of_bf16() {
     }
 }
 
-/// Several blocks of rows go through blocks of k of a few panels, in one turn or, where rows of all k do not fit L2, in several with the sums of all panels kept: the bits of few rows.
+/// Several blocks of rows go through blocks of k of a few panels, in one turn or, where rows of all k do not fit L2, in several with the
+/// sums of all panels kept: the bits of few rows.
 #[test]
 fn tiles_in_turns() {
     for isa in isas().into_iter().filter(|isa| isa.bf16_tiles && isa.int8_tiles) {
@@ -647,7 +652,8 @@ fn blocks() {
     }
 }
 
-/// Blocks of one and two rows, whose registers hold the rows instead of the weights, widen weights for the blocks behind them like any other.
+/// Blocks of one and two rows, whose registers hold the rows instead of the weights, widen weights for the blocks behind them like any
+/// other.
 #[test]
 fn blocks_of_few_rows() {
     for isa in isas() {
@@ -672,8 +678,8 @@ fn groups_and_nests() {
     }
 }
 
-/// Of many panels threads do some in pieces, which others may take: all are computed, and panels or groups are what is taken. So do two blocks of rows where more
-/// would widen the weights.
+/// Of many panels threads do some in pieces, which others may take: all are computed, and panels or groups are what is taken. So do two
+/// blocks of rows where more would widen the weights.
 #[test]
 fn shares_in_pieces() {
     for isa in isas() {
@@ -695,7 +701,8 @@ fn shares_in_pieces() {
     }
 }
 
-/// A thread that is ready does what others have left of the ends of their shares, up to seven threads after it, and nothing that they have begun or done.
+/// A thread that is ready does what others have left of the ends of their shares, up to seven threads after it, and nothing that they have
+/// begun or done.
 #[test]
 fn pieces_of_others() {
     for isa in isas() {
@@ -731,8 +738,8 @@ fn pieces_of_others() {
     }
 }
 
-/// With many rows every thread has its share of the groups without a nest and of those with one, which take longer; more threads than there are of these share
-/// groups alone.
+/// With many rows every thread has its share of the groups without a nest and of those with one, which take longer; more threads than there
+/// are of these share groups alone.
 #[test]
 fn shares_of_groups_with_nests() {
     for isa in isas() {
@@ -932,7 +939,8 @@ fn hot_loop_asm_of_codes() {
                         fail("sums on the stack".into(), lines().copied().collect::<Vec<_>>().join("\n"));
                     }
                 }
-                // Two blocks of rows ask for all that comes next, each for half of the lines that a step reads (of nibbles that are not taken apart).
+                // Two blocks of rows ask for all that comes next, each for half of the lines that a step reads (of nibbles that are not
+                // taken apart).
                 for l in loops.iter().filter(|_| name != "stream" && dot != "smmla") {
                     let bytes = l.count(dot) / m as usize * (isa.lanes * 4) as usize / if four { 2 } else { 1 };
                     let lines = l.count("prefetch") + l.count("prfm");
@@ -946,7 +954,8 @@ fn hot_loop_asm_of_codes() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// Tiles: each that is loaded is used twice, registers have their shapes and are given up; few rows have a sum of even and one of odd k for every vector, in registers.
+/// Tiles: each that is loaded is used twice, registers have their shapes and are given up; few rows have a sum of even and one of odd k for
+/// every vector, in registers.
 #[test]
 fn tiles_asm() {
     let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
@@ -991,8 +1000,8 @@ fn tiles_asm() {
     }
 }
 
-/// Dots by pairs of products: nothing on the stack, per dot of bytes both multiplications and one change of sign; magnitudes are shared by the rows. Sums of nibbles stay words: one
-/// multiplication and one addition.
+/// Dots by pairs of products: nothing on the stack, per dot of bytes both multiplications and one change of sign; magnitudes are shared by
+/// the rows. Sums of nibbles stay words: one multiplication and one addition.
 #[test]
 fn hot_loop_asm_of_dots_in_pairs() {
     let mut failures: Vec<String> = vec![];
@@ -1089,7 +1098,8 @@ fn distances_by_the_number_of_streams() {
     }
 }
 
-/// The floats of few rows, of which other threads wrote some, are asked for while a thread makes codes of those before them: each line of a group once.
+/// The floats of few rows, of which other threads wrote some, are asked for while a thread makes codes of those before them: each line of a
+/// group once.
 #[test]
 fn codes_of_few_rows_ask_for_their_floats() {
     let isa = Isa::lookup(HOST_TRIPLE, "znver5", &[]).unwrap();
@@ -1104,7 +1114,8 @@ fn codes_of_few_rows_ask_for_their_floats() {
     }
 }
 
-/// Blocks of rows ask for the lines of a residual before their arithmetic; where the epilogue reads nothing by row and column, there is nothing to ask for.
+/// Blocks of rows ask for the lines of a residual before their arithmetic; where the epilogue reads nothing by row and column, there is
+/// nothing to ask for.
 #[test]
 fn residuals_are_asked_for() {
     for (triple, cpu, prefetch) in

@@ -11,8 +11,8 @@ const ROWS: u32 = 8;
 /// What one thread may not touch.
 const UNTOUCHED: u8 = 0x5a;
 
-/// Rows of `k`: random ones, and groups that are zero, all but zero, as small as the definition counts as zero, of one value, with halves of a step,
-/// with what is no number, as large as a power of two as scale may be, and larger.
+/// Rows of `k`: random ones, and groups that are zero, all but zero, as small as the definition counts as zero, of one value, with halves
+/// of a step, with what is no number, as large as a power of two as scale may be, and larger.
 fn rows(k: u32, group: u32) -> Vec<Vec<f32>> {
     let mut rng = Rng::new(3);
     let mut rows: Vec<Vec<f32>> = (0..ROWS).map(|_| (0..k).map(|_| rng.signed() * 3.0).collect()).collect();

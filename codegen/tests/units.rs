@@ -241,7 +241,8 @@ fn unknown_targets_are_refused_by_name() {
 /// Rotations, blocks and strides of an index become vector accesses, not one access per lane.
 #[test]
 fn indices_become_vector_accesses() {
-    // y[row, head * 64 + d] = x[row, head * 64 + (d + 32) % 64] * (d < 32 ? -1 : 1) + t[position[row] * 32 + d % 32] + z[d / 2 * 2 + 1 - d % 2]
+    // y[row, head * 64 + d] = x[row, head * 64 + (d + 32) % 64] * (d < 32 ? -1 : 1) + t[position[row] * 32 + d % 32] + z[d / 2 * 2 + 1 - d
+    // % 2]
     let mut e = E::default();
     let (row, head, d) = (e.var(0), e.var(1), e.var(2));
     let half = e.int(32);

@@ -1,10 +1,11 @@
 //! `./x bench-aarch64`: what the generated code would do on Graviton, PREDICTED from its assembly. No Arm machine takes part.
 //!
-//! In: graphs of one matmul, which go through all passes and the planner as a model does. For each CPU, type of weights and number of rows the
-//! innermost loop goes through llvm-mca with LLVM's scheduling model of that CPU (data in L1, perfect prediction), alone and with all that is
-//! around it: of codes the loop over groups, and packing and widening where there are any. Cycles become shares of the peak; those of all, with
-//! cores, clock and memory bandwidth of an instance, tokens per second: the slower of arithmetic and weights read once. Not in it: attention,
-//! norms, rounding of rows to codes, barriers, caches, clock changes. So it is an upper bound, and its use is that a regression shows.
+//! In: graphs of one matmul, which go through all passes and the planner as a model does. For each CPU, type of weights and number of rows
+//! the innermost loop goes through llvm-mca with LLVM's scheduling model of that CPU (data in L1, perfect prediction), alone and with all
+//! that is around it: of codes the loop over groups, and packing and widening where there are any. Cycles become shares of the peak; those
+//! of all, with cores, clock and memory bandwidth of an instance, tokens per second: the slower of arithmetic and weights read once. Not in
+//! it: attention, norms, rounding of rows to codes, barriers, caches, clock changes. So it is an upper bound, and its use is that a
+//! regression shows.
 
 #[path = "../../codegen/tests/asm_check/mod.rs"]
 mod asm_check;

@@ -77,7 +77,8 @@ fn emitted(o: &Build, kind: EmitKind) -> Option<Option<PathBuf>> {
     o.emits(kind).map(|emit| emit_path(o, emit.path.as_deref(), extension))
 }
 
-/// Writes a text where it was asked for; without a path it is part of what goes to stdout. A dry run writes no file. False: it went nowhere.
+/// Writes a text where it was asked for; without a path it is part of what goes to stdout. A dry run writes no file. False: it went
+/// nowhere.
 pub(crate) fn text(o: &Build, kind: EmitKind, text: impl FnOnce() -> String, report: &mut Report) -> Result<bool, Error> {
     let Some(path) = emitted(o, kind) else { return Ok(false) };
     match path {

@@ -2,8 +2,8 @@
 //!
 //! `--scaling` plans a directory, or takes an executable's manifest, and predicts speed over cores (`scaling.rs`).
 //!
-//! A directory is planned as a build with default options would (`--cpu` of `--target`): that is where its memory comes from. One that would be
-//! refused gives the same error, with the same exit code, as a build.
+//! A directory is planned as a build with default options would (`--cpu` of `--target`): that is where its memory comes from. One that
+//! would be refused gives the same error, with the same exit code, as a build.
 
 use crate::error::Error;
 use crate::input::missing;

@@ -24,7 +24,8 @@ pub(crate) struct Contents<'a> {
 }
 
 impl Contents<'_> {
-    /// What the executable will know about itself, as JSON; `inputs` are the files of the model directory. Tokenizer and chat template go to `blobs`.
+    /// What the executable will know about itself, as JSON; `inputs` are the files of the model directory. Tokenizer and chat template go
+    /// to `blobs`.
     pub fn manifest(&self, inputs: Vec<InputFile>, blobs: &mut Blobs) -> Result<Vec<u8>, Error> {
         let Source { model, isa, settings, text: calibrated_on, tuning } = self.source;
         let Plans { buckets: plans, weights } = self.plans;

@@ -208,7 +208,8 @@ pub struct Build {
     /// CPU features to add or to leave out
     #[arg(help_heading = heading::TARGET, long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
     pub cpu_features: Vec<Edit>,
-    /// Cores that prompts' attention is cut for; any number of threads runs it [default: this machine's, of a named CPU its largest machine's]
+    /// Cores that prompts' attention is cut for; any number of threads runs it [default: this machine's, of a named CPU its largest
+    /// machine's]
     #[arg(help_heading = heading::TARGET, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cores: Option<u32>,
 

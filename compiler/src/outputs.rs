@@ -1,8 +1,8 @@
-//! All that a build writes, as one list, checked before any work: that it can be written, that no two outputs are one file, and that none takes
-//! the place of what the build reads.
+//! All that a build writes, as one list, checked before any work: that it can be written, that no two outputs are one file, and that none
+//! takes the place of what the build reads.
 //!
-//! In: the options. Out: nothing, or the error that names the file. How a name is followed to the place that is written ([`destination`]) is
-//! the same here and in `emit.rs`, which writes.
+//! In: the options. Out: nothing, or the error that names the file. How a name is followed to the place that is written ([`destination`])
+//! is the same here and in `emit.rs`, which writes.
 
 use crate::emit::{EXTENSIONS, emit_path, suffixed};
 use crate::error::Error;

@@ -189,8 +189,8 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
     Ok(PASSES.iter().filter(chosen).copied().collect())
 }
 
-/// Where a build ends: with what `--emit` asks for; with the plan where nothing is to be written; or where `--stop-after` says, which names a
-/// stage, or a pass that this build runs, and comes after the texts that `--emit` asks for.
+/// Where a build ends: with what `--emit` asks for; with the plan where nothing is to be written; or where `--stop-after` says, which names
+/// a stage, or a pass that this build runs, and comes after the texts that `--emit` asks for.
 fn last_stage(o: &Build, passes: &[Pass]) -> Result<Stage, Error> {
     let asked = o.emit.iter().map(|emit| Stage::of(emit.kind));
     let Some(at) = o.stop_after.as_deref() else {

@@ -1,4 +1,5 @@
-//! `rcompile inspect --scaling`: what a program can reach on 1, 2, 16, 64 and 96 cores, computed from its regions and a table row for the CPU.
+//! `rcompile inspect --scaling`: what a program can reach on 1, 2, 16, 64 and 96 cores, computed from its regions and a table row for the
+//! CPU.
 //!
 //! In: the cost of each region (`plan/cost.rs`, from a manifest or from a plan) and a [`Machine`]. Out: a note, as text or JSON. Nothing
 //! is run, and nothing here is measured on the machine in question: it is a bound with its assumptions beside it.
@@ -45,8 +46,8 @@ pub struct Machine {
     flop_per_cycle: [f64; 3],
 }
 
-/// One core reads 37 to 41 GB/s on Zen 5 (measured), 17 to 18 on Emerald Rapids (measured on a virtual machine); 25 is assumed for
-/// those that were not measured. Operations per cycle: vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of
+/// One core reads 37 to 41 GB/s on Zen 5 (measured), 17 to 18 on Emerald Rapids (measured on a virtual machine); 25 is assumed for those
+/// that were not measured. Operations per cycle: vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of
 /// its multiply-add) measured with the probes of `OUT profile`.
 const MACHINES: &[Machine] = &[
     machine(&["znver5"], "m8a (Zen 5, 12 x DDR5-6400)", 96, 3.5, 614.4, 39.0, [64.0, 128.0, 256.0]),

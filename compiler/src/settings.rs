@@ -57,7 +57,8 @@ impl Settings {
         let has_int8 = isa.int8_dot(isa.lanes).is_some();
         let has_codes = quantisation.is_any() || model.scheme.is_some();
         let compute = match o.compute {
-            // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all buckets.
+            // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all
+            // buckets.
             ComputeType::Auto if has_codes && has_int8 => DType::I8,
             ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
             ComputeType::Int8 if !has_codes => {

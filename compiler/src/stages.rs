@@ -1,7 +1,7 @@
 //! The stages of a build, one method each; `pipeline.rs` calls them in this order.
 //!
-//! In: the options of the build and what the stages before made. Out: what the next stages read; on the way lines of progress, and figures for
-//! the report.
+//! In: the options of the build and what the stages before made. Out: what the next stages read; on the way lines of progress, and figures
+//! for the report.
 
 use crate::autotune;
 use crate::cache::entry::Key;
@@ -271,7 +271,8 @@ impl<'o> Building<'o> {
         payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)
     }
 
-    /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows here.
+    /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows
+    /// here.
     pub fn calibrate(&mut self, source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
         let Some(text) = &source.text else { return Ok(None) };
         let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
@@ -320,8 +321,8 @@ impl<'o> Building<'o> {
         Ok((linked, tokenizer))
     }
 
-    /// pack: manifest and tokenizer go behind the linked file, the weights straight to their final place there; where an earlier build has packed
-    /// them, as a copy.
+    /// pack: manifest and tokenizer go behind the linked file, the weights straight to their final place there; where an earlier build has
+    /// packed them, as a copy.
     pub fn pack(
         &mut self,
         place: &Place<'_>,

@@ -9,9 +9,9 @@
 //! ```
 //! `rows` is the most rows that the matmul gets in its bucket, `weights` is f32, f16, bf16, int8, or bits and group of codes (int4g32,
 //! int8g128z: with zero points), `n` counts the columns of one way (`ways` 2: gate and up in one). The same file gives the same executable.
-//! A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have are refused;
-//! a matmul without an entry has the heuristic's tile, and entries without a matmul are warned about. No choice changes a bit of any result:
-//! each output element is one chain over k in every tile.
+//! A file for another CPU, a field that is missing or not known, a matmul that is named twice and a tile that no kernel can have are
+//! refused; a matmul without an entry has the heuristic's tile, and entries without a matmul are warned about. No choice changes a bit of
+//! any result: each output element is one chain over k in every tile.
 
 use crate::emit;
 use crate::error::Error;
@@ -163,8 +163,8 @@ impl Tuning {
         Ok(input_file(text.as_bytes()))
     }
 
-    /// Reads a file for `isa`, and what the executable says about it. Errors: unreadable (3), malformed (4), another CPU or a tile that cannot
-    /// be (5), another version (6), too large (7).
+    /// Reads a file for `isa`, and what the executable says about it. Errors: unreadable (3), malformed (4), another CPU or a tile that
+    /// cannot be (5), another version (6), too large (7).
     pub fn read(path: &Path, isa: &Isa) -> Result<(Tuning, InputFile), Error> {
         let name = path.display().to_string();
         let refuse = |kind, field: &str, what: &str, expected: &str, found: &str| {
@@ -269,9 +269,10 @@ mod compute {
     }
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Compute, D::Error> {
         let name = String::deserialize(d)?;
-        Compute::ALL.into_iter().find(|compute| compute.name() == name).ok_or_else(|| {
-            D::Error::custom(format!("compute: expected {}, found {name}", Compute::ALL.map(Compute::name).join(", ")))
-        })
+        Compute::ALL
+            .into_iter()
+            .find(|compute| compute.name() == name)
+            .ok_or_else(|| D::Error::custom(format!("compute: expected {}, found {name}", Compute::ALL.map(Compute::name).join(", "))))
     }
 }
 

@@ -1,7 +1,7 @@
 //! What surrounds a model: when generation ends and how it samples, and how token vectors become a sentence vector.
 //!
-//! In: `generation_config.json` and the ids of `config.json`; `modules.json` with `1_Pooling/config.json`,
-//! `sentence_bert_config.json` and `config_sentence_transformers.json`. Out: [`Generation`] and [`Pooling`], checked against the model's sizes.
+//! In: `generation_config.json` and the ids of `config.json`; `modules.json` with `1_Pooling/config.json`, `sentence_bert_config.json` and
+//! `config_sentence_transformers.json`. Out: [`Generation`] and [`Pooling`], checked against the model's sizes.
 
 use serde_json::Value;
 

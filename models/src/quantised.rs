@@ -1,7 +1,7 @@
 //! Checkpoints whose linear layers are codes already: GPTQ and AWQ (`quantization_config` of `config.json`).
 //!
-//! In: the config and the checkpoint's tensors. Out: for each quantised layer `X` a matrix `X.weight` of a quantised type of the graph, made of its parts. Codes,
-//! scales and zero points are taken as they are; an element is exactly `(code - zero) * scale`.
+//! In: the config and the checkpoint's tensors. Out: for each quantised layer `X` a matrix `X.weight` of a quantised type of the graph,
+//! made of its parts. Codes, scales and zero points are taken as they are; an element is exactly `(code - zero) * scale`.
 //!
 //! ```text
 //! gptq, bits 4 or 8   X.qweight I32 [k * bits / 32, n]   word w of a column holds k = w * 32 / bits + i in bits i * bits ..
@@ -11,14 +11,15 @@
 //! awq gemm, bits 4    X.qweight I32 [k, n / 8]   column 0, 2, 4, 6, 1, 3, 5, 7 of eight in bits 0 .., 4 .., 8 ..
 //!                     X.qzeros  I32 [groups, n / 8], in the same order; X.scales F16 [groups, n]
 //! ```
-//! Which layers are quantised is seen from the tensors: those with a `qweight`. Groups of other sizes than the graph's are stored as several of its groups with
-//! the same scale; a symmetric checkpoint (`sym`) must have the middle of the codes for every zero point.
+//! Which layers are quantised is seen from the tensors: those with a `qweight`. Groups of other sizes than the graph's are stored as
+//! several of its groups with the same scale; a symmetric checkpoint (`sym`) must have the middle of the codes for every zero point.
 //!
-//! With `desc_act` the `k` of a group are not neighbours. The matrix then has its columns in the order of their groups, and [`Coded::order`] names the table by which
-//! the trace takes the layer's inputs in the same order. Layers of one module with equal orders (q, k and v; gate and up) share a table.
+//! With `desc_act` the `k` of a group are not neighbours. The matrix then has its columns in the order of their groups, and
+//! [`Coded::order`] names the table by which the trace takes the layer's inputs in the same order. Layers of one module with equal orders
+//! (q, k and v; gate and up) share a table.
 //!
-//! Sources: AutoGPTQ `QuantLinear.pack` and `convert_gptq_v1_to_v2_format`, GPTQModel `TorchQuantLinear` and `convert_gptq_v1_to_v2_format_module`; AutoAWQ
-//! `WQLinear_GEMM.from_linear`; transformers `GPTQConfig` and `AwqConfig`.
+//! Sources: AutoGPTQ `QuantLinear.pack` and `convert_gptq_v1_to_v2_format`, GPTQModel `TorchQuantLinear` and
+//! `convert_gptq_v1_to_v2_format_module`; AutoAWQ `WQLinear_GEMM.from_linear`; transformers `GPTQConfig` and `AwqConfig`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -312,8 +313,8 @@ impl Coded {
         self.shape[0] as u64 * self.shape[1] as u64
     }
 
-    /// Rows (outputs) of the matrix, columns in order of their groups. Errors: reading, a scale that is zero, not finite or no value of f16, a zero point beside the middle
-    /// in a symmetric checkpoint.
+    /// Rows (outputs) of the matrix, columns in order of their groups. Errors: reading, a scale that is zero, not finite or no value of
+    /// f16, a zero point beside the middle in a symmetric checkpoint.
     pub fn rows(&self, weights: &WeightIndex, rows: Range<u64>) -> Result<quant::Coded, Error> {
         let rows = rows.start as usize..rows.end as usize;
         let [outputs, inputs] = self.shape;

@@ -77,8 +77,8 @@ pub struct StepCtx {
     pub page_table: *const i32,
     /// Barrier state owned by the runtime.
     pub barrier: *mut core::ffi::c_void,
-    /// For each thread, [`CLAIMS_STRIDE`] bytes apart, how many pieces of its share of a region are left for whoever is free (i64; at most 0 between regions). Only kernels
-    /// change it. Null: every thread has a fixed share.
+    /// For each thread, [`CLAIMS_STRIDE`] bytes apart, how many pieces of its share of a region are left for whoever is free (i64; at most
+    /// 0 between regions). Only kernels change it. Null: every thread has a fixed share.
     pub claims: *mut i64,
     /// Null, or the runtime's region clock: generated code only compares it with null (see [`PROFILE_SYMBOL`]).
     pub profile: *mut u64,

@@ -1,8 +1,8 @@
 //! A copy of the mapped weights in memory of the process, for `--copy-weights`.
 //!
 //! In: the weights as they are mapped. Out: the same bytes in anonymous memory, in large pages where the kernel has them. Where the page
-//! cache has put a file is not ours to choose, and on virtual machines it can be read up to a third slower than fresh memory. Weights are resident once: pages of
-//! the mapping are let go as soon as they are copied.
+//! cache has put a file is not ours to choose, and on virtual machines it can be read up to a third slower than fresh memory. Weights are
+//! resident once: pages of the mapping are let go as soon as they are copied.
 
 use crate::abi::WEIGHTS_ALIGN;
 use crate::step::{Area, StepError};

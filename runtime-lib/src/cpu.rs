@@ -1,7 +1,8 @@
 //! Does this CPU have what the kernels were compiled for?
 //!
-//! Features are spelled as LLVM spells them. What the operating system has not switched on (AVX state in XCR0) does not count
-//! as present; the permission for tiles is asked for here. A feature that cannot be asked for counts as missing: a clear refusal is better than an illegal instruction.
+//! Features are spelled as LLVM spells them. What the operating system has not switched on (AVX state in XCR0) does not count as present;
+//! the permission for tiles is asked for here. A feature that cannot be asked for counts as missing: a clear refusal is better than an
+//! illegal instruction.
 
 /// Names in `needed` that this CPU lacks, in their order.
 pub fn missing(needed: &[String]) -> Vec<&str> {

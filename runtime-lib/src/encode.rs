@@ -2,9 +2,11 @@
 //!
 //! In: texts as token ids. Out: what the caller reads of each text's output, in order of the texts. Two ways to run them:
 //!
-//! - **apart**: texts are grouped into parts of up to 128 rows (a longer text is a part of its own), and each thread runs whole parts alone, in a session of its own. Nobody waits at
-//!   barriers, rows stay in the thread's own caches, and cores that are not equally fast balance out by claiming parts.
-//! - **together**: all threads share steps of as many rows as the largest bucket holds. For what is too little to occupy every thread apart.
+//! - **apart**: texts are grouped into parts of up to 128 rows (a longer text is a part of its own), and each thread runs whole parts
+//!   alone, in a session of its own. Nobody waits at barriers, rows stay in the thread's own caches, and cores that are not equally fast
+//!   balance out by claiming parts.
+//! - **together**: all threads share steps of as many rows as the largest bucket holds. For what is too little to occupy every thread
+//!   apart.
 //!
 //! Which way does not show in the output: a row's result does not depend on its company or on the number of threads.
 
@@ -15,11 +17,11 @@ use std::sync::{Mutex, PoisonError};
 use crate::profile::Profile;
 use crate::step::{Row, RowTable, Session, StepError};
 
-/// Rows of a part: as many as the matmuls need for their rate, and not so many that the rows leave a thread's second cache (BERT base in bf16, one thread of a
-/// Zen 4 with 1 MB: 90.0 % of the peak with 128 rows, 88.3 % with 1024).
+/// Rows of a part: as many as the matmuls need for their rate, and not so many that the rows leave a thread's second cache (BERT base in
+/// bf16, one thread of a Zen 4 with 1 MB: 90.0 % of the peak with 128 rows, 88.3 % with 1024).
 const PART_ROWS: usize = 128;
-/// Texts run apart only as long as the last thread ends within so much of the time of equal shares: running together costs about as much (BERT base, two threads:
-/// 3 to 4 %).
+/// Texts run apart only as long as the last thread ends within so much of the time of equal shares: running together costs about as much
+/// (BERT base, two threads: 3 to 4 %).
 const SLACK: f64 = 1.03;
 
 /// Why texts cannot be encoded.

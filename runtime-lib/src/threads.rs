@@ -5,10 +5,10 @@
 //! it; where there are more threads than CPUs, only the latter, because a thread that pauses would hold the CPU that another one
 //! needs. Then they park on a futex; whoever releases them calls the kernel only if someone parked.
 //!
-//! `examples/barrier.rs` prints what a barrier costs on a machine. Why it waits as it does was measured with two threads of a small C program
-//! (one counter, one generation; a virtual machine with two cores of an Emerald Rapids, three runs of 20000 barriers): on one core a
-//! barrier takes 0.7 us with yields, 1.8 us when every wait parks, 300 us with pauses; on two cores 0.2 to 0.7 us with yields, 0.2 to 2 us
-//! with pauses, 2 to 29 us when every wait parks.
+//! `examples/barrier.rs` prints what a barrier costs on a machine. Why it waits as it does was measured with two threads of a small C
+//! program (one counter, one generation; a virtual machine with two cores of an Emerald Rapids, three runs of 20000 barriers): on one core
+//! a barrier takes 0.7 us with yields, 1.8 us when every wait parks, 300 us with pauses; on two cores 0.2 to 0.7 us with yields, 0.2 to 2
+//! us with pauses, 2 to 29 us when every wait parks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -94,8 +94,8 @@ struct Cluster {
     gate: Gate,
 }
 
-/// The barrier behind `StepCtx::barrier`, in two levels: threads arrive at their cluster, the last of a cluster at the root, and the last of
-/// all opens every cluster's gate. The change of the gate's generation is the sense reversal.
+/// The barrier behind `StepCtx::barrier`, in two levels: threads arrive at their cluster, the last of a cluster at the root, and the last
+/// of all opens every cluster's gate. The change of the gate's generation is the sense reversal.
 pub struct Barrier {
     clusters: Box<[Cluster]>,
     root: Line<AtomicU32>,
@@ -254,11 +254,13 @@ impl Pool {
         self.shared.barrier.wait(0);
     }
 
-    /// Runs `work(thread)` on every thread and returns when all are done. A panic in `work` ends the process: the others would wait for its thread.
+    /// Runs `work(thread)` on every thread and returns when all are done. A panic in `work` ends the process: the others would wait for its
+    /// thread.
     pub fn on_each(&mut self, work: &(dyn Fn(usize) + Sync)) {
         let mut ctx = StepCtx::empty();
         ctx.state = ptr::from_ref(&work).cast_mut().cast();
-        // SAFETY: `run` looks at `profile`, which is null, and `each` needs nothing of a context but `state`, a reference that lives until `run` returns, to what threads may share.
+        // SAFETY: `run` looks at `profile`, which is null, and `each` needs nothing of a context but `state`, a reference that lives until
+        // `run` returns, to what threads may share.
         unsafe { self.run(each, &ctx) };
     }
 }

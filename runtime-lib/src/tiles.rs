@@ -1,7 +1,7 @@
 //! The system's permission to use the tile registers of AMX, whose eight kilobytes it saves for those processes only that ask for it.
 //!
-//! In: nothing. Out: whether this process may execute tile instructions, threads that exist or come later included. A process without permission gets SIGILL.
-//! Source: Linux, Documentation/arch/x86/xstate.rst.
+//! In: nothing. Out: whether this process may execute tile instructions, threads that exist or come later included. A process without
+//! permission gets SIGILL. Source: Linux, Documentation/arch/x86/xstate.rst.
 
 /// `ARCH_REQ_XCOMP_PERM` of `arch_prctl`.
 #[cfg(target_arch = "x86_64")]

@@ -1,7 +1,7 @@
 //! Toys whose linear layers are codes, in the layouts of GPTQ and AWQ checkpoints, and their twins in floats.
 //!
-//! Written from the published layouts alone and by other means than the reader: codes are put one by one into words. Both directories of a pair hold the same numbers:
-//! an element of the twin (f32) is `(code - zero) * scale`, exactly.
+//! Written from the published layouts alone and by other means than the reader: codes are put one by one into words. Both directories of a
+//! pair hold the same numbers: an element of the twin (f32) is `(code - zero) * scale`, exactly.
 
 use crate::toy::{Toy, uniform, write_model};
 use half::{bf16, f16};

@@ -1,10 +1,10 @@
 //! Executables under test: built once, run often.
 //!
-//! [`build`] keeps what it built in `<target>/rcompile-tests/<test binary>-<its hash>/`, under a key of model directory and
-//! arguments, so that tests of one binary share executables and a second run of the same binary builds nothing. The compiler
-//! is part of the test binary: another compiler is another hash. Directories of binaries that do not run now are removed, since all of them would be
-//! 4 GB. Objects go through the compile cache in `<target>/rcompile-tests/rcompile`, which all test binaries share: its keys hold the sources of the
-//! code generator, so that what was removed is soon built again.
+//! [`build`] keeps what it built in `<target>/rcompile-tests/<test binary>-<its hash>/`, under a key of model directory and arguments, so
+//! that tests of one binary share executables and a second run of the same binary builds nothing. The compiler is part of the test binary:
+//! another compiler is another hash. Directories of binaries that do not run now are removed, since all of them would be 4 GB. Objects go
+//! through the compile cache in `<target>/rcompile-tests/rcompile`, which all test binaries share: its keys hold the sources of the code
+//! generator, so that what was removed is soon built again.
 
 use crate::Machine;
 use crate::machine::qemu;

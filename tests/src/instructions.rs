@@ -1,5 +1,5 @@
-//! Instructions that an executable for aarch64 runs in its kernels, counted by a plugin of qemu (`count_instructions.c`): exact numbers, the
-//! same on every host, so that slower code shows without an Arm machine.
+//! Instructions that an executable for aarch64 runs in its kernels, counted by a plugin of qemu (`count_instructions.c`): exact numbers,
+//! the same on every host, so that slower code shows without an Arm machine.
 
 use crate::Machine;
 use crate::exe::{Exe, Ran};

@@ -12,8 +12,9 @@
 //! // changed: no                                    the pass refuses
 //! // run: rows=1,3 as=rms_norm                      interpreter before == after on random inputs, see [`TOLERANCES`]
 //! ```
-//! A line that starts with `// ---` begins another test in the same file. A `%name` in a pattern stands for any value, the same at each place. In a checked graph, parameters and constants are written where
-//! they are used: `mul %x, @w`, `add %m, 1e-5`. Spaces match any run of spaces, `..` any text within the line.
+//! A line that starts with `// ---` begins another test in the same file. A `%name` in a pattern stands for any value, the same at each
+//! place. In a checked graph, parameters and constants are written where they are used: `mul %x, @w`, `add %m, 1e-5`. Spaces match any run
+//! of spaces, `..` any text within the line.
 
 use rcompile::passes::quantise::Quantisation;
 use rcompile::passes::{Pass, PassCx};

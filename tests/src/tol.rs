@@ -32,9 +32,9 @@ pub const F32: Gate = Gate { max_rel: 2e-5, cosine: 0.99999, kld: 1e-6 };
 pub const BF16: Gate = Gate { max_rel: 2e-2, cosine: 0.9999, kld: 1e-3 };
 
 /// Logits with matmul inputs as int8 codes against the interpreter that has the same codes: sums are exact, but one ulp of f32 before the
-/// rounding can become one code (1/127 of the largest of a group, twice that of bf16), which moved one golden model by 2.3e-2 (`qwen2`) and, of 39 prompts of a random
-/// toy, one by 4.4e-2 on x86-64 and Arm alike; the prompts of the tests are below.
-/// Cosine and divergence are those of the table's row "int8".
+/// rounding can become one code (1/127 of the largest of a group, twice that of bf16), which moved one golden model by 2.3e-2 (`qwen2`)
+/// and, of 39 prompts of a random toy, one by 4.4e-2 on x86-64 and Arm alike; the prompts of the tests are below. Cosine and divergence are
+/// those of the table's row "int8".
 pub const INT8: Gate = Gate { max_rel: 4e-2, cosine: 0.999, kld: 3e-3 };
 
 /// Logits with matmul inputs in bf16 against f32: what the rounding itself costs. The cosine is the table's. Its mean divergence of

@@ -160,8 +160,8 @@ fn quantised_weights() {
     }
 }
 
-/// Codes with zero points, or with a scale per group of bytes, and a cache of codes: the interpreter's logits of the same graph, and the same bits for every
-/// number of rows, threads and buckets.
+/// Codes with zero points, or with a scale per group of bytes, and a cache of codes: the interpreter's logits of the same graph, and the
+/// same bits for every number of rows, threads and buckets.
 #[test]
 fn zero_points_and_int8_caches() {
     let toy = Toy { vocab: 131, hidden: 128, heads: 4, kv_heads: 2, intermediate: 256, layers: 2 };
@@ -212,8 +212,8 @@ fn bits_are_those_of_the_instructions() {
     }
 }
 
-/// `--dtype bf16` stores an f32 checkpoint in bf16 and so, where the CPU has matrix instructions, rounds the inputs of matmuls: near to what the
-/// interpreter computes in f32, in the type that `info` names.
+/// `--dtype bf16` stores an f32 checkpoint in bf16 and so, where the CPU has matrix instructions, rounds the inputs of matmuls: near to
+/// what the interpreter computes in f32, in the type that `info` names.
 #[test]
 fn f32_checkpoints_in_bf16() {
     let Some(dir) = assets("models/stories260k-llama") else { return };
@@ -284,11 +284,10 @@ fn wrong_cpus_are_refused_by_name() {
     }
 }
 
-/// Instructions in the kernels of two layers of a 1B model (hidden 2048, MLP 8192, bf16 weights or codes, a small head) at 1, 8 and 32 rows (of which the last layer
-/// computes the one that is asked for), as
-/// recorded. More than 2 % above is a regression; more than 2 % below is to be recorded here. Hidden and MLP are several blocks of k,
-/// and 32 rows several blocks of rows: their bits are those of few rows, which have neither. `neoverse-v1` at 1 and 8 rows always, the others with
-/// `RCOMPILE_TEST_ALL=1` (qemu does 0.2 GFLOP/s or less).
+/// Instructions in the kernels of two layers of a 1B model (hidden 2048, MLP 8192, bf16 weights or codes, a small head) at 1, 8 and 32 rows
+/// (of which the last layer computes the one that is asked for), as recorded. More than 2 % above is a regression; more than 2 % below is
+/// to be recorded here. Hidden and MLP are several blocks of k, and 32 rows several blocks of rows: their bits are those of few rows, which
+/// have neither. `neoverse-v1` at 1 and 8 rows always, the others with `RCOMPILE_TEST_ALL=1` (qemu does 0.2 GFLOP/s or less).
 #[test]
 fn instructions_of_layers() {
     const RECORDED: [(&str, &str, [u64; 3]); 10] = [

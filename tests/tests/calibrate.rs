@@ -113,8 +113,9 @@ fn real_models() {
     }
 }
 
-/// Heads are calibrated too: one that is the embedding's table, and one of its own, which has only its inputs to suit. What is asked for is out of
-/// reach for heads rounded to nearest behind calibrated layers (0.0934 in order and 0.0885 in act-order, 0.0903 and 0.0853 of one of its own; all rounded to nearest: 0.1215 and 0.1184).
+/// Heads are calibrated too: one that is the embedding's table, and one of its own, which has only its inputs to suit. What is asked for is
+/// out of reach for heads rounded to nearest behind calibrated layers (0.0934 in order and 0.0885 in act-order, 0.0903 and 0.0853 of one of
+/// its own; all rounded to nearest: 0.1215 and 0.1184).
 #[test]
 fn heads() {
     let Some(tied) = stories() else { return };
@@ -173,7 +174,8 @@ fn sentence_encoder() {
     assert!(calibrated.iter().all(|c| *c < 0.8 * nearest), "{calibrated:?} and {nearest}");
 }
 
-/// The executable computes with the codes that calibration made, kept tensors with their floats: the interpreter, fed with the same, says the same.
+/// The executable computes with the codes that calibration made, kept tensors with their floats: the interpreter, fed with the same, says
+/// the same.
 #[test]
 fn executables_hold_the_codes() {
     let Some(model) = stories() else { return };

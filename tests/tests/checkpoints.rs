@@ -63,7 +63,8 @@ fn every_layout_is_read() {
     }
 }
 
-/// An executable of codes gives the logits of the floats (of the same codes of rows, for integer dots), in the same bits for all buckets and threads.
+/// An executable of codes gives the logits of the floats (of the same codes of rows, for integer dots), in the same bits for all buckets
+/// and threads.
 fn agrees(toy: &Toy, layout: &Layout, options: &str, compute: DType) {
     let what = format!("{} of {}, {options}", layout.name(), toy.hidden);
     let [codes, floats] = pair(toy, layout);

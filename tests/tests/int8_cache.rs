@@ -1,4 +1,5 @@
-//! The int8 KV cache (`--kv-dtype int8`): executables against the interpreter with the same cache, bits, bytes, and what the rounding costs.
+//! The int8 KV cache (`--kv-dtype int8`): executables against the interpreter with the same cache, bits, bytes, and what the rounding
+//! costs.
 
 use rcompile::passes::quantise::Quantisation;
 use rcompile_graph::{DType, Group};

@@ -5,9 +5,9 @@
 //!   and `pack`, loaded into this process and run for several steps against the interpreter; and the same bits with three
 //!   threads and row by row in a program for one row.
 //!
-//! `RCOMPILE_RANDOM_PRINT=1` prints modules that the planner refuses. `RCOMPILE_RANDOM_COUNT=N` runs N modules, `RCOMPILE_RANDOM_SEED=S` starts at another seed (a failure prints the seed and the
-//! module), `RCOMPILE_RANDOM_REDUCE=1` makes the first failing module small before it is printed, `RCOMPILE_RANDOM_GRAPH=FILE` runs one
-//! module from its text.
+//! `RCOMPILE_RANDOM_PRINT=1` prints modules that the planner refuses. `RCOMPILE_RANDOM_COUNT=N` runs N modules, `RCOMPILE_RANDOM_SEED=S`
+//! starts at another seed (a failure prints the seed and the module), `RCOMPILE_RANDOM_REDUCE=1` makes the first failing module small
+//! before it is printed, `RCOMPILE_RANDOM_GRAPH=FILE` runs one module from its text.
 
 use rcompile::error::Error;
 use rcompile::pack::{Sink, Tensors, pack};

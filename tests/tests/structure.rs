@@ -113,14 +113,15 @@ fn calls_of_a_step_are_the_regions_of_its_program() {
                 assert!(objects.contains_key(*kernel), "{model} {step}: {kernel} is not made in this build");
             }
             assert!(kernels.len() <= regions(program).len(), "{model} {step}: {kernels:?}");
-            // LLVM writes the loop over layers out where it is short, and copies what follows a test of `ctx.profile`; so calls of one place
-            // in the text may be several in the code, never fewer.
+            // LLVM writes the loop over layers out where it is short, and copies what follows a test of `ctx.profile`; so calls of one
+            // place in the text may be several in the code, never fewer.
             let count = calls.iter().filter(|c| *c == "rc_barrier").count();
             assert!(barriers(program) > 0 && count >= barriers(program), "{model} {step}: {count} calls of rc_barrier");
             assert!(calls.iter().any(|c| c == "rc_profile"), "{model} {step}");
             called.extend(kernels.into_iter().cloned());
         }
-        // Nothing is compiled that nobody calls (probes are called through the table of steps), and kernels call nothing but each other's helpers inside their object.
+        // Nothing is compiled that nobody calls (probes are called through the table of steps), and kernels call nothing but each other's
+        // helpers inside their object.
         for (symbol, object) in &objects {
             if symbol.starts_with("rc_probe_") {
                 assert_eq!(calls(object), [""; 0], "{model}: {symbol} calls something");

@@ -136,7 +136,8 @@ pub struct Isa {
     pub bf16_tiles: bool,
     /// FMA may overwrite a factor: an addend that is used again needs no copy (FMLA of NEON overwrites the addend).
     pub fma_into_factor: bool,
-    /// What takes nibbles apart has pipes beside those of the integer dots: every block of rows does it for itself, and weights pass through caches as they are stored.
+    /// What takes nibbles apart has pipes beside those of the integer dots: every block of rows does it for itself, and weights pass
+    /// through caches as they are stored.
     pub nibbles_beside_dots: bool,
 }
 
@@ -145,9 +146,9 @@ pub struct Isa {
 pub enum Int8Dot {
     /// By one instruction.
     Instruction(&'static str),
-    /// By three, and one for signs: products of unsigned and signed bytes, added in pairs to 16 bits (saturated), those in pairs to 32, and the addition. Two products
-    /// fit 16 bits if the unsigned factors are at most 128: nibbles, or magnitudes of signed bytes, whose signs the others then take. Sums of
-    /// nibbles' products may stay in words for a while, see `int_dot`.
+    /// By three, and one for signs: products of unsigned and signed bytes, added in pairs to 16 bits (saturated), those in pairs to 32, and
+    /// the addition. Two products fit 16 bits if the unsigned factors are at most 128: nibbles, or magnitudes of signed bytes, whose signs
+    /// the others then take. Sums of nibbles' products may stay in words for a while, see `int_dot`.
     Pairs {
         /// Intrinsic of the pairs of bytes.
         bytes: &'static str,

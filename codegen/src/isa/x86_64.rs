@@ -37,8 +37,8 @@ const GENERIC_L2: u64 = 1024;
 
 // How weights stream, by CPU. What was measured, and how, is on the pages of the machines (docs/machines, "Streams"); distances are bytes.
 
-/// AVX-512 for any CPU, and CPUs that were not measured: several streams, a single row's lines 2 KB ahead, which suits Intel (Zen 5 reads 8 % less so than
-/// with streams of its own), several rows' far ahead.
+/// AVX-512 for any CPU, and CPUs that were not measured: several streams, a single row's lines 2 KB ahead, which suits Intel (Zen 5 reads 8
+/// % less so than with streams of its own), several rows' far ahead.
 const GENERIC: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 2048, l1: 2048 },
     bytes: None,
@@ -47,8 +47,8 @@ const GENERIC: Streams = Streams {
     busy: None,
     near: None,
 };
-/// Measured on Emerald Rapids: a single row wants its lines 2 KB ahead in L2, several rows 8 KB ahead and 3 KB in L1. Two rows, which walk three streams or
-/// more, are like one (measured on Granite Rapids).
+/// Measured on Emerald Rapids: a single row wants its lines 2 KB ahead in L2, several rows 8 KB ahead and 3 KB in L1. Two rows, which walk
+/// three streams or more, are like one (measured on Granite Rapids).
 const INTEL_STREAMS: Streams = Streams {
     row: Stream { side_by_side: 6, l2: 2048, l1: 1024 },
     bytes: None,
@@ -57,8 +57,8 @@ const INTEL_STREAMS: Streams = Streams {
     busy: None,
     near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
 };
-/// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best: 1 KB ahead into L2. Lines that
-/// wait in L2 for a core that is busy come late: those go to L1 alone, 3 KB ahead.
+/// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best: 1 KB
+/// ahead into L2. Lines that wait in L2 for a core that is busy come late: those go to L1 alone, 3 KB ahead.
 const NEAR: Streams = Streams {
     row: Stream { side_by_side: 1, l2: 1024, l1: 0 },
     bytes: None,
@@ -71,8 +71,8 @@ const NEAR: Streams = Streams {
 /// Measured on Zen 3: four streams of a single row, each near.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024, l1: 0 }, ..NEAR };
 
-/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, 8 KB ahead in one stream of nibbles and of
-/// several rows.
+/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, 8 KB ahead in one stream of
+/// nibbles and of several rows.
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 0, l1: 1024 },
     bytes: None,
@@ -81,8 +81,8 @@ const ZEN5: Streams = Streams {
     busy: None,
     near: None,
 };
-/// AVX2 for any CPU, measured on Zen 5 too: 2 KB ahead in four streams, codes and several rows as [`ZEN5`] has them. (What is built for Zen 3 by name wants its
-/// lines in L2.)
+/// AVX2 for any CPU, measured on Zen 5 too: 2 KB ahead in four streams, codes and several rows as [`ZEN5`] has them. (What is built for Zen
+/// 3 by name wants its lines in L2.)
 const PORTABLE: Streams = Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, bytes: ZEN5.nibbles, ..ZEN5 };
 
 const ROWS: &[Row] = &[
@@ -105,8 +105,8 @@ pub(super) fn names() -> Vec<&'static str> {
     ROWS.iter().map(|r| r.name).collect()
 }
 
-/// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that Intel's servers have it is like the last of those, whether its tiles may be
-/// used or not.
+/// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that Intel's servers have it is like
+/// the last of those, whether its tiles may be used or not.
 fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
     let like_intel = INTEL.iter().all(|f| features.contains(*f)) && !name.starts_with("znver");
     ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().rev().find(|r| like_intel && r.features.contains(&INTEL)))

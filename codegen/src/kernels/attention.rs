@@ -13,8 +13,8 @@
 //! Rows of a group's heads are pairs alike, so that all of them share the reads of K and V. Scores of a block live in L1, and so do
 //! neither rows nor keys that nobody sees cost anything.
 //!
-//! A single row reads its cache from memory, at the speed of which the products of a block are too short to wait for: while a block is computed, the same places
-//! of the thread's next block are asked for, of the next unit where this one ends.
+//! A single row reads its cache from memory, at the speed of which the products of a block are too short to wait for: while a block is
+//! computed, the same places of the thread's next block are asked for, of the next unit where this one ends.
 //!
 //! Bits: a score is one `fma` chain over d; the running sum is one chain per lane (key modulo lanes) over all keys; an output element
 //! is one chain over keys, rescaled at block borders (multiples of 256 from key 0). Keys that a row does not see add an exact zero,
@@ -24,7 +24,8 @@
 //! With [`Compute::Bf16Dot`] queries and weights are rounded to bf16 and both products take two d, or two keys, a step: chains of the
 //! dot instruction, over pairs that begin at even d and even keys. What lies in the cache is paired in registers, a shuffle per vector.
 //!
-//! With [`Compute::Bf16Tiles`] both are rounded as well, many pairs take tiles, and few follow their order of additions, see `attention/tiles.rs`.
+//! With [`Compute::Bf16Tiles`] both are rounded as well, many pairs take tiles, and few follow their order of additions, see
+//! `attention/tiles.rs`.
 //!
 //! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
 //! scale of a value the key's weight (after the weight went into the sum).
@@ -105,11 +106,12 @@ fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result
 
 /// Most (row, head) pairs in a register tile: with 4 vectors of keys or columns 24 accumulators of 32 registers, with 2 vectors 12 of 16.
 const MAX_PAIRS: u32 = 6;
-/// Up to so many pairs, mostly those of a single row, a block comes from memory: each of its loops asks for the lines that the same loop of the thread's next block
-/// will read. Five and six are more often a chunk of a prompt, whose chunks read a block again and again from a cache.
+/// Up to so many pairs, mostly those of a single row, a block comes from memory: each of its loops asks for the lines that the same loop of
+/// the thread's next block will read. Five and six are more often a chunk of a prompt, whose chunks read a block again and again from a
+/// cache.
 const STREAMED_PAIRS: u32 = 4;
-/// Columns in a step of [`Generator::scores`], keys in one of [`Generator::values`] (of both pairs with dots): instructions beside the multiply-adds count, as in matmuls
-/// (`microkernel::BLOCK_STEP`).
+/// Columns in a step of [`Generator::scores`], keys in one of [`Generator::values`] (of both pairs with dots): instructions beside the
+/// multiply-adds count, as in matmuls (`microkernel::BLOCK_STEP`).
 const STEPS: i64 = 4;
 /// Keys per block.
 const BLOCK: i64 = PAGE_POSITIONS as i64;
@@ -255,7 +257,8 @@ struct Generator<'a, 'c> {
 }
 
 impl<'a, 'c> Generator<'a, 'c> {
-    /// Type of what the products of few pairs take: queries and weights in scratch. Few pairs in the order of tiles take rounded ones as f32.
+    /// Type of what the products of few pairs take: queries and weights in scratch. Few pairs in the order of tiles take rounded ones as
+    /// f32.
     fn factor(&self) -> DType {
         match self.kernel.compute {
             Compute::Bf16Dot => DType::Bf16,
@@ -552,7 +555,8 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `block(.., scratch, keys, next, scales, key_begin, kv_head, first_pair)` for `pairs` pairs and 256 keys; `next`: the block that the thread reads after this one.
+    /// `block(.., scratch, keys, next, scales, key_begin, kv_head, first_pair)` for `pairs` pairs and 256 keys; `next`: the block that the
+    /// thread reads after this one.
     fn block(&self, pairs: u32, cache: Cache, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
         let name = format!("{}.{}{pairs}", self.name, if cache.dtype == self.kernel.kv_dtype { "block" } else { "wide" });
@@ -597,9 +601,9 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`: of the block's rows, pairs `first` and following, scales scores
-    /// `begin .. end` (multiples of the lanes) and makes those minus infinity that the row does not see; updates their maxima, sets `alpha`.
-    /// Scores between a row's bounds, all of them, are not compared with them.
+    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`: of the block's rows, pairs `first` and following,
+    /// scales scores `begin .. end` (multiples of the lanes) and makes those minus infinity that the row does not see; updates their
+    /// maxima, sets `alpha`. Scores between a row's bounds, all of them, are not compared with them.
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     fn maxima(&self) -> Function<'c> {
@@ -716,8 +720,8 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// Scores of the keys `seen.0 .. seen.1`, and of what their tiles hold beside them: returns which in all. Causal rows see to the middle of a tile: there half a tile
-    /// is enough, if it is no less than a group of keys.
+    /// Scores of the keys `seen.0 .. seen.1`, and of what their tiles hold beside them: returns which in all. Causal rows see to the middle
+    /// of a tile: there half a tile is enough, if it is no less than a group of keys.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
     fn all_scores(
         &self,
@@ -744,7 +748,8 @@ impl<'a, 'c> Generator<'a, 'c> {
         (fb.mul_int(begin, tile_keys), end)
     }
 
-    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of so many vectors of keys; asks for the same tiles of the next block.
+    /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of so many vectors of keys; asks for the same tiles of the
+    /// next block.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
     fn scores(
         &self,
@@ -812,7 +817,8 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block; asks for the same ones of the next.
+    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block; asks for the same
+    /// ones of the next.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
     fn values(
         &self,

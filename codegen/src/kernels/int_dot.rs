@@ -1,35 +1,38 @@
-//! The register tile of a matmul of int8 records with int8 or int4 codes ([`Compute::takes_codes`](crate::program::Compute)): the loop over groups, and its
-//! step with dots. With matrix instructions the step is [`super::int_mmla`]'s, and rows below are packed pairs of rows.
+//! The register tile of a matmul of int8 records with int8 or int4 codes ([`Compute::takes_codes`](crate::program::Compute)): the loop over
+//! groups, and its step with dots. With matrix instructions the step is [`super::int_mmla`]'s, and rows below are packed pairs of rows.
 //!
 //! ```text
 //! for each group of k { s32 = start of the row;  for each step { s32 += codes . codes };  f32 += (s32 * scale of the column) * scale of the row }
 //! ```
-//! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of k.
-//! Where columns have zero points of their own, the start stands for minus the sum of the row's codes, and `s32 + zero * that`, exact in f32 too, takes the
-//! place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are counted to be in registers; else LLVM may spill the f32 ones, once a
-//! group: the loop over a group is the same, and more rows per read of the weights hide the latency of the dots.
+//! The sums over a group are exact, the f32 chain runs over groups: the same bits for any number of rows, panels side by side or blocks of
+//! k. Where columns have zero points of their own, the start stands for minus the sum of the row's codes, and `s32 + zero * that`, exact in
+//! f32 too, takes the place of s32. Every element has two accumulators. Where they fit, and up to half of the largest tile's rows, both are
+//! counted to be in registers; else LLVM may spill the f32 ones, once a group: the loop over a group is the same, and more rows per read of
+//! the weights hide the latency of the dots.
 //!
-//! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, unless it has pipes of its own ([`Isa::nibbles_beside_dots`]), so with many blocks of rows the first one keeps what it took
-//! apart for the others ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
+//! Nibbles are taken apart in registers. That costs a fifth of the dots of 8 rows, unless it has pipes of its own
+//! ([`Isa::nibbles_beside_dots`]), so with many blocks of rows the first one keeps what it took apart for the others
+//! ([`Microkernel::kept`]), with scales as f32: `[k / group]{ [group / 4][nr][4] codes, [nr] f32 scales, zeros }` (matrix instructions:
 //! `[group / 8][nr][8]`). Where there are no zeros, their place has the `3 * 2^22 * scale` of below, where that is wanted.
 //!
-//! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself, or
-//! code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation. Where x86 has no such
-//! instruction, three do it, from signed bytes or nibbles ([`Int8Dot::Pairs`](crate::isa::Int8Dot)): the same bits. Products of nibbles are small enough that 32 k of
-//! them are summed in words of 16 bits, by two instructions, before the third and the addition make 32 bits of them.
+//! Signed codes of the rows meet unsigned ones of the weights (code + 128 or + 8), as `VPDPBUSD` wants it, or signed ones (the code itself,
+//! or code + 8) for `SDOT`; the start in the record makes up for the offset. Both add four products to 32 bits without saturation. Where
+//! x86 has no such instruction, three do it, from signed bytes or nibbles ([`Int8Dot::Pairs`](crate::isa::Int8Dot)): the same bits.
+//! Products of nibbles are small enough that 32 k of them are summed in words of 16 bits, by two instructions, before the third and the
+//! addition make 32 bits of them.
 //!
-//! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from a lane
-//! ([`Isa::lane_fma`]), from a register that holds sixteen.
+//! Four codes of a row reach all lanes by a broadcast from memory or, where that costs a vector instruction and the dot can take them from
+//! a lane ([`Isa::lane_fma`]), from a register that holds sixteen.
 //!
 //! Sums start at the bits of 3 * 2^22 ([`Quantise::INTEGERS`]) and are f32 `3 * 2^22 + s32` at the end, exactly, because a sum has at most
-//! 128 * 127 * 256 < 2^22, or 255 * 127 * 128 where unsigned codes wait for their zero points. `s32 * scale` is then a subtraction and a product or, where an
-//! FMA may overwrite a factor ([`Isa::fma_into_factor`]), one FMA, `(3 * 2^22 + s32) * scale - 3 * 2^22 * scale`: the same bits, because a scale has eleven bits
-//! and the last product is exact.
+//! 128 * 127 * 256 < 2^22, or 255 * 127 * 128 where unsigned codes wait for their zero points. `s32 * scale` is then a subtraction and a
+//! product or, where an FMA may overwrite a factor ([`Isa::fma_into_factor`]), one FMA, `(3 * 2^22 + s32) * scale - 3 * 2^22 * scale`: the
+//! same bits, because a scale has eleven bits and the last product is exact.
 //!
-//! In groups of 32 the scale of a row is a power of two, and sums start at the bits of `3 * 2^22 * scale`: integers added to them count multiples of the scale. So
-//! one subtraction gives `s32 * scale of the row`, and one FMA by the scale of the column adds it. (There is a sum for every eight dots, and where FMA shares
-//! their pipes a second multiplication would take a tenth of them.) With nibbles, whose scales have five bits, `s32 * scale * scale` is exact, which tiles of
-//! bf16 count on.
+//! In groups of 32 the scale of a row is a power of two, and sums start at the bits of `3 * 2^22 * scale`: integers added to them count
+//! multiples of the scale. So one subtraction gives `s32 * scale of the row`, and one FMA by the scale of the column adds it. (There is a
+//! sum for every eight dots, and where FMA shares their pipes a second multiplication would take a tenth of them.) With nibbles, whose
+//! scales have five bits, `s32 * scale * scale` is exact, which tiles of bf16 count on.
 
 use super::int_mmla::{Rows, block_scales};
 use super::microkernel::{At, Feed, Keep, LANE_ROWS, Microkernel, Start, Walk, tile_fits};
@@ -105,12 +108,14 @@ pub(super) fn add_scaled<'c>(
 }
 
 impl Microkernel<'_> {
-    /// May the f32 sums of `m` rows leave the registers while a group is summed, as far as LLVM has to? Only then may the sums of a group fill them.
+    /// May the f32 sums of `m` rows leave the registers while a group is summed, as far as LLVM has to? Only then may the sums of a group
+    /// fill them.
     pub(super) fn sums_spill(&self, isa: &Isa, m: u32) -> bool {
         if m > isa.rows(self.kernel.compute) / 2 {
             return true;
         }
-        // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one after the other.)
+        // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one
+        // after the other.)
         let vectors = self.kernel.panels.nr / isa.lanes;
         let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
         m > 1 && self.kernel.compute.dots_codes() && !fits(2) && fits(1)
@@ -140,8 +145,8 @@ impl Microkernel<'_> {
     pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
         isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute.dots_codes()
     }
-    /// k of a step of the loop over a group. Weights that come from a cache: more, for less of a loop. From memory one pack at a time is better, whose
-    /// prefetches lie evenly among the dots. Nibbles and dots in pairs need the registers of the second pack.
+    /// k of a step of the loop over a group. Weights that come from a cache: more, for less of a loop. From memory one pack at a time is
+    /// better, whose prefetches lie evenly among the dots. Nibbles and dots in pairs need the registers of the second pack.
     fn group_step(&self, isa: &Isa, m: u32, feed: Feed<'_>) -> u32 {
         match feed {
             _ if self.codes_in_lanes(isa, m) => 16,

@@ -1,18 +1,20 @@
 //! The register tile of a matmul of int8 records with SMMLA: blocks of 2 rows x 2 columns x 8 k per instruction.
 //!
-//! In: as [`super::int_dot`], which has the loop over groups, with weights in panels of eight k (`[k/8][nr][8]`: a register holds 2 columns x 8 k) and
-//! records packed by pairs of rows. Out: the packed records, one step of the loop, and what its sums stand for.
+//! In: as [`super::int_dot`], which has the loop over groups, with weights in panels of eight k (`[k/8][nr][8]`: a register holds 2 columns
+//! x 8 k) and records packed by pairs of rows. Out: the packed records, one step of the loop, and what its sums stand for.
 //!
 //! ```text
 //! pack: groups of m rows -> per group { [group/8][pair of rows][2][8] codes, [pair] scales, [pair] starts } in the thread's scratch
 //! step: for pair of rows { a = P; for pair of columns { sum = smmla(sum, a, w) } }
 //! ```
-//! Scales (by 32: origins of sums, see [`Quantise`](crate::program::Quantise)) and starts are written as a block needs them, `[even, even, odd, odd]`; an odd last row stands beside itself. Sums stay blocks until the
-//! last group, where every two become vectors of columns (`mmla`): scaling costs nothing more than with SDOT. Those of a single row become a vector at
-//! the end of every group, which is half as many f32 sums.
+//! Scales (by 32: origins of sums, see [`Quantise`](crate::program::Quantise)) and starts are written as a block needs them, `[even, even,
+//! odd, odd]`; an odd last row stands beside itself. Sums stay blocks until the last group, where every two become vectors of columns
+//! (`mmla`): scaling costs nothing more than with SDOT. Those of a single row become a vector at the end of every group, which is half as
+//! many f32 sums.
 //!
-//! A single row takes the same instruction. SDOT would want as many of them (16 products either way, two registers per pair of columns and k), and a pairwise
-//! addition where this wants a shuffle. Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits for any number of rows.
+//! A single row takes the same instruction. SDOT would want as many of them (16 products either way, two registers per pair of columns and
+//! k), and a pairwise addition where this wants a shuffle. Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits
+//! for any number of rows.
 
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::exchange_halves;

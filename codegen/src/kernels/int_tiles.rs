@@ -1,17 +1,20 @@
 //! Blocks of rows of a matmul of int8 records with int8 or int4 codes by tiles (AMX): 16 rows x 16 columns x 64 k per instruction.
 //!
-//! In: as [`super::int_dot`], whose panels and records these are, records beginning with a cache line ([`Compute::record`](crate::program::Compute::record)); nibbles
-//! are taken apart beforehand ([`Microkernel::take_apart`]), as `int_dot` keeps them. Out: the loop over groups of up to [`ROWS`](super::tiles::ROWS) rows and a panel.
+//! In: as [`super::int_dot`], whose panels and records these are, records beginning with a cache line
+//! ([`Compute::record`](crate::program::Compute::record)); nibbles are taken apart beforehand ([`Microkernel::take_apart`]), as `int_dot`
+//! keeps them. Out: the loop over groups of up to [`ROWS`](super::tiles::ROWS) rows and a panel.
 //!
 //! ```text
 //! for each group of k { sums = 0;  for each step of 64 k { sums += rows . columns };  scale the sums of the group before;  store the sums }
 //! ```
-//! Tiles of sums cannot be scaled, so that they go through memory, as the f32 sums do, which stay in the tile of [`Microkernel::emit`], in L1. Two buffers in turns: stores
-//! wait for the last products, and vectors need not. (That gains 2 to 3 % with groups of 32 and nothing with longer ones: loads and stores of tiles and of vectors
-//! take their turns whatever their order, docs/machines/granite-rapids.md.) Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
+//! Tiles of sums cannot be scaled, so that they go through memory, as the f32 sums do, which stay in the tile of [`Microkernel::emit`], in
+//! L1. Two buffers in turns: stores wait for the last products, and vectors need not. (That gains 2 to 3 % with groups of 32 and nothing
+//! with longer ones: loads and stores of tiles and of vectors take their turns whatever their order, docs/machines/granite-rapids.md.)
+//! Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
 //!
-//! Nibbles by 32 need no scaling ([`Compute::CodesInBf16Tiles`]): values with their scales go through the loops of bf16 ([`super::tiles`]), which have the same sums, because those of a
-//! group are exact there too. Several blocks of rows read values that were made for all of them; a single one makes them itself, a group before it is multiplied.
+//! Nibbles by 32 need no scaling ([`Compute::CodesInBf16Tiles`]): values with their scales go through the loops of bf16 ([`super::tiles`]),
+//! which have the same sums, because those of a group are exact there too. Several blocks of rows read values that were made for all of
+//! them; a single one makes them itself, a group before it is multiplied.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
@@ -41,7 +44,8 @@ impl Microkernel<'_> {
         Walk { m: 1, panels: 1, ways: 1, vectors: self.kernel.panels.nr / lanes, pieces: 1 }
     }
 
-    /// Takes the nibbles of `groups` groups of the panel at `w` apart, and keeps them with their scales at `to` (see `int_dot`), or as bf16.
+    /// Takes the nibbles of `groups` groups of the panel at `w` apart, and keeps them with their scales at `to` (see `int_dot`), or as
+    /// bf16.
     pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, groups: Value<'c>, to: Value<'c>, kept: &Microkernel<'_>) {
         let (group, nr) = (self.coding.group().expect("codes"), u64::from(self.kernel.panels.nr));
         let (bytes, codes) = self.group_bytes(fb.isa());
@@ -64,8 +68,9 @@ impl Microkernel<'_> {
         });
     }
 
-    /// Keeps `code * scale` of a group of nibbles of the panel at `w` at `to`, as pairs of bf16 (`[k / 2][nr][2]`). A nibble whose bits are taken for the last but
-    /// `at` of 2^23's is `2^23 + nibble * 2^at`, which an FMA makes `(nibble - 8) * scale`: exactly, and the lower half of that f32 is zero.
+    /// Keeps `code * scale` of a group of nibbles of the panel at `w` at `to`, as pairs of bf16 (`[k / 2][nr][2]`). A nibble whose bits are
+    /// taken for the last but `at` of 2^23's is `2^23 + nibble * 2^at`, which an FMA makes `(nibble - 8) * scale`: exactly, and the lower
+    /// half of that f32 is zero.
     pub(super) fn widen_to_bf16<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, to: Value<'c>) {
         /// Bits of the word below the nibbles of each byte as they are taken: 2^23 times a scale of five bits is no f32 at 0.
         const AT: [u32; 4] = [4, 8, 12, 16];

@@ -17,10 +17,10 @@
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
 //! ```
 //!
-//! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and
-//! thread count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k;
-//! blocks of k go on with the accumulators of the block before. Row blocks are balanced (33 rows at `block_mr` 12: 11, 11, 11), and an exact
-//! instance exists for each row count: no padding rows.
+//! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and thread
+//! count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k; blocks of k
+//! go on with the accumulators of the block before. Row blocks are balanced (33 rows at `block_mr` 12: 11, 11, 11), and an exact instance
+//! exists for each row count: no padding rows.
 //!
 //! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
 //! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.
@@ -143,18 +143,19 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
     if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
 }
 
-/// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more blocks read what the first
-/// one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and four blocks are as fast either way.)
+/// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more
+/// blocks read what the first one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and
+/// four blocks are as fast either way.)
 const STREAMED_BLOCKS: u32 = 2;
-/// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups (measured on Granite Rapids with int4 by 32: 24
-/// sequences 0.91 of the tokens/s by tiles, 32 1.05).
+/// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups (measured on Granite Rapids with
+/// int4 by 32: 24 sequences 0.91 of the tokens/s by tiles, 32 1.05).
 const STREAMED_BLOCKS_SHORT: u32 = 3;
-/// The same where a single block of rows makes the nibbles bf16 while tiles multiply (Granite Rapids, int4 by 32: 9 sequences 0.98 of the tokens/s by tiles,
-/// 12 1.11).
+/// The same where a single block of rows makes the nibbles bf16 while tiles multiply (Granite Rapids, int4 by 32: 9 sequences 0.98 of the
+/// tokens/s by tiles, 12 1.11).
 const STREAMED_BLOCKS_BF16: u32 = 1;
 
-/// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less than a core that
-/// waits, and of whole walks narrow matmuls have too few.
+/// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less
+/// than a core that waits, and of whole walks narrow matmuls have too few.
 const PIECES_OF_WALK: u32 = 4;
 
 /// [`STREAMED_BLOCKS`] of a kernel.
@@ -181,7 +182,8 @@ struct Blocks {
     widen: bool,
     /// Bytes of a widened panel of one way.
     widened_panel: u64,
-    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a pass by tiles: of that).
+    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a
+    /// pass by tiles: of that).
     tiles: u64,
     /// Bytes of tiles per row.
     tile_row: u64,
@@ -448,8 +450,8 @@ impl<'c> Generator<'_, 'c> {
         Walk::stream(isa, &Microkernel::stored(isa, self.kernel, self.dtype, 1), 1, self.kernel.panels.panels()).panels
     }
 
-    /// The thread's units, `body(begin, end)`: its share of each run of groups with the same nests, where every thread gets some of each, else its share of all. Heads
-    /// whose keys go to the cache take longest, and lie together.
+    /// The thread's units, `body(begin, end)`: its share of each run of groups with the same nests, where every thread gets some of each,
+    /// else its share of all. Heads whose keys go to the cache take longest, and lie together.
     fn shares(&self, call: &Call<'_, '_, 'c>, body: impl FnOnce(Value<'c>, Value<'c>)) {
         let fb = call.fb;
         let (units, _) = units(self.kernel);
@@ -634,7 +636,8 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// `stream.m(.., a, w, row, first_panel, last_panel)`: the `m` rows at `a`, of which `row` is the first, times these panels, with epilogue.
+    /// `stream.m(.., a, w, row, first_panel, last_panel)`: the `m` rows at `a`, of which `row` is the first, times these panels, with
+    /// epilogue.
     fn stream(&self, m: u32, epilogue: &Function<'c>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
         let name = format!("{}.stream{m}", self.name);
@@ -670,8 +673,8 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `block.m(.., a, w, widened, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part)`: a block of k of the `m` rows at `a`
-    /// times the panels from `w` on, and the epilogue after the last block of k.
+    /// `block.m(.., a, w, widened, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part)`: a block of k of the `m` rows
+    /// at `a` times the panels from `w` on, and the epilogue after the last block of k.
     fn block(
         &self,
         m: u32,
@@ -736,8 +739,9 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// The panels of a block of rows: `multiply` leaves a panel's sums in its tile; after the last block of k comes the epilogue. `(panel_bytes, one_tile)`: bytes
-    /// of a panel of one way as it is read, and where the sums of each panel go in its turn when there is one block of k.
+    /// The panels of a block of rows: `multiply` leaves a panel's sums in its tile; after the last block of k comes the epilogue.
+    /// `(panel_bytes, one_tile)`: bytes of a panel of one way as it is read, and where the sums of each panel go in its turn when there is
+    /// one block of k.
     #[expect(clippy::too_many_arguments, reason = "what a block of rows is made of")]
     fn panels_of_block(
         &self,
@@ -774,7 +778,8 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by side.
+    /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by
+    /// side.
     fn pieces(
         &self,
         micro: &Microkernel<'_>,
@@ -799,8 +804,8 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// `ahead(.., row, rows, column)`: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart for prefetchers. None: it
-    /// reads nothing by row and column.
+    /// `ahead(.., row, rows, column)`: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart
+    /// for prefetchers. None: it reads nothing by row and column.
     fn ahead(&self) -> Option<Function<'c>> {
         let kernel = self.kernel;
         let values: Vec<_> = kernel.stores.iter().map(|s| s.value).collect();

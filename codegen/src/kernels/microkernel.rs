@@ -4,15 +4,16 @@
 //! the panels. Out: the loop over k, ended by stores of the accumulators to a tile in memory (`f32[way][row][column]`), from which the
 //! epilogue reads, or the next range of k.
 //!
-//! A row's values reach the weights in one of these ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a register
-//! that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]). Codes have a loop over groups ([`super::int_dot`]), and where blocks of rows take
-//! tiles few rows follow their order of additions ([`super::tiles`]).
+//! A row's values reach the weights in one of these ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a
+//! register that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]). Codes have a loop over groups
+//! ([`super::int_dot`]), and where blocks of rows take tiles few rows follow their order of additions ([`super::tiles`]).
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
-//! requests under way as the core allows: several streams side by side, each brought to L1 `tile.prefetch_l1` bytes ahead
-//! (from `tile.busy_rows` rows on `tile.busy_l1`, and that alone; nearer where `tile.near_streams` are walked) and to L2 `tile.prefetch` ahead, across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams
-//! spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each
-//! block of rows brings a part of the next block of weights there.
+//! requests under way as the core allows: several streams side by side, each brought to L1 `tile.prefetch_l1` bytes ahead (from
+//! `tile.busy_rows` rows on `tile.busy_l1`, and that alone; nearer where `tile.near_streams` are walked) and to L2 `tile.prefetch` ahead,
+//! across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams spread the far prefetch
+//! over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each block of rows brings a part
+//! of the next block of weights there.
 
 use super::{int_mmla, mmla};
 use crate::isa::{BF16_TILE_K, Isa};
@@ -80,8 +81,8 @@ impl Walk {
         Walk { panels, ..walk }
     }
 
-    /// `m` rows over one panel from a cache. In pieces each block of rows would go through every second line of it, and then the others, which is slower from L2
-    /// (docs/machines/emerald-rapids.md): one way after the other, then.
+    /// `m` rows over one panel from a cache. In pieces each block of rows would go through every second line of it, and then the others,
+    /// which is slower from L2 (docs/machines/emerald-rapids.md): one way after the other, then.
     pub fn block(isa: &Isa, micro: &Microkernel<'_>, m: u32) -> Walk {
         let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways);
         if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together }
@@ -107,8 +108,9 @@ impl Walk {
 /// k of a step at once, which do not fit the registers.
 pub(super) const LANE_ROWS: u32 = 3;
 
-/// k of a step over weights from a cache. Instructions beside the multiply-adds count where others use the core: on a Zen 3 virtual machine it is as if three a cycle
-/// were left, where six rows of AVX2 want twenty for the six cycles of their multiply-adds, and steps of one k five more.
+/// k of a step over weights from a cache. Instructions beside the multiply-adds count where others use the core: on a Zen 3 virtual machine
+/// it is as if three a cycle were left, where six rows of AVX2 want twenty for the six cycles of their multiply-adds, and steps of one k
+/// five more.
 const BLOCK_STEP: u32 = 4;
 
 /// How the rows of a tile meet its weights.
@@ -239,7 +241,8 @@ impl<'a> Microkernel<'a> {
         let step_k = if multiply == Multiply::Lane { kernel.panels.k_pack.max(isa.lanes) } else { BLOCK_STEP };
         Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
-    /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`), or as bf16 (see `int_tiles`).
+    /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`), or as bf16 (see
+    /// `int_tiles`).
     pub fn kept(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
         match kernel.compute {
             Compute::CodesInBf16Tiles => {
@@ -509,8 +512,8 @@ impl<'a> Microkernel<'a> {
         acc
     }
 
-    /// Code `k` of each column's four bytes as f32, or, with the column's scale and its shift (minus the zero point times the scale), the element.
-    /// Exact: 9 + 11 bits.
+    /// Code `k` of each column's four bytes as f32, or, with the column's scale and its shift (minus the zero point times the scale), the
+    /// element. Exact: 9 + 11 bits.
     fn decode<'c>(&self, fb: &Fb<'_, 'c>, words: Value<'c>, k: u32, factors: Option<(Value<'c>, Value<'c>)>) -> Value<'c> {
         let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), fb.lanes());
         let code = if self.dtype == DType::I8 {
@@ -550,8 +553,8 @@ impl<'a> Microkernel<'a> {
         }
     }
 
-    /// Prefetches a part of what comes next: of all ways the lines from `done` bytes (in `2^-`[`AHEAD_SHIFT`]) behind `at` on. Two blocks of rows share the work, or
-    /// more: half of the lines of a step, which is `step_bytes` long.
+    /// Prefetches a part of what comes next: of all ways the lines from `done` bytes (in `2^-`[`AHEAD_SHIFT`]) behind `at` on. Two blocks
+    /// of rows share the work, or more: half of the lines of a step, which is `step_bytes` long.
     pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, (stream, step_bytes): (u64, u64)) {
         let at = fb.offset(at, fb.lshr(done, AHEAD_SHIFT));
         for way in 0..u64::from(self.kernel.panels.ways) {

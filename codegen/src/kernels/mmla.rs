@@ -41,7 +41,8 @@ pub(super) fn step_bytes(m: u32) -> u64 {
     u64::from(m.div_ceil(2)) * REGISTER
 }
 
-/// Do `m` rows times `vectors` of four columns fit the register file? Weights of more than one pair of rows wait in two registers per vector.
+/// Do `m` rows times `vectors` of four columns fit the register file? Weights of more than one pair of rows wait in two registers per
+/// vector.
 pub(super) fn fits(isa: &Isa, m: u32, vectors: u32) -> bool {
     tile_fits(isa, m.next_multiple_of(2), vectors, if m > 2 { 2 * vectors } else { vectors })
 }
@@ -79,7 +80,8 @@ pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul, m: u32, a: Value<'c>, k
     }
 }
 
-/// Accumulators of rows (`n` vectors of four columns each) as blocks: of every two rows and every vector its first and its last two columns.
+/// Accumulators of rows (`n` vectors of four columns each) as blocks: of every two rows and every vector its first and its last two
+/// columns.
 pub(super) fn blocks_of_rows<'c>(fb: &Fb<'_, 'c>, m: u32, rows: &[Value<'c>]) -> Vec<Value<'c>> {
     let n = rows.len() / m as usize;
     let mut blocks = vec![];

@@ -102,7 +102,8 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
             let stream_start = fb.offset(start, fb.mul_int(stream_bytes, stream as i64));
             let at = fb.offset(stream_start, offset);
             if streams == 1 {
-                // The lines of a chunk come from all pages of the next window in turns, as in matmuls that ask for them 4 KB ahead and more.
+                // The lines of a chunk come from all pages of the next window in turns, as in matmuls that ask for them 4 KB ahead and
+                // more.
                 let window = fb.and(offset, fb.int(-(4096 * PAGES as i64)));
                 let line = fb.lshr(fb.sub(offset, window), PAGES.trailing_zeros());
                 let next = fb.offset(stream_start, fb.add(window, line));

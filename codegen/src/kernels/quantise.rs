@@ -8,8 +8,9 @@ use super::{Call, define_kernel};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value};
 use crate::program::{DType, Program, Quantise};
 
-/// Bytes from the floats of a group to those that are asked for meanwhile: others wrote half of them, and many rows are in no cache of this core. (Emerald
-/// Rapids, 512 rows of 8192, two threads: 0.66 of the time; 0.72 with 2 KB, 0.65 with 8 KB. Zen 5, decode of four sequences with int4 by 32: 1.04 times the tokens/s where each thread makes all codes, 1.05 with 1 KB.)
+/// Bytes from the floats of a group to those that are asked for meanwhile: others wrote half of them, and many rows are in no cache of this
+/// core. (Emerald Rapids, 512 rows of 8192, two threads: 0.66 of the time; 0.72 with 2 KB, 0.65 with 8 KB. Zen 5, decode of four sequences
+/// with int4 by 32: 1.04 times the tokens/s where each thread makes all codes, 1.05 with 1 KB.)
 const AHEAD: u64 = 4096;
 
 /// Magnitude below which a group is zero.

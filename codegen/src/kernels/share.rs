@@ -1,7 +1,8 @@
 //! How the threads of a step share the work of a region.
 //!
-//! In: `0..total` units of work (panels of weights, groups of them, rows times groups). Out: the ranges of units that the calling thread does. Every thread has
-//! a contiguous share; where cores may not be equally fast ([`Call::share_out`]), what is left of a share at its end can be done by others.
+//! In: `0..total` units of work (panels of weights, groups of them, rows times groups). Out: the ranges of units that the calling thread
+//! does. Every thread has a contiguous share; where cores may not be equally fast ([`Call::share_out`]), what is left of a share at its end
+//! can be done by others.
 
 use super::Call;
 use crate::llvm::builder::{Cmp, Value};
@@ -11,7 +12,8 @@ use rcompile_runtime::abi::{CLAIMS_STRIDE, field};
 const OPEN_PART: i64 = 8;
 /// Pieces of it, where they are not too small.
 const PIECES: i64 = 8;
-/// Of so many threads, itself included, a thread does pieces: each look at another one's line is an exchange between two cores, at the end of every region.
+/// Of so many threads, itself included, a thread does pieces: each look at another one's line is an exchange between two cores, at the end
+/// of every region.
 const HELPED: i64 = 8;
 
 /// The units of one thread.
@@ -34,16 +36,17 @@ impl<'c> Call<'_, '_, 'c> {
         (cut(thread), cut(fb.add_int(thread, 1)))
     }
 
-    /// All of `0..total` in pieces: `work(begin, end)` first with most of this thread's share, then with pieces of its rest and of what the next threads have
-    /// left of theirs, until nothing is left; sometimes with an empty range. Threads are not equally fast, and at the next barrier all wait for the slowest: two
-    /// threads that read weights gain 1 %, and 4 % where another process uses one of the cores. `least`: a smaller piece would cost more than it balances.
-    /// (Blocks of rows and panels lose: what one piece brings to L2 for the next is lost. BERT and GPT-2 with 128 rows and two threads on Zen 4 were 3 to 5 %
-    /// slower so, medians of six.)
+    /// All of `0..total` in pieces: `work(begin, end)` first with most of this thread's share, then with pieces of its rest and of what the
+    /// next threads have left of theirs, until nothing is left; sometimes with an empty range. Threads are not equally fast, and at the
+    /// next barrier all wait for the slowest: two threads that read weights gain 1 %, and 4 % where another process uses one of the cores.
+    /// `least`: a smaller piece would cost more than it balances. (Blocks of rows and panels lose: what one piece brings to L2 for the next
+    /// is lost. BERT and GPT-2 with 128 rows and two threads on Zen 4 were 3 to 5 % slower so, medians of six.)
     ///
-    /// Each thread counts the pieces that are left of its share on a line of its own ([`StepCtx::claims`](rcompile_runtime::abi::StepCtx)), which no other core
-    /// touches before it has nothing left itself, and the pieces of a share follow each other in memory. (With one counter for all threads every piece cost an
-    /// exchange of its line and a stream of weights that began anew.) A count is never above 0 between regions, since its thread goes on until it is not; so no
-    /// one takes pieces of a region that it has left, as long as a barrier lies between two regions that share out work so.
+    /// Each thread counts the pieces that are left of its share on a line of its own ([`StepCtx::claims`](rcompile_runtime::abi::StepCtx)),
+    /// which no other core touches before it has nothing left itself, and the pieces of a share follow each other in memory. (With one
+    /// counter for all threads every piece cost an exchange of its line and a stream of weights that began anew.) A count is never above 0
+    /// between regions, since its thread goes on until it is not; so no one takes pieces of a region that it has left, as long as a barrier
+    /// lies between two regions that share out work so.
     pub fn share_out(&self, total: u32, least: u32, work: impl FnOnce(Value<'c>, Value<'c>)) {
         let fb = self.fb;
         let (total, least) = (i64::from(total), i64::from(least));

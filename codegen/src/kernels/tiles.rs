@@ -1,17 +1,19 @@
-//! Tiles (AMX): the matrix unit's registers, what blocks of rows ask for meanwhile, and matmuls of bf16 rows and weights, 16 rows x 16 columns x 32 k per
-//! instruction.
+//! Tiles (AMX): the matrix unit's registers, what blocks of rows ask for meanwhile, and matmuls of bf16 rows and weights, 16 rows x 16
+//! columns x 32 k per instruction.
 //!
-//! In: as [`super::microkernel`], with rows and weights of bf16, these in panels of pairs (`[k/2][nr][2]`: 16 columns of 32 k are 16 rows of a tile, 64 bytes each). Out:
-//! the loop over k of up to [`ROWS`] rows and a panel, and that of few rows by FMA.
+//! In: as [`super::microkernel`], with rows and weights of bf16, these in panels of pairs (`[k/2][nr][2]`: 16 columns of 32 k are 16 rows
+//! of a tile, 64 bytes each). Out: the loop over k of up to [`ROWS`] rows and a panel, and that of few rows by FMA.
 //!
-//! TDPBF16PS adds to a sum what it makes of 32 k: products of even k and of odd k in a chain of FMA from zero each, and the two together. Few rows do the same
-//! by FMA, so that they have the same bits (but for numbers below 2^-126, which tiles take for zero, and which no sum that matters notices). They wait for memory either way.
+//! TDPBF16PS adds to a sum what it makes of 32 k: products of even k and of odd k in a chain of FMA from zero each, and the two together.
+//! Few rows do the same by FMA, so that they have the same bits (but for numbers below 2^-126, which tiles take for zero, and which no sum
+//! that matters notices). They wait for memory either way.
 //!
-//! Registers: four tiles of sums (two of rows, two of columns), and the two rows' and two columns' that they are made of: each is used twice. The
-//! number of rows is a value: the unit takes as long as there are rows, whatever k and columns.
+//! Registers: four tiles of sums (two of rows, two of columns), and the two rows' and two columns' that they are made of: each is used
+//! twice. The number of rows is a value: the unit takes as long as there are rows, whatever k and columns.
 //!
-//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1 chapter 18 (tile configuration), volume 2 (TDPBF16PS, TILELOADD). The order
-//! of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all the same.
+//! Sources: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1 chapter 18 (tile configuration), volume 2 (TDPBF16PS,
+//! TILELOADD). The order of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all
+//! the same.
 
 use super::microkernel::{AHEAD_SHIFT, At, L2, Microkernel, Start, Walk};
 use crate::isa::BF16_TILE_K;
@@ -61,7 +63,8 @@ fn config(m: u32, row_bytes: u32) -> [u8; CONFIG] {
     bytes
 }
 
-/// The shapes that the registers have: a change takes as long as some forty instructions on tiles, and most blocks of rows have as many rows as the one before.
+/// The shapes that the registers have: a change takes as long as some forty instructions on tiles, and most blocks of rows have as many
+/// rows as the one before.
 pub(super) struct Shapes<'c> {
     /// Configurations by the number of rows.
     table: Value<'c>,
@@ -122,8 +125,8 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
     fb.tile_release();
 }
 
-/// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows, columns)`; `between(i)` comes behind those of
-/// tile `i` of rows. `once`: the rows are not used again soon, and columns shall stay in L1.
+/// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows,
+/// columns)`; `between(i)` comes behind those of tile `i` of rows. `once`: the rows are not used again soon, and columns shall stay in L1.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
     (row_tiles, tile_columns, once): (u32, u32, bool),
@@ -145,8 +148,8 @@ fn step<'c>(
     }
 }
 
-/// `out = a w`, or `out + a w` where it `adds`: `row_tiles` tiles of rows of bf16 at `a`, 32 columns of pairs of k at `w` (`[k / 2][32][2]`), `steps` times 32 k; `a` and `out` with
-/// the bytes of their rows.
+/// `out = a w`, or `out + a w` where it `adds`: `row_tiles` tiles of rows of bf16 at `a`, 32 columns of pairs of k at `w` (`[k /
+/// 2][32][2]`), `steps` times 32 k; `a` and `out` with the bytes of their rows.
 pub(super) fn multiply<'c>(
     fb: &Fb<'_, 'c>,
     row_tiles: u32,
@@ -171,8 +174,9 @@ pub(super) fn multiply<'c>(
 }
 
 impl Microkernel<'_> {
-    /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`. What comes next is asked
-    /// for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want too.
+    /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`.
+    /// What comes next is asked for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want
+    /// too.
     pub(super) fn tile_step<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -193,9 +197,10 @@ impl Microkernel<'_> {
         }
     }
 
-    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves the sums in the tile, as [`Microkernel::emit`]
-    /// does. `nibbles`: the panel is one of these, each group of which is made bf16 while tiles multiply the one before: the sooner the better
-    /// (Granite Rapids, 32 sequences of the 1B shape by 1, 2, 4 and 8 groups: 576, 457, 494 and 452 tokens/s; for the whole panel beforehand 401).
+    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves
+    /// the sums in the tile, as [`Microkernel::emit`] does. `nibbles`: the panel is one of these, each group of which is made bf16 while
+    /// tiles multiply the one before: the sooner the better (Granite Rapids, 32 sequences of the 1B shape by 1, 2, 4 and 8 groups: 576,
+    /// 457, 494 and 452 tokens/s; for the whole panel beforehand 401).
     pub(super) fn emit_bf16_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,

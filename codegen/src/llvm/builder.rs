@@ -822,8 +822,8 @@ impl<'m, 'c> Fb<'m, 'c> {
         let pairs = Ty::vec(Elem::Bf16, 2 * lanes);
         self.intrinsic(name, acc.ty, &[acc, self.bitcast(a, pairs), self.bitcast(b, pairs)])
     }
-    /// int8 dot: `acc[i] + sum of weights[4i + j] * rows[4i + j]` per i32 lane, exact, both as words of four codes. Rows are signed (-127 to 127),
-    /// weights nibbles (one to a byte) or bytes as `Isa::code_type` says. Panics where the target has no `Isa::int8_dot`.
+    /// int8 dot: `acc[i] + sum of weights[4i + j] * rows[4i + j]` per i32 lane, exact, both as words of four codes. Rows are signed (-127
+    /// to 127), weights nibbles (one to a byte) or bytes as `Isa::code_type` says. Panics where the target has no `Isa::int8_dot`.
     pub fn dot_int8(&self, acc: Value<'c>, weights: Value<'c>, rows: Value<'c>, weights_are: Codes) -> Value<'c> {
         let lanes = acc.ty.lanes;
         let codes = |words: Value<'c>| self.bitcast(words, Ty::vec(Elem::I8, 4 * lanes));
@@ -843,7 +843,8 @@ impl<'m, 'c> Fb<'m, 'c> {
             }
         }
     }
-    /// The first of the three instructions ([`Int8Dot::Pairs`]) alone: to sums in words, two for each i32 lane of `weights` (nibbles) and `rows` (signed bytes), which must not overflow.
+    /// The first of the three instructions ([`Int8Dot::Pairs`]) alone: to sums in words, two for each i32 lane of `weights` (nibbles) and
+    /// `rows` (signed bytes), which must not overflow.
     pub fn dot_nibbles(&self, sums: Value<'c>, weights: Value<'c>, rows: Value<'c>) -> Value<'c> {
         let Some(Int8Dot::Pairs { bytes, .. }) = self.isa().int8_dot(weights.ty.lanes) else { unreachable!("dots in pairs") };
         let [weights, rows] = [weights, rows].map(|words| self.bitcast(words, Ty::vec(Elem::I8, 4 * words.ty.lanes)));
@@ -881,7 +882,8 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn bfmmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {
         self.intrinsic("llvm.aarch64.neon.bfmmla", acc.ty, &[acc, a, b])
     }
-    /// Gives the tile registers the shapes of the 64 bytes at `config`, and zeros (AMX only, like all `tile_` functions; registers are numbers up to 7).
+    /// Gives the tile registers the shapes of the 64 bytes at `config`, and zeros (AMX only, like all `tile_` functions; registers are
+    /// numbers up to 7).
     pub fn tile_config(&self, config: Value<'c>) {
         self.intrinsic_void("llvm.x86.ldtilecfg", &[config]);
     }
@@ -909,7 +911,8 @@ impl<'m, 'c> Fb<'m, 'c> {
     pub fn tile_dot_int8(&self, sums: u32, rows: u32, weights: u32) {
         self.intrinsic_void("llvm.x86.tdpbsud", &[self.tile(sums), self.tile(rows), self.tile(weights)]);
     }
-    /// `sums[row][column] += ` products of bf16 `rows[row][k]` and `weights[k / 2][column][k % 2]`: those of even k and of odd ones, each a chain of FMA from zero, together.
+    /// `sums[row][column] += ` products of bf16 `rows[row][k]` and `weights[k / 2][column][k % 2]`: those of even k and of odd ones, each a
+    /// chain of FMA from zero, together.
     pub fn tile_dot_bf16(&self, sums: u32, rows: u32, weights: u32) {
         self.intrinsic_void("llvm.x86.tdpbf16ps", &[self.tile(sums), self.tile(rows), self.tile(weights)]);
     }
@@ -968,7 +971,8 @@ impl<'m, 'c> Fb<'m, 'c> {
         results
     }
 
-    /// [`Fb::loop_`] with `unroll` steps in an iteration, and a second loop for what is left. `unroll * step` is a power of two, `begin <= end`.
+    /// [`Fb::loop_`] with `unroll` steps in an iteration, and a second loop for what is left. `unroll * step` is a power of two, `begin <=
+    /// end`.
     pub fn loop_unrolled(
         &self,
         begin: Value<'c>,

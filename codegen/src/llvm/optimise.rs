@@ -1,7 +1,7 @@
 //! LLVM's middle-end pipeline: what generators leave to LLVM, and no more.
 //!
-//! Generators write vectors, register tiles and rotated loops themselves: most of `default<O3>`, about half of LLVM's time, finds nothing to
-//! do. Left are addresses (common subexpressions, constants taken out of them, invariant ones moved out of loops), small helpers to
+//! Generators write vectors, register tiles and rotated loops themselves: most of `default<O3>`, about half of LLVM's time, finds nothing
+//! to do. Left are addresses (common subexpressions, constants taken out of them, invariant ones moved out of loops), small helpers to
 //! inline, scalar tails, and the steps of short loops.
 
 use crate::error::Error;
@@ -9,7 +9,8 @@ use inkwell::module::Module;
 use inkwell::passes::PassBuilderOptions;
 use inkwell::targets::TargetMachine;
 
-/// Pass by pass; `LEVEL` is that of `-O`. Without `reassociate` one row of int8 runs 2 % more instructions; docs/machines/zen3.md, "LLVM's passes".
+/// Pass by pass; `LEVEL` is that of `-O`. Without `reassociate` one row of int8 runs 2 % more instructions; docs/machines/zen3.md, "LLVM's
+/// passes".
 const PIPELINE: &str = "cgscc(inline),globaldce,function(\
     sroa,early-cse<memssa>,simplifycfg,instcombine<no-verify-fixpoint>,reassociate,\
     loop-mssa(licm),gvn,instcombine<no-verify-fixpoint>,loop(indvars,loop-deletion),\

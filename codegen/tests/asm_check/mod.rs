@@ -1,8 +1,8 @@
 //! What assembly text says about the hot loops of a kernel: how many accumulators live in registers, how often each is updated, and what
 //! touches the stack.
 //!
-//! In: the assembly of a module (`--emit asm`, or `Compiled::asm`) and the name of a function in it. Out: its innermost loops that multiply and
-//! add, as [`HotLoop`]s. What an architecture's text looks like is one [`Syntax`]; a new architecture is a row of [`SYNTAXES`].
+//! In: the assembly of a module (`--emit asm`, or `Compiled::asm`) and the name of a function in it. Out: its innermost loops that multiply
+//! and add, as [`HotLoop`]s. What an architecture's text looks like is one [`Syntax`]; a new architecture is a row of [`SYNTAXES`].
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use std::collections::BTreeMap;

@@ -158,8 +158,8 @@ impl Step {
         }
     }
 
-    /// Runs the kernel for every thread, one after the other (kernels hold no barrier). Returns whether threads let others do the rest of their shares (each has
-    /// done all of its own when the next one begins).
+    /// Runs the kernel for every thread, one after the other (kernels hold no barrier). Returns whether threads let others do the rest of
+    /// their shares (each has done all of its own when the next one begins).
     pub fn run(&mut self, kernel: &Loaded, threads: u32, layer: u32) -> bool {
         self.claims.iter_mut().for_each(|line| line[0] = -1);
         self.run_some(kernel, 0..threads, threads, layer);

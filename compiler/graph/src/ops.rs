@@ -153,10 +153,11 @@ pub enum Op {
     Expand,
     /// `embedding(table: f[n, d...], ids: i32[r]) -> [r, d...]`, rows of the table, as f32 if it is quantised. ids must be `< n`.
     Embedding,
-    /// `index_select(x: [.., n], index: i32[k]) -> [.., k]`: elements of the last axis in another order, `out[.., j] = x[.., index[j]]`. Indices must be `< n`.
+    /// `index_select(x: [.., n], index: i32[k]) -> [.., k]`: elements of the last axis in another order, `out[.., j] = x[.., index[j]]`.
+    /// Indices must be `< n`.
     IndexSelect,
-    /// `mm(a: [m, k], b) -> f32[m, n]`, b is `[n, k]` with `rhs_t` (weights), else `[k, n]`. Operand types may differ (floats and quantised); the sum is
-    /// f32 or better over the exact products of the operands' values.
+    /// `mm(a: [m, k], b) -> f32[m, n]`, b is `[n, k]` with `rhs_t` (weights), else `[k, n]`. Operand types may differ (floats and
+    /// quantised); the sum is f32 or better over the exact products of the operands' values.
     Mm {
         /// Right operand is transposed.
         rhs_t: bool,
@@ -180,11 +181,11 @@ pub enum Op {
         /// Added under the root.
         eps: f64,
     },
-    /// `rope(x: [t, h, d], cos: f32[t, r/2], sin: f32[t, r/2]) -> [t, h, d]`: the first `2 * cos.cols = r` elements of each head are rotated in
-    /// pairs `(i, i + r/2)`, the rest is copied. Source: HF `apply_rotary_pos_emb` (rotate_half).
+    /// `rope(x: [t, h, d], cos: f32[t, r/2], sin: f32[t, r/2]) -> [t, h, d]`: the first `2 * cos.cols = r` elements of each head are
+    /// rotated in pairs `(i, i + r/2)`, the rest is copied. Source: HF `apply_rotary_pos_emb` (rotate_half).
     Rope,
-    /// `kv_append(k: [t, h, d], v: [t, h, d], slot: i32[t], kv_index: i32[t], order: state...) -> state`: row t's key and value are rounded to the state's
-    /// type and written at `kv_index[t]` of `slot[t]`.
+    /// `kv_append(k: [t, h, d], v: [t, h, d], slot: i32[t], kv_index: i32[t], order: state...) -> state`: row t's key and value are rounded
+    /// to the state's type and written at `kv_index[t]` of `slot[t]`.
     KvAppend {
         /// Which cache.
         state: StateId,

@@ -8,12 +8,13 @@
 //!                 nearest and four on either side the one with the least sum of squared errors (the nearest, then the first of equals);
 //!                 code = nearest(x * (1 / scale)) within -8 ..= 7
 //! ```
-//! Groups of 32 are short enough that scaling their sums costs as much as the products. With these scales `code * scale` has no more than eight significant bits in either
-//! operand, and a sum of 32 products no more than 24: a matmul may put the scales into the products, which bf16 holds, and has the same bits. Which scales are tried is worth more than their
-//! bits (docs/quantisation.md).
+//! Groups of 32 are short enough that scaling their sums costs as much as the products. With these scales `code * scale` has no more than
+//! eight significant bits in either operand, and a sum of 32 products no more than 24: a matmul may put the scales into the products, which
+//! bf16 holds, and has the same bits. Which scales are tried is worth more than their bits (docs/quantisation.md).
 //!
-//! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it (`q8g256`, of the
-//! inputs of matmuls: 256), the last group of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is `code * scale`, exactly.
+//! All of it in f32, ties to even. A group shares one scale: a whole row (`q8`) or 32, 64 or 128 consecutive elements of it (`q8g256`, of
+//! the inputs of matmuls: 256), the last group of a row may be shorter. A group below [`TINY`] is all zero. The value of an element is
+//! `code * scale`, exactly.
 //!
 //! Weights of a checkpoint that is quantised already keep its codes, scales and zero points:
 //!
@@ -47,7 +48,8 @@ fn short_scale(x: f32, on: i32) -> f32 {
 /// 3 * 2^22: f32 around it are the integers, and around a multiple by a power of two the multiples of that.
 const INTEGERS: f32 = 12_582_912.0;
 
-/// The least power of two that is not below `x`, which is positive; not a number where `x` is none, or above 2^104: sums are counted from [`INTEGERS`] times it on.
+/// The least power of two that is not below `x`, which is positive; not a number where `x` is none, or above 2^104: sums are counted from
+/// [`INTEGERS`] times it on.
 fn power_of_two(x: f32) -> f32 {
     const MANTISSA: u32 = (1 << (f32::MANTISSA_DIGITS - 1)) - 1;
     let power = f32::from_bits((x.to_bits() + MANTISSA) & f32::INFINITY.to_bits());

@@ -25,8 +25,8 @@
 //!   `not` are used as functions; nested at most [`crate::parse::ATTN_DEPTH_MAX`] deep.
 //!
 //! Calls
-//! - No function calls itself, directly or through others. A call replaces all `params` by ones of the same type and all `states` by ones of
-//!   the same heads, width, type and persistence, and the callee has one output.
+//! - No function calls itself, directly or through others. A call replaces all `params` by ones of the same type and all `states` by ones
+//!   of the same heads, width, type and persistence, and the callee has one output.
 
 use crate::build::{callee, infer};
 use crate::ops::{AttnExpr, AttnVar, Binary, Op, Unary};

@@ -5,9 +5,9 @@
 //!   -> rounds: every trial executable runs `bench` on every bucket, in turns -> per bucket the best variant -> Tuning
 //! ```
 //! A trial executable is the real one with two differences: it stops after some layers, as many as it takes for their weights to come from
-//! memory and not from a cache, and its weights are random numbers (codes are zeros) in one sparse file that all trials share. So a tile is measured where
-//! it will be used: between the norms, attention and barriers of real layers. What runs is bounded by `BUDGET`; rates are compared within a
-//! round, because the machine's speed changes from minute to minute.
+//! memory and not from a cache, and its weights are random numbers (codes are zeros) in one sparse file that all trials share. So a tile is
+//! measured where it will be used: between the norms, attention and barriers of real layers. What runs is bounded by `BUDGET`; rates are
+//! compared within a round, because the machine's speed changes from minute to minute.
 
 mod trial;
 mod variants;

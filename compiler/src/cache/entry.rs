@@ -10,7 +10,8 @@
 //! 4064   BLAKE3 of 0..4064   32
 //! 4096   payload
 //! ```
-//! The payload starts at a block of the file system, so that it can be shared with a copy instead of being copied where the file system knows how.
+//! The payload starts at a block of the file system, so that it can be shared with a copy instead of being copied where the file system
+//! knows how.
 
 use serde::{Deserialize, Serialize};
 

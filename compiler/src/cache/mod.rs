@@ -4,11 +4,12 @@
 //! object    unit key (kernel, buffers, weights' places, ISA, options), compiler fingerprint              -> object file
 //! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, calibrated codes, this program -> weights area
 //! ```
-//! The key of an object holds all its inputs. Packed weights are found, and copied, by what is known of the files before they have been read, which
-//! takes as long as the copy; that their content is what the entry was packed from, by sha256, is known before the executable gets its name
-//! ([`Cache::weights_hold`]). So an entry never becomes wrong, and an executable has the same bytes with and without the cache. What is new is
-//! kept in memory until the build has succeeded ([`Cache::commit`]): a build that fails leaves the cache as it was. A damaged entry is removed and
-//! made anew; a directory that cannot be used is a warning. Units of which texts are wanted (`--emit llvm-ir,asm`) are always compiled.
+//! The key of an object holds all its inputs. Packed weights are found, and copied, by what is known of the files before they have been
+//! read, which takes as long as the copy; that their content is what the entry was packed from, by sha256, is known before the executable
+//! gets its name ([`Cache::weights_hold`]). So an entry never becomes wrong, and an executable has the same bytes with and without the
+//! cache. What is new is kept in memory until the build has succeeded ([`Cache::commit`]): a build that fails leaves the cache as it was. A
+//! damaged entry is removed and made anew; a directory that cannot be used is a warning. Units of which texts are wanted (`--emit
+//! llvm-ir,asm`) are always compiled.
 
 pub mod entry;
 mod fingerprint;

@@ -1,19 +1,20 @@
 //! GPTQ: rows of weights to codes, one column after the other, so that the columns to come make up for the error so far.
 //!
-//! With `H = X^T X` (damped) and errors `D = W - Q`, what rounding costs is `|D R|^2`, where `R R^T = H` and R is upper triangular: column c of `D R` holds
-//! the errors up to column c only. So the best value for column c, given the errors before it, is
+//! With `H = X^T X` (damped) and errors `D = W - Q`, what rounding costs is `|D R|^2`, where `R R^T = H` and R is upper triangular: column
+//! c of `D R` holds the errors up to column c only. So the best value for column c, given the errors before it, is
 //!
 //! ```text
 //! w'[c] = w[c] + s[c] / R[c, c],   s[c] = sum over i < c of D[i] R[i, c]
 //! ```
-//! which is rounded to a code; that is the error feedback of GPTQ without the inverse of H. A group's scale is taken from its `w'` as they would be
-//! without further errors, when its first column is reached; the one scale of an int8 row from the row itself. With another order of columns (act-order: those
-//! with the largest inputs first) groups stay what they are in the tensor, so that their columns come at any time: scales are taken from the weights.
+//! which is rounded to a code; that is the error feedback of GPTQ without the inverse of H. A group's scale is taken from its `w'` as they
+//! would be without further errors, when its first column is reached; the one scale of an int8 row from the row itself. With another order
+//! of columns (act-order: those with the largest inputs first) groups stay what they are in the tensor, so that their columns come at any
+//! time: scales are taken from the weights.
 //!
 //! In: rows of floats, a [`Factor`]. Out: [`Coded`] rows. Each row is independent of all others.
 //!
-//! Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, <https://arxiv.org/abs/2210.17323>; Chen, Shabanzadeh, Crncevic, Hoefler, Alistarh 2025,
-//! <https://arxiv.org/abs/2507.18553> (this form: Babai's nearest plane).
+//! Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, <https://arxiv.org/abs/2210.17323>; Chen, Shabanzadeh, Crncevic, Hoefler, Alistarh
+//! 2025, <https://arxiv.org/abs/2507.18553> (this form: Babai's nearest plane).
 
 use super::blocks::Panels;
 use super::hessian::Factor;

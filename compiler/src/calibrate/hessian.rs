@@ -11,7 +11,8 @@ use rayon::prelude::*;
 
 /// Part of the mean of the diagonal that is added to it.
 pub const DAMP: f64 = 0.01;
-/// The same for a head that is a table too: a lookup hands on the errors of a row as they are, so they count as much as what inputs make of them.
+/// The same for a head that is a table too: a lookup hands on the errors of a row as they are, so they count as much as what inputs make of
+/// them.
 pub const DAMP_TABLE: f64 = 1.0;
 
 /// The sum so far.
@@ -139,8 +140,8 @@ impl Factor<'_> {
     }
 }
 
-/// Replaces a symmetric block by its upper factor (zero below the diagonal) and returns the factor's inverse, computed in f64. No pivot of a damped
-/// matrix is below `damp`; rounding may say otherwise.
+/// Replaces a symmetric block by its upper factor (zero below the diagonal) and returns the factor's inverse, computed in f64. No pivot of
+/// a damped matrix is below `damp`; rounding may say otherwise.
 fn factor_block(block: &mut [f32], side: usize, damp: f64) -> Option<Vec<f32>> {
     let mut r: Vec<f64> = block.iter().map(|x| f64::from(*x)).collect();
     // Column c of R from the columns behind it: rows 0 ..= c of H[:, c] - R[:, c+1..] R[c, c+1..]^T, right-looking.

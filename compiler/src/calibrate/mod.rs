@@ -8,8 +8,9 @@
 //!     weights, R -> codes, which the next stages and the pack stage read        (gptq, codes)
 //!   hidden states -> those that enter the next layer
 //! ```
-//! A layer's inputs are taken with all weights before them rounded already, those of the same layer included; only a table that is the head too,
-//! whose codes come last, is looked up as it is in the checkpoint. One Hessian exists at a time; the hidden states of the text stay in memory. The model runs with f32 activations, whatever the executable will compute with.
+//! A layer's inputs are taken with all weights before them rounded already, those of the same layer included; only a table that is the head
+//! too, whose codes come last, is looked up as it is in the checkpoint. One Hessian exists at a time; the hidden states of the text stay in
+//! memory. The model runs with f32 activations, whatever the executable will compute with.
 //!
 //! The codes depend on model, text, `--quantize` and the level that the code is compiled for (vector widths decide in which order norms and
 //! softmax are summed), which the executable names; not on target, threads or buckets.

@@ -6,8 +6,8 @@
 //!        %y                                  a stage that computes what leaves the layer, all of its weights being codes by then
 //! head:  %n = norm %x; %l = mm %n, @head     as in a layer, where codes of the head are wanted
 //! ```
-//! In the stages of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row. A stage
-//! names only weights whose codes are known when it runs.
+//! In the stages of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row.
+//! A stage names only weights whose codes are known when it runs.
 
 use crate::error::Error;
 use crate::passes::outline_layers::{is_leaf, layer_of};
@@ -26,8 +26,8 @@ pub struct Stage {
     pub tensors: Vec<String>,
 }
 
-/// The stages of a model in order: the hidden states that enter layer 0, then layer by layer, then the head. `rows` is the number of hidden states.
-/// Errors: layers that are not chained one to the next by a single value (6).
+/// The stages of a model in order: the hidden states that enter layer 0, then layer by layer, then the head. `rows` is the number of hidden
+/// states. Errors: layers that are not chained one to the next by a single value (6).
 pub fn stages(module: &Module, rows: u64) -> Result<Vec<Stage>, Error> {
     let f = module.main();
     let layers = layers(f);

@@ -89,8 +89,8 @@ fn inverse(a: &[f64], k: usize) -> Vec<f64> {
     out
 }
 
-/// GPTQ as the paper has it: the upper Cholesky factor of the inverse, columns left to right, later weights moved by each error. In another order
-/// of columns groups keep the scales of the weights as they are.
+/// GPTQ as the paper has it: the upper Cholesky factor of the inverse, columns left to right, later weights moved by each error. In another
+/// order of columns groups keep the scales of the weights as they are.
 fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64], order: Option<&[usize]>) -> Coded {
     let place = |c: usize| order.map_or(c, |o| o[c]);
     let h: Vec<f64> = (0..k * k).map(|e| h[place(e / k) * k + place(e % k)]).collect();

@@ -20,8 +20,8 @@ const BYTES_MAX: u64 = 64 << 20;
 /// A text that was read.
 #[derive(Clone, Debug)]
 pub struct CalibrationText {
-    /// Token ids in chunks of equal length, each beginning with those that the tokenizer puts in front of a text; for a model that sees whole
-    /// texts each ends with those behind a text too.
+    /// Token ids in chunks of equal length, each beginning with those that the tokenizer puts in front of a text; for a model that sees
+    /// whole texts each ends with those behind a text too.
     pub chunks: Vec<Vec<u32>>,
     /// For the manifest.
     pub input: InputFile,

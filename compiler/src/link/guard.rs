@@ -1,8 +1,9 @@
-//! Nothing is left behind: the work directory, its lock, other temporary files, child processes, and what SIGINT, SIGTERM and SIGHUP do to them.
+//! Nothing is left behind: the work directory, its lock, other temporary files, child processes, and what SIGINT, SIGTERM and SIGHUP do to
+//! them.
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
-//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. It is removed when the build ends in any way but SIGKILL or loss of power; the next build in that directory sweeps those:
-//! a living build holds a lock on its work directory, a dead one does not.
+//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. It is removed when the build ends in any way but SIGKILL or
+//! loss of power; the next build in that directory sweeps those: a living build holds a lock on its work directory, a dead one does not.
 
 use crate::error::Error;
 use crate::report;
@@ -39,8 +40,8 @@ fn alive() -> MutexGuard<'static, Alive> {
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP kill children, remove temporary files, print one line and end the process with 128 + signal; a file
-/// beyond the size limit is an error of the write and no signal.
+/// From now on SIGINT, SIGTERM and SIGHUP kill children, remove temporary files, print one line and end the process with 128 + signal; a
+/// file beyond the size limit is an error of the write and no signal.
 pub fn handle_signals() -> Result<(), Error> {
     let failed = |e: std::io::Error| Error::bug("signal handler", e);
     // A handler that does nothing: unlike an ignored signal it is the default again in the programs that we start.

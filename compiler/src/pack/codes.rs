@@ -1,4 +1,5 @@
-//! Coded rows of a matrix to panels of int8 or int4 codes with scales and zero points; see [`Coding`] for the bytes and `quant` of the graph crate for the codes.
+//! Coded rows of a matrix to panels of int8 or int4 codes with scales and zero points; see [`Coding`] for the bytes and `quant` of the
+//! graph crate for the codes.
 
 use super::panels::{panel_rows, rows};
 use half::f16;
@@ -19,8 +20,8 @@ pub(super) fn dtype(coding: Coding) -> Option<DType> {
     }
 }
 
-/// Fills the panels (stored as `stored`) of one way in `out`, which holds `panels` of all ways and is zero so far. `coded` holds exactly the [`rows`], `k`
-/// elements each.
+/// Fills the panels (stored as `stored`) of one way in `out`, which holds `panels` of all ways and is zero so far. `coded` holds exactly
+/// the [`rows`], `k` elements each.
 pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, coded: &Coded, out: &mut [u8]) {
     let (k, nr, padded) = (p.k as usize, p.nr as usize, p.padded_k() as usize);
     let panel_bytes = p.panel_bytes(stored) as usize;

@@ -1,7 +1,8 @@
 //! The weights area's bytes into the file, in order and in whole large pages.
 //!
-//! Linux keeps a file's pages in folios as large as the writes that made them, as far as these are aligned; only a folio of 2 MB is mapped as one large
-//! page, with one fault. Of a freshly built executable of 2.5 GB nearly all weights are: the first token comes after 0.12 instead of 0.18 s.
+//! Linux keeps a file's pages in folios as large as the writes that made them, as far as these are aligned; only a folio of 2 MB is mapped
+//! as one large page, with one fault. Of a freshly built executable of 2.5 GB nearly all weights are: the first token comes after 0.12
+//! instead of 0.18 s.
 
 use super::Sink;
 use crate::error::Error;

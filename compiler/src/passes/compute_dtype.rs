@@ -5,7 +5,8 @@
 //! compute = int8:   %y = mm %x, @w     ->  %xq = convert %x : q8g32;  %y = mm %xq, @w     where @w is quantised (q8g32: its groups)
 //! compute = f32:    nothing: weights are widened exactly inside the kernel
 //! ```
-//! Accumulation is f32 in all (of exact sums over groups in int8). Quantised weights stay what they are. Run before merge-matmuls, cse after it makes one conversion per value.
+//! Accumulation is f32 in all (of exact sums over groups in int8). Quantised weights stay what they are. Run before merge-matmuls, cse
+//! after it makes one conversion per value.
 
 use super::rewrite::rewrite_all;
 use super::{PassCx, PassError, quantise};

@@ -4,9 +4,9 @@
 //! %r = add %x, %o; %n = rms_norm %r, @w; %d = mm %n, @down {rhs_t}; %s = add %r, %d; %l = mm %s, @head {rhs_t}; %y = embedding %l, %logit_row
 //! ->  %a = embedding %x, %logit_row; %b = embedding %o, %logit_row; %r = add %a, %b; ..; %y = mm %s, @head {rhs_t}
 //! ```
-//! Same bits per row. A value moves if all that reads it moves, otherwise it is computed for all rows anyway. So a prompt runs its last layer's
-//! attention on all rows, and what comes behind on those whose logits are wanted. Steps of few rows keep their last layer like the others: their time
-//! goes into reading weights, all of which one row needs as well.
+//! Same bits per row. A value moves if all that reads it moves, otherwise it is computed for all rows anyway. So a prompt runs its last
+//! layer's attention on all rows, and what comes behind on those whose logits are wanted. Steps of few rows keep their last layer like the
+//! others: their time goes into reading weights, all of which one row needs as well.
 
 use super::outline_layers::layer_of;
 use super::rewrite::rewrite;
@@ -79,8 +79,8 @@ fn has_rows(f: &Function, id: ValueId, rows: Dim) -> bool {
     matches!(rows, Dim::Sym(_)) && f.ty(id).shape.first() == Some(&rows)
 }
 
-/// Row i of the result depends only on row i of the operands that have rows (and on parameters). Where columns are rows as well, an operand with as
-/// many elements is one of columns, perhaps.
+/// Row i of the result depends only on row i of the operands that have rows (and on parameters). Where columns are rows as well, an operand
+/// with as many elements is one of columns, perhaps.
 fn row_wise(f: &Function, id: ValueId) -> bool {
     let Type { shape, .. } = f.ty(id);
     let [Dim::Sym(_), columns @ ..] = &shape[..] else { return false };

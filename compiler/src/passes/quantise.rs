@@ -6,8 +6,8 @@
 //! calibrated, in a layer or a head:    ->  @w' : q4g32 = source "w.q4g32"
 //! ```
 //! Rounding to a quantised type is a conversion like that to bf16: visible in the graph, evaluated by the pack stage, judged by the
-//! interpreter. Codes that are given are a tensor of that type. Norms, biases, tables of positions and embeddings that no matmul reads keep their type. What the rows are
-//! converted to is a matter of `compute-dtype`, which runs next.
+//! interpreter. Codes that are given are a tensor of that type. Norms, biases, tables of positions and embeddings that no matmul reads keep
+//! their type. What the rows are converted to is a matter of `compute-dtype`, which runs next.
 //!
 //! Weights that the checkpoint has as codes stay what they are.
 //!
@@ -38,8 +38,8 @@ pub enum Choice {
     /// From the weights, each rounded to nearest.
     #[default]
     Nearest,
-    /// They are being chosen by a text: tensors with the parameter's name and type. Those of a table that is the head are known last, so lookups
-    /// read it as it is in the checkpoint.
+    /// They are being chosen by a text: tensors with the parameter's name and type. Those of a table that is the head are known last, so
+    /// lookups read it as it is in the checkpoint.
     Sought,
     /// They are chosen: the same tensors, for lookups too.
     Given,
@@ -220,8 +220,8 @@ pub fn matches(pattern: &str, name: &str) -> bool {
     row[n.len()]
 }
 
-/// The type that rows of `k` elements are converted to for integer arithmetic with this weight: the weight's own groups, or where it has one scale per row
-/// groups of 256 if `k` is a multiple of that, else of 128.
+/// The type that rows of `k` elements are converted to for integer arithmetic with this weight: the weight's own groups, or where it has
+/// one scale per row groups of 256 if `k` is a multiple of that, else of 128.
 pub fn row_type(weight: DType, k: u64) -> Option<DType> {
     match weight {
         DType::Q8(Group::Row) if k.is_multiple_of(256) => Some(DType::Q8(Group::G256)),

@@ -1,6 +1,7 @@
 //! Planning attention: cache appends, cache addresses, score and mask expressions.
 //!
-//! A cache append is a loop nest whose index expressions are the cache's layout ([`Attention`]); the attention itself is one region per layer.
+//! A cache append is a loop nest whose index expressions are the cache's layout ([`Attention`]); the attention itself is one region per
+//! layer.
 
 use super::kernel::KernelBuilder;
 use super::lower::{Cols, Frame, Home, Stop, WeightSource, binary, compare, storage};

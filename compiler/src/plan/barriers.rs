@@ -1,8 +1,9 @@
 //! Barriers: threads meet only where one needs what another has written (or would overwrite what another still reads).
 //!
-//! In: a program with addresses and no barriers. Out: the same with the fewest barriers that a walk in order gives. Resources are byte ranges of the
-//! arena, the state, the output, and the counters of claims (one kernel at a time uses them). Inside a region threads write disjoint parts; two regions split their work differently, so any
-//! conflict between them since the last barrier needs one. A loop body is checked against its own next iteration.
+//! In: a program with addresses and no barriers. Out: the same with the fewest barriers that a walk in order gives. Resources are byte
+//! ranges of the arena, the state, the output, and the counters of claims (one kernel at a time uses them). Inside a region threads write
+//! disjoint parts; two regions split their work differently, so any conflict between them since the last barrier needs one. A loop body is
+//! checked against its own next iteration.
 
 use rcompile_codegen::program::{Exprs, Item, Kernel, LoopNest, Operand, Place, Program, StageKind, Store};
 

@@ -1,7 +1,7 @@
 //! Cost model: what each region of a program moves and computes, as linear forms in what a step holds.
 //!
-//! In: a finished program (layouts, extents, barriers). Out: one [`RegionInfo`] per region, which the manifest carries; `bench`, `profile` and
-//! `inspect --scaling` evaluate them. Nothing else counts work.
+//! In: a finished program (layouts, extents, barriers). Out: one [`RegionInfo`] per region, which the manifest carries; `bench`, `profile`
+//! and `inspect --scaling` evaluate them. Nothing else counts work.
 //!
 //! Bytes are distinct bytes: what an index reaches while its loop variables run, each once, as if caches were perfect. Weights are
 //! therefore counted once per step however many rows there are, the KV cache once per run of rows, values between regions once per

@@ -1,7 +1,7 @@
 //! A kernel under construction: operands, expressions, known ranges of variables, and the stages that reductions add.
 //!
-//! Index arithmetic is simplified with the ranges of variables, so that `(head * 64 + d) / 64` becomes `head` and the address of an inner loop
-//! stays affine; without that codegen would fall back to one scalar address per lane.
+//! Index arithmetic is simplified with the ranges of variables, so that `(head * 64 + d) / 64` becomes `head` and the address of an inner
+//! loop stays affine; without that codegen would fall back to one scalar address per lane.
 
 use rcompile_codegen::program::{BinaryOp, Expr, ExprId, Exprs, Operand, OperandId, Place, ReduceOp, ScalarId, Stage, StageKind, VarId};
 use rcompile_graph::ValueId;

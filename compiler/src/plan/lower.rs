@@ -1,9 +1,9 @@
 //! Lowering of graph values to scalar expressions: "element `idx` of value `v`", pulled through views and elementwise ops down to what lies
 //! in memory. This is where vertical fusion happens: whatever is not given a buffer is computed where it is used.
 //!
-//! In: a [`Frame`] (function with the homes of its stored values) and a [`KernelBuilder`]. Out: an expression, or what has to be done first:
-//! split the inner range (a concatenation or a rotation changes its formula there) or store a value (a reduction inside something that
-//! varies).
+//! In: a [`Frame`] (function with the homes of its stored values) and a [`KernelBuilder`]. Out: an expression, or what has to be done
+//! first: split the inner range (a concatenation or a rotation changes its formula there) or store a value (a reduction inside something
+//! that varies).
 
 use super::PlanError;
 use super::kernel::KernelBuilder;

@@ -117,7 +117,8 @@ impl Plan<'_> {
         Ok(())
     }
 
-    /// Records of the codes `x` of the rows `(a, a_stride)`, for panels stored as `weight`: private to each thread where rows are few, else stored by a region of its own.
+    /// Records of the codes `x` of the rows `(a, a_stride)`, for panels stored as `weight`: private to each thread where rows are few, else
+    /// stored by a region of its own.
     fn codes(
         &mut self,
         frame: &mut Frame<'_>,

@@ -1,7 +1,7 @@
 //! Memory plan: buffers whose lives do not overlap share bytes of the arena.
 //!
-//! In: a program without offsets. Out: offsets and the arena's size. A life is a span of positions in execution order; a buffer that is used
-//! inside a layer loop and outside of it, or in two loops, lives through the loops whole.
+//! In: a program without offsets. Out: offsets and the arena's size. A life is a span of positions in execution order; a buffer that is
+//! used inside a layer loop and outside of it, or in two loops, lives through the loops whole.
 
 use rcompile_codegen::program::{Item, Kernel, Operand, Place, Program};
 

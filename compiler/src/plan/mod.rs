@@ -1,7 +1,7 @@
 //! Plan: module + bucket + target -> program. Decisions only (regions, fusion, layouts, offsets, tiles, barriers), stored as data.
 //!
-//! In: an optimised [`rcompile_graph::Module`] and a [`PlanCx`]. Out: a [`rcompile_codegen::program::Program`]; packed weights are collected in
-//! [`WeightTable`], which all buckets share. Steps, one file each:
+//! In: an optimised [`rcompile_graph::Module`] and a [`PlanCx`]. Out: a [`rcompile_codegen::program::Program`]; packed weights are
+//! collected in [`WeightTable`], which all buckets share. Steps, one file each:
 //!
 //! ```text
 //! regions   which values are stored, what is fused: matmul, attention, layers (lower: values -> scalar expressions;

@@ -17,8 +17,8 @@ pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
     }
 }
 
-/// Arithmetic of a matmul of values of type `x` and a weight of type `weight`, and the weight's panels for it: `groups` of `group_cols` columns, `ways` of
-/// them alternating, `k` deep.
+/// Arithmetic of a matmul of values of type `x` and a weight of type `weight`, and the weight's panels for it: `groups` of `group_cols`
+/// columns, `ways` of them alternating, `k` deep.
 pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> (Compute, Panels) {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
     let group = quantise::row_type(weight, k.into()).and_then(group_of).map_or(0, |g| g.len(0) as u32);

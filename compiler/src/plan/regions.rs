@@ -1,8 +1,8 @@
 //! Forming regions: which values are stored, and which kernel computes each.
 //!
 //! In: a [`Frame`]. Out: items (regions in order, layer loops) appended to the plan; barriers come later (`barriers.rs`), addresses too
-//! (`memory.rs`). Anchors are matmuls (`matmul.rs`), attentions and cache appends (`attention.rs`) and calls of layers (`layers.rs`); everything
-//! else is computed where it is used unless several regions need it.
+//! (`memory.rs`). Anchors are matmuls (`matmul.rs`), attentions and cache appends (`attention.rs`) and calls of layers (`layers.rs`);
+//! everything else is computed where it is used unless several regions need it.
 
 use super::kernel::KernelBuilder;
 use super::lower::{Cols, Frame, Home, Stop, in_pieces, storage};

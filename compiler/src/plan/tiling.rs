@@ -6,20 +6,22 @@ use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels, SHORT_GROUP};
 
 /// Part of L2 for weights: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
-/// prefetched meanwhile. More would push rows and results out (2 MB, K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights; 1 MB, K = 2048, AVX2: 89 %,
-/// 85 % with 0.5 MB).
+/// prefetched meanwhile. More would push rows and results out (2 MB, K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights; 1 MB, K =
+/// 2048, AVX2: 89 %, 85 % with 0.5 MB).
 const L2_WEIGHTS: u64 = 4;
 /// Part of L2 for rows (of a block of k) beside them: the rows of a pass. More rows take several passes over the weights, which are
 /// prefetched, instead of coming from further away themselves (2 MB, 1024 rows, K = 768: 92 instead of 88 % of the FMA peak).
 const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
-/// Rows of a pass of tiles: of bf16 they take half of L2 with 2048 k. (Granite Rapids, prompt of 512, 1B shape: 512 rows 0.93 as fast, of int8 0.93.)
+/// Rows of a pass of tiles: of bf16 they take half of L2 with 2048 k. (Granite Rapids, prompt of 512, 1B shape: 512 rows 0.93 as fast, of
+/// int8 0.93.)
 const TILES_PASS_ROWS: u32 = 256;
-/// Bytes of L1 for the block of k of the panels that tiles go through side by side (two of all ways); their rows pass beside it. (Half of it: 0.90 as fast.)
+/// Bytes of L1 for the block of k of the panels that tiles go through side by side (two of all ways); their rows pass beside it. (Half of
+/// it: 0.90 as fast.)
 const L1_WEIGHTS: u32 = 32 << 10;
-/// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of AVX2
-/// with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
+/// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of
+/// AVX2 with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
 const TILE_ELEMENTS: u32 = 12 << 10;
 /// Bytes of L2 per k of a block, so that two panels side by side, widened, leave room for rows.
 const L2_PER_K: u64 = 1024;
@@ -27,8 +29,9 @@ const L2_PER_K: u64 = 1024;
 const K_BLOCK_LEAST: u32 = 512;
 /// Inner dimension of a block of int8 codes.
 const K_BLOCK_CODES: u32 = 2048;
-/// Rows of a block where nibbles by 32 are taken apart beside the dots: both sums of each row, integer and f32, stay in registers. (Zen 5, share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven
-/// rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads a prompt of 512 0.93 to 0.98 times as fast with six. By 128 eight rows are at 91 % either way.)
+/// Rows of a block where nibbles by 32 are taken apart beside the dots: both sums of each row, integer and f32, stay in registers. (Zen 5,
+/// share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads
+/// a prompt of 512 0.93 to 0.98 times as fast with six. By 128 eight rows are at 91 % either way.)
 const SHORT_BLOCK_ROWS: u32 = 6;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
@@ -123,13 +126,14 @@ pub fn row_stride(width: u32, dtype: DType) -> u32 {
 
 /// (row, head) pairs of an attention tile where cores are many: their queries, sums and scores of a key block stay in L1 and L2.
 const TILE_PAIRS: u64 = 64;
-/// The same at most. Whoever reads a key block first widens it for the tile, so that more pairs are faster: of prompts of 512 (16 layers of 32 heads over 8)
-/// attention takes 5 % less with 128 and 10 % less with 256.
+/// The same at most. Whoever reads a key block first widens it for the tile, so that more pairs are faster: of prompts of 512 (16 layers of
+/// 32 heads over 8) attention takes 5 % less with 128 and 10 % less with 256.
 const MOST_TILE_PAIRS: u64 = 256;
 /// Units (a tile of one KV head) per core that larger tiles must leave: shares are made of whole units.
 const UNITS_PER_CORE: u64 = 16;
 
-/// Rows per attention tile of a bucket: (row, head) pairs that share reads of K and V, more of them where there are units enough for all cores.
+/// Rows per attention tile of a bucket: (row, head) pairs that share reads of K and V, more of them where there are units enough for all
+/// cores.
 pub fn attention_rows(bucket: u64, heads_per_kv: u64, kv_heads: u64, cores: u32) -> u32 {
     let rows = |pairs: u64| (pairs / heads_per_kv.max(1)).max(1).min(bucket);
     let enough = |pairs: u64| kv_heads * bucket / rows(pairs) >= UNITS_PER_CORE * u64::from(cores);

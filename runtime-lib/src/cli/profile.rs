@@ -1,7 +1,8 @@
 //! `profile`: where the time goes, operation by operation, next to what the machine can do.
 //!
-//! In: prompts and some generated tokens, of one sequence or several side by side (an encoder: texts), run once to warm up and once measured. Out: a table per phase, or JSON,
-//! and with `--trace` every lap of every thread as a Chrome trace (load it in `chrome://tracing` or ui.perfetto.dev).
+//! In: prompts and some generated tokens, of one sequence or several side by side (an encoder: texts), run once to warm up and once
+//! measured. Out: a table per phase, or JSON, and with `--trace` every lap of every thread as a Chrome trace (load it in `chrome://tracing`
+//! or ui.perfetto.dev).
 //!
 //! The limits are measured in the same process before and after: the rate at which these threads read these weights, and the peaks of
 //! the instructions that the kernels use, by probes that were generated for the same CPU (`codegen/src/kernels/probe.rs`). An

@@ -1,7 +1,7 @@
 //! Attention of many (row, head) pairs by tiles (AMX), and the order of additions in which few pairs follow them.
 //!
-//! In: as [`super`], a cache of bf16 whose heads are whole steps of 32 d. Out: `pack`, which lays a block of keys out as tiles want it, and `tiles`, which computes up to 32 pairs
-//! with it:
+//! In: as [`super`], a cache of bf16 whose heads are whole steps of 32 d. Out: `pack`, which lays a block of keys out as tiles want it, and
+//! `tiles`, which computes up to 32 pairs with it:
 //!
 //! ```text
 //! K  [256 / 32][head_dim / 2][32 keys][2]      from [256 / 16][head_dim][16]: two d of a key side by side
@@ -9,8 +9,8 @@
 //!
 //! tiles:  s = q K^T;  maxima and softmax of all pairs (as ever);  acc = acc * alpha + p V      both products in 32 pairs x 32 keys, or columns, by 32
 //! ```
-//! Scores are chains over d, outputs over keys, of what TDPBF16PS makes of 32 (see [`super::super::tiles`]); the 32 keys begin at multiples of 32 of the block. Few pairs do the
-//! same by FMA, on the cache as it is.
+//! Scores are chains over d, outputs over keys, of what TDPBF16PS makes of 32 (see [`super::super::tiles`]); the 32 keys begin at multiples
+//! of 32 of the block. Few pairs do the same by FMA, on the cache as it is.
 
 use super::super::tiles;
 use super::{BLOCK, Generator, KERNEL_PARAMS, STEPS, pairs_of_halves};
@@ -20,7 +20,8 @@ use crate::program::{Attention, DType};
 
 /// Pairs at once: two tiles.
 pub(super) const PAIRS: u32 = tiles::ROWS;
-/// Pairs from which tiles are taken: more than two register tiles of few pairs. (A single row by tiles reads its cache at 0.8 of the rate; numbers between were not tried.)
+/// Pairs from which tiles are taken: more than two register tiles of few pairs. (A single row by tiles reads its cache at 0.8 of the rate;
+/// numbers between were not tried.)
 pub(super) const LEAST_PAIRS: u32 = 13;
 /// Keys of a step, and d; and columns of a product.
 const STEP: i64 = BF16_TILE_K as i64;
@@ -83,8 +84,8 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `tiles(.., scratch, block, scales, key_begin, kv_head, first, pairs)`: a packed block of keys for the pairs `first` and following, for which tile registers have
-    /// their shapes.
+    /// `tiles(.., scratch, block, scales, key_begin, kv_head, first, pairs)`: a packed block of keys for the pairs `first` and following,
+    /// for which tile registers have their shapes.
     pub(super) fn tiles(&self, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
         self.mb.define(&format!("{}.tiles", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
@@ -147,7 +148,8 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// What elements `begin .. end` add to `before` in the order of the tiles, by `step(i, sums)`: of 32 the even ones in a chain from zero, then the odd ones in another.
+    /// What elements `begin .. end` add to `before` in the order of the tiles, by `step(i, sums)`: of 32 the even ones in a chain from
+    /// zero, then the odd ones in another.
     pub(super) fn in_order_of_tiles(
         &self,
         fb: &Fb<'_, 'c>,

@@ -1,13 +1,15 @@
 //! Blocks of rows of a matmul by tiles (AMX): how a pass of rows goes over the weights.
 //!
-//! In: a [`Matmul`] whose compute is [`by_tiles`](crate::program::Compute::by_tiles), as [`super`]. Out: the loops of a pass, and the functions that they call for up to 16 or 32 rows.
+//! In: a [`Matmul`] whose compute is [`by_tiles`](crate::program::Compute::by_tiles), as [`super`]. Out: the loops of a pass, and the
+//! functions that they call for up to 16 or 32 rows.
 //!
 //! ```text
 //! for block of panels { for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tilesN: products, the epilogue at the last k } } } }  group nests }
 //! ```
-//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by, whose lines are loaded as not used again
-//! soon (TILELOADDT1), or they would push it out; each is used for both panels. The rows of a turn stay in L2, so that a long K has several turns, between which the sums of all panels
-//! wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by each block of rows.
+//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by,
+//! whose lines are loaded as not used again soon (TILELOADDT1), or they would push it out; each is used for both panels. The rows of a turn
+//! stay in L2, so that a long K has several turns, between which the sums of all panels wait in the scratch. Weights of the next block come
+//! to L2 meanwhile, some lines by each block of rows.
 //!
 //! A single block of rows has nothing to share: it goes through all k of a panel at once, and asks for lines shortly before it wants them.
 //!
@@ -17,7 +19,8 @@ use super::*;
 
 /// Panels (of all ways) that rows go through side by side. (Prompt of 512, bf16, against one panel with blocks of twice the k: 1.07.)
 const PANELS: u32 = 2;
-/// Bytes ahead that a single block of rows asks for. (2 KB: bf16 and int8 0.91 and 0.93 as fast with 32 sequences; a whole panel ahead, int8: 0.93.)
+/// Bytes ahead that a single block of rows asks for. (2 KB: bf16 and int8 0.91 and 0.93 as fast with 32 sequences; a whole panel ahead,
+/// int8: 0.93.)
 const NEAR: i64 = 8192;
 
 /// Panels side by side of a kernel; `None`: not by tiles.
@@ -124,7 +127,8 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// `tiles<row_tiles>`, as [`Generator::block`]: a block of k of up to 16 or 32 rows by tiles. `kept`: of weights that were taken apart; else as `alone<row_tiles>`.
+    /// `tiles<row_tiles>`, as [`Generator::block`]: a block of k of up to 16 or 32 rows by tiles. `kept`: of weights that were taken apart;
+    /// else as `alone<row_tiles>`.
     pub(super) fn tiles(
         &self,
         row_tiles: u32,

@@ -1,12 +1,13 @@
 //! What the machine can do at most: bytes read per second from memory, and multiply-adds per second.
 //!
-//! The limits run in processes of their own (`bench limits`): memory that this process touches must not count as resident memory of the executables.
+//! The limits run in processes of their own (`bench limits`): memory that this process touches must not count as resident memory of the
+//! executables.
 //!
 //! Peak: independent chains of one instruction on registers only. Threads are pinned to different physical cores and stamp begin
 //! and end themselves. Bandwidth: see `bandwidth`.
 //!
-//! Beside them the time that a cache line takes from one core to another and back: a virtual machine's cores lie beside each other at one moment and far
-//! apart at the next, where each reads through its own path but hands over lines several times slower.
+//! Beside them the time that a cache line takes from one core to another and back: a virtual machine's cores lie beside each other at one
+//! moment and far apart at the next, where each reads through its own path but hands over lines several times slower.
 
 use std::arch::x86_64::*;
 use std::error::Error;
@@ -30,7 +31,8 @@ use crate::machine::{self, pin_to};
 /// {"limit":"avx512-fma","threads":1,"value":140.2}
 /// {"limit":"round trip","threads":2,"value":78.0}
 /// ```
-/// `all` is what was measured as long as `value`. `value` is in GB/s for reading, in ns for the round trip of a line between the first two cores, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read.
+/// `all` is what was measured as long as `value`. `value` is in GB/s for reading, in ns for the round trip of a line between the first two
+/// cores, in GFLOP/s for the others. `file` is the mapped file; without one only anonymous memory is read.
 pub fn run(threads: &[usize], file: Option<&Path>, peaks_alone: bool) -> Result<(), Box<dyn Error>> {
     let cores = machine::physical_cores();
     let counts: Vec<usize> = threads.iter().copied().filter(|&t| has_limits() && t <= cores.len()).collect();
@@ -99,8 +101,9 @@ fn has_limits() -> bool {
 enum Length {
     /// Every pattern twice over all of the memory: one disturbance does not decide.
     Long,
-    /// Every pattern once over the next quarter, some milliseconds, then the best two of them [`LASTING`] times over all of it: a third of a second at 36 GB/s, since what a
-    /// virtual machine reads may change within seconds. Only what these two reach in all their time counts: the best of seventeen glances lies above any rate that lasts.
+    /// Every pattern once over the next quarter, some milliseconds, then the best two of them [`LASTING`] times over all of it: a third of
+    /// a second at 36 GB/s, since what a virtual machine reads may change within seconds. Only what these two reach in all their time
+    /// counts: the best of seventeen glances lies above any rate that lasts.
     Short,
 }
 
@@ -162,8 +165,9 @@ fn together(cores: &[usize], work: impl Fn(usize) + Sync) -> f64 {
 /// Trips of one measurement: a millisecond or two.
 const TRIPS: u32 = 4000;
 
-/// Nanoseconds that a cache line takes from the first core to the second and back, if so many threads have two: the least of three measurements, since a core that is
-/// taken away for a moment only makes it longer. It touches no other memory, so that this process may measure it.
+/// Nanoseconds that a cache line takes from the first core to the second and back, if so many threads have two: the least of three
+/// measurements, since a core that is taken away for a moment only makes it longer. It touches no other memory, so that this process may
+/// measure it.
 pub fn round_trip(threads: usize) -> Option<f64> {
     let cores = machine::physical_cores();
     let pair = cores.get(..2).filter(|_| threads > 1)?;
@@ -266,7 +270,8 @@ unsafe fn dot_bf16(rounds: usize) {
     black_box(sums);
 }
 
-/// Products of bytes in pairs and their sums in words: the fewest instructions without a dot. Each product depends on a sum, or it would leave the loop.
+/// Products of bytes in pairs and their sums in words: the fewest instructions without a dot. Each product depends on a sum, or it would
+/// leave the loop.
 ///
 /// # Safety
 /// The CPU has AVX2.
@@ -353,7 +358,8 @@ tiles!(tiles_of_int8, "tdpbsud");
 mod tests {
     use super::*;
 
-    /// No two cores hand a line over and back in less than 10 ns; whoever does not wait for the other is done sooner. A single thread has nobody to hand it to.
+    /// No two cores hand a line over and back in less than 10 ns; whoever does not wait for the other is done sooner. A single thread has
+    /// nobody to hand it to.
     #[test]
     fn a_line_goes_to_the_other_core_and_back() {
         assert_eq!(round_trip(1), None);

@@ -4,8 +4,8 @@
 //! {"facts": {"engine OpenVINO": ".."}, "commands": [..], "problems": [..],
 //!  "rounds": [{"topic": "decode", "date": "..", "commit": "..", "values": {"limit read file 2": [32.5], "bf16 decode | rcompile": [12.1]}}]}
 //! ```
-//! What is compared is compared within a round, which is one turn of the engines where a topic has rates: quotients are taken round by round, over
-//! the rounds that have both values.
+//! What is compared is compared within a round, which is one turn of the engines where a topic has rates: quotients are taken round by
+//! round, over the rounds that have both values.
 
 use std::collections::BTreeMap;
 use std::error::Error;

@@ -6,9 +6,9 @@
 //! one turn:  rcompile, peer, peer        the next: peer, peer, rcompile; ours between two measurements of its limit
 //! work that is bounded by reading:       reads, rcompile, reads, peer, reads; again if the reads differ
 //! ```
-//! Every turn is a round of the record, so that what is compared lies seconds apart. Ours is a new process each time; those of other engines, which
-//! take longer to load, stay from turn to turn and wait. All are pinned to the same cores; who goes first changes from turn to turn. The larger of
-//! the two measurements of a limit counts: what disturbed the other was no limit.
+//! Every turn is a round of the record, so that what is compared lies seconds apart. Ours is a new process each time; those of other
+//! engines, which take longer to load, stay from turn to turn and wait. All are pinned to the same cores; who goes first changes from turn
+//! to turn. The larger of the two measurements of a limit counts: what disturbed the other was no limit.
 
 use std::path::Path;
 use std::time::Instant;
@@ -370,8 +370,8 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     Ok(())
 }
 
-/// A virtual machine may read twice as fast as a few seconds ago. A sample counts where the limits before and after it are the same up to this
-/// share, and it is compared with them; so many tries.
+/// A virtual machine may read twice as fast as a few seconds ago. A sample counts where the limits before and after it are the same up to
+/// this share, and it is compared with them; so many tries.
 const STEADY: f64 = 0.1;
 const TRIES: usize = 4;
 
@@ -610,7 +610,8 @@ pub fn section(bench: &Bench, topic: Topic) -> Option<Section> {
                 let used = record.facts.get(&format!("peak of {}", work.executable)).cloned().unwrap_or_default();
                 let bf16 = record.facts.get(&format!("types of {}", work.executable)).is_some_and(|t| t.starts_with("bf16"));
                 for (peak, shown) in PEAKS {
-                    // Where the weights are bf16, its own instruction is shown too, though the other may be the faster one; beside tiles the dot on vectors.
+                    // Where the weights are bf16, its own instruction is shown too, though the other may be the faster one; beside tiles
+                    // the dot on vectors.
                     let is_used = peak == used;
                     if is_used || (bf16 && peak == "vdpbf16ps") || (used == "tdpbsud" && peak == "vpdpbusd") {
                         let samples = record.percent(&format!("{key} GFLOP/s"), &work.limit(peak));
@@ -692,8 +693,8 @@ pub fn summary(bench: &Bench) -> String {
     out
 }
 
-/// Flops of a prompt if all of its rows went through all layers, as the goals count them: a program for one row leaves nothing out of its last layer.
-/// None for other tests and where no bucket has one row. Errors: regions that are not as the manifest has them.
+/// Flops of a prompt if all of its rows went through all layers, as the goals count them: a program for one row leaves nothing out of its
+/// last layer. None for other tests and where no bucket has one row. Errors: regions that are not as the manifest has them.
 fn flop_of_all_rows(info: &Value, test: Test) -> Outcome<Option<f64>> {
     let buckets = info["entries"][0]["buckets"].as_array().ok_or("info has no buckets")?;
     let one_row = buckets.iter().find(|bucket| bucket["rows"] == 1);
