@@ -15,9 +15,12 @@ pub(crate) fn missing(path: &Path, topic: &str, error: &io::Error) -> Error {
     refused(3, topic, path, format_args!("cannot be read: {error}"))
 }
 
-/// The bytes of the file that `flag` names. Errors: missing or no file (3), more than `bytes_max` (7).
-pub(crate) fn read(flag: &str, path: &Path, bytes_max: u64) -> Result<Vec<u8>, Error> {
-    let refuse = |code, what: &dyn Display| Err(refused(code, "input", path, format_args!("{flag}: {what}")));
+/// The bytes of the file that `flag` names; `help` says what it takes. Errors: missing or no file (3), more than `bytes_max` (7).
+pub(crate) fn read(flag: &str, path: &Path, bytes_max: u64, help: &str) -> Result<Vec<u8>, Error> {
+    let refuse = |code, what: &dyn Display| {
+        let (what, help) = (format!("{flag}: {what}"), Some(help.to_owned()));
+        Err(Error::Run { code, topic: "input".into(), path: path.display().to_string(), what, help })
+    };
     match std::fs::metadata(path) {
         Ok(m) if !m.is_file() => return refuse(3, &"is not a regular file, expected a file, found something else"),
         Ok(m) if m.len() > bytes_max => {

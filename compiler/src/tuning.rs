@@ -170,7 +170,7 @@ impl Tuning {
         let refuse = |kind, field: &str, what: &str, expected: &str, found: &str| {
             Err(Error::from(ModelError::new(kind, name.as_str(), field, what, expected, found)))
         };
-        let bytes = input::read(INPUT_NAME, path, BYTES_MAX)?;
+        let bytes = input::read(INPUT_NAME, path, BYTES_MAX, "--tuning takes a file that --autotune fast --tuning FILE wrote")?;
         let version = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v.get("rcompile_tuning")?.as_u64());
         if let Some(version) = version.filter(|v| *v != u64::from(VERSION)) {
             return refuse(Kind::Unsupported, "rcompile_tuning", "is another version", &VERSION.to_string(), &version.to_string());

@@ -14,6 +14,8 @@ pub const CHUNKS: usize = 128;
 pub const CHUNK_TOKENS: usize = 512;
 /// The flag, and the text's name among the inputs of an executable, wherever it lay.
 const INPUT_NAME: &str = "--calibrate";
+/// What the flag takes.
+const HELP: &str = "--calibrate takes a text like those that the model will read and write, in UTF-8";
 /// Larger files are refused: a small part of them would be used.
 const BYTES_MAX: u64 = 64 << 20;
 
@@ -33,9 +35,9 @@ impl CalibrationText {
         let name = path.display().to_string();
         let refuse = |kind, what: &str, expected: &str, found: &str| {
             let e = ModelError::new(kind, name.as_str(), "file", what, expected, found);
-            Err(Error::from(e.help("--calibrate takes a text like those that the model will read and write, in UTF-8")))
+            Err(Error::from(e.help(HELP)))
         };
-        let bytes = input::read(INPUT_NAME, path, BYTES_MAX)?;
+        let bytes = input::read(INPUT_NAME, path, BYTES_MAX, HELP)?;
         let input = InputFile { name: INPUT_NAME.into(), bytes: bytes.len() as u64, sha256: sha256_hex(&bytes) };
         match String::from_utf8(bytes) {
             Ok(text) if text.trim().is_empty() => refuse(Kind::Malformed, "is empty", "a text", "no words"),
@@ -52,7 +54,7 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
     };
     let failed = |e: TextError| {
         let e = ModelError::new(stages::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
-        e.help("--calibrate takes a text like those that the model will read and write")
+        e.help(HELP)
     };
     let tokenizer = Text::load(&bytes).map_err(failed)?;
     let (leading, mut trailing) = tokenizer.special_around().map_err(failed)?;
