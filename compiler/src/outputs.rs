@@ -194,7 +194,11 @@ impl Output {
             return Err(self.refuse("cannot be a directory, expected a name that is free or a directory's, found a file"));
         }
         rustix::fs::access(there, Access::WRITE_OK).map_err(|e| self.failed(&e.into()))?;
-        std::fs::canonicalize(&self.path).or_else(|_| std::path::absolute(&self.path)).map_err(|e| self.failed(&e))
+        let missing = self.path.strip_prefix(there).unwrap_or(&self.path);
+        if missing.components().any(|c| c == std::path::Component::ParentDir) {
+            return Err(self.refuse("goes through .. of a directory that is not there"));
+        }
+        Ok(std::fs::canonicalize(there).map_err(|e| self.failed(&e))?.join(missing))
     }
 
     fn refuse(&self, what: &str) -> Error {

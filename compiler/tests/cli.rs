@@ -313,6 +313,8 @@ fn outputs_are_checked_first() {
     let out = case.out();
     let out = out.to_string_lossy();
     let long = format!("{out}/{}", "n".repeat(256));
+    let link = case.dir.path().join("link");
+    std::os::unix::fs::symlink(&*out, &link).expect("a link");
     for (flags, code, words) in [
         ("-o OUT/x --emit graph=OUT/a,graph=OUT/b", 2, ["--emit", "graph twice"]),
         ("-o OUT/x --emit graph --emit graph=OUT/b", 2, ["--emit", "graph twice"]),
@@ -321,6 +323,8 @@ fn outputs_are_checked_first() {
         ("-o OUT/x --emit exe,asm=OUT/x", 2, ["one place", "-o OUT"]),
         ("-o OUT/x --weights split --emit exe,asm=OUT/x.weights", 2, ["one place", "--weights split"]),
         ("-o OUT/x --emit asm=OUT/same --stop-after codegen --dump-dir OUT/same", 2, ["one place", "--dump-dir"]),
+        ("-o OUT/x --dump-dir LINK/x", 2, ["one place", "--dump-dir"]),
+        ("-o OUT/x --dump-dir OUT/none/../x", 8, ["none/../x", "through .."]),
         ("-o OUT/x --emit asm=/nope/x", 8, ["/nope/x", "lies in no directory"]),
         ("-o OUT/x --emit obj=/dev/null/x", 8, ["/dev/null/x", "cannot be a directory"]),
         ("-o OUT/x --emit asm=OUT", 8, ["out", "is a directory"]),
@@ -334,6 +338,7 @@ fn outputs_are_checked_first() {
         ("-o OUT/x --autotune fast --tuning /nope/t", 8, ["/nope/t", "lies in no directory"]),
     ] {
         let flags = flags.replace("OUT/", &format!("{out}/")).replace("=OUT", &format!("={out}")).replace("LONG", &long);
+        let flags = flags.replace("LINK", &link.to_string_lossy());
         let output = rcompile().args("build --model /nowhere --quiet --no-tokenizer".split(' ')).args(flags.split(' ')).output();
         refused(&case, &output.expect("rcompile runs"), code, &words);
     }

@@ -205,9 +205,9 @@ fn an_old_output_stays_when_a_build_fails() {
 /// Starts a build that SIGHUP ends, also where the tests run under `nohup`.
 fn spawn(build: &Command) -> Child {
     let mut command = Command::new("env");
-    command.arg("--default-signal=HUP").arg(build.get_program()).args(build.get_args());
+    command.arg("--default-signal=HUP,INT,TERM").arg(build.get_program()).args(build.get_args());
     command.envs(build.get_envs().filter_map(|(name, value)| Some((name, value?))));
-    command.stderr(Stdio::piped()).spawn().unwrap()
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 /// Starts a build whose linker hangs, and waits until it does; gives the pid of the linker's child too.
@@ -249,6 +249,32 @@ fn signals_while_code_is_generated() {
         assert!(error(&out).contains(&format!("SIG{signal}")), "{out:?}");
         assert_eq!(names(dir.path()), ["out.program"]);
     }
+}
+
+/// Also where stdout is a pipe that nobody reads, so that a thread waits in a write.
+#[test]
+fn signals_while_stdout_is_full() {
+    let mut command = rcompile(&["build", "--no-tokenizer", "--quiet", "--stop-after", "plan", "--emit", "graph=-,program=-"]);
+    command.args(["--buckets", "1,2,4,8,16,32,64", "--model"]).arg(golden("llama-gqa-tied"));
+    let child = spawn(&command);
+    std::thread::sleep(Duration::from_secs(2));
+    let start = Instant::now();
+    kill(&child, "TERM");
+    let mut child = child;
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break status,
+            None if start.elapsed() > Duration::from_secs(5) => {
+                child.kill().unwrap();
+                panic!("it waits for whoever reads stdout");
+            }
+            None => std::thread::sleep(Duration::from_millis(10)),
+        }
+    };
+    assert_eq!(status.code(), Some(143));
+    let mut text = vec![];
+    std::io::Read::read_to_end(&mut child.stdout.take().unwrap(), &mut text).unwrap();
+    assert_eq!(text.len(), 64 << 10, "the pipe was not full: the test shows nothing");
 }
 
 /// A file beyond the limit (`ulimit -f`) is a line and a code, and no signal.

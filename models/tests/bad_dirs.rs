@@ -628,6 +628,12 @@ fn must_be_accepted() {
                 &json!({"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": true, "add_eos_token": true}),
             );
         }),
+        ("tok_one_token_as_bos_and_eos", "", |t| {
+            t.json(
+                "tokenizer_config.json",
+                &json!({"bos_token": "<s>", "eos_token": "<s>", "add_bos_token": true, "add_eos_token": false}),
+            );
+        }),
         ("st_leading_whitespace", "", |t| t.edit_header(|h| format!("   {h}  "))),
         ("st_zero_size_tensor", "model.empty", |t| {
             t.edit_weights(|w| w.insert(3, ToyTensor::zeros("model.empty", "F32", 4, &[0, 7])));

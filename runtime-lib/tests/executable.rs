@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -928,6 +929,23 @@ fn logits_are_written_whole_or_not_at_all() {
     let piped = exe.command(&[&args[..6], &["/dev/fd/1"]].concat()).stdout(Stdio::piped()).output().unwrap();
     assert!(piped.status.success() && piped.stdout.len() as u64 > whole, "{piped:?}");
     assert_eq!(piped.stdout[..whole as usize], fs::read(&logits).unwrap());
+    // So is what is open, also where it has no name any more; a link is followed, and a file keeps its permissions.
+    let gone = exe.path.with_file_name("gone");
+    let opened = fs::File::create_new(&gone).unwrap();
+    fs::remove_file(&gone).unwrap();
+    let mut reader = fs::File::open(format!("/proc/self/fd/{}", opened.as_raw_fd())).unwrap();
+    let shell = ["-c", "exec \"$0\" \"$@\" 5>&0 0</dev/null"];
+    let out = Command::new("sh").args(shell).arg(&exe.path).args(&args[..6]).arg("/dev/fd/5").stdin(opened).output().unwrap();
+    let mut bytes = vec![];
+    reader.read_to_end(&mut bytes).unwrap();
+    assert!(out.status.success() && bytes == fs::read(&logits).unwrap(), "{out:?}");
+    let link = exe.path.with_file_name("link");
+    std::os::unix::fs::symlink("new", &link).unwrap();
+    fs::set_permissions(&logits, fs::Permissions::from_mode(0o600)).unwrap();
+    exe.ok(&[&args[..6], &[link.to_str().unwrap()]].concat());
+    exe.ok(&args);
+    assert!(fs::read_link(&link).is_ok() && fs::metadata(link.with_file_name("new")).unwrap().len() == whole);
+    assert_eq!(fs::metadata(&logits).unwrap().permissions().mode() & 0o777, 0o600);
     exe.ok(&[&args[..6], &["/dev/null"]].concat());
     assert!(exe.fails(&[&args[..6], &["/nowhere/logits"]].concat(), 8).contains("/nowhere/logits: No such file"));
     assert!(exe.fails(&[&args[..6], &["/tmp/"]].concat(), 8).contains("/tmp/: Is a directory"));

@@ -2,8 +2,9 @@
 //! them.
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
-//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. It is removed when the build ends in any way but SIGKILL or
-//! loss of power; the next build in that directory sweeps those: a living build holds a lock on its work directory, a dead one does not.
+//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL or
+//! loss of power. Directories that are left then are swept by the next build beside them: a living build holds a lock on its own, a dead one
+//! does not. Texts stay.
 
 use crate::error::Error;
 use crate::report;
@@ -46,8 +47,8 @@ pub fn handle_signals() -> Result<(), Error> {
     let failed = |e: std::io::Error| Error::bug("signal handler", e);
     // A handler that does nothing: unlike an ignored signal it is the default again in the programs that we start.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map_err(failed)?;
-    // `nohup rcompile ..` outlives its terminal.
-    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| *s != SIGHUP || !is_ignored(SIGHUP));
+    // `nohup rcompile ..` outlives its terminal, and a script's `trap ''` is for its children.
+    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| !is_ignored(*s));
     let mut signals = signal_hook::iterator::Signals::new(handled).map_err(failed)?;
     std::thread::Builder::new()
         .name("signals".into())
@@ -73,9 +74,9 @@ pub fn handle_signals() -> Result<(), Error> {
     Ok(())
 }
 
-/// Ends the process without destructors: those of LLVM's globals would pull them from under threads that generate code.
+/// Ends the process without destructors: those of LLVM's globals would pull them from under threads that generate code. Waits for nobody, so not
+/// for stdout either, which `report::print` flushes and may hold while nobody reads it.
 pub fn end(code: i32) -> ! {
-    let _ = std::io::stdout().flush();
     signal_hook::low_level::exit(code)
 }
 
@@ -170,12 +171,16 @@ pub fn parent(path: &Path) -> &Path {
 pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     let mut temporary = {
         let mut alive = alive();
-        let file = tempfile::Builder::new().prefix(TEXT_PREFIX).tempfile_in(parent(path)).map_err(|e| plain(&e))?;
+        // As the umask says, unless there is a file whose permissions it gets.
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(TEXT_PREFIX).permissions(PermissionsExt::from_mode(0o666));
+        let file = builder.tempfile_in(parent(path)).map_err(|e| plain(&e))?;
         alive.paths.push(file.path().to_path_buf());
         file
     };
     let name = temporary.path().to_path_buf();
-    let written = temporary.write_all(bytes).and_then(|()| temporary.as_file().set_permissions(PermissionsExt::from_mode(0o644)));
+    let permissions = std::fs::metadata(path).map(|m| m.permissions()).ok();
+    let written = temporary.write_all(bytes).and_then(|()| permissions.map_or(Ok(()), |p| temporary.as_file().set_permissions(p)));
     let mut alive = alive();
     // Where it was not written the closure, and with it the temporary file, is dropped.
     let moved = written.and_then(move |()| temporary.persist(path).map(drop).map_err(|e| e.error));

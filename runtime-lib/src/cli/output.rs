@@ -1,7 +1,7 @@
 //! A file that a verb writes: never in the place of what the process reads, and whole or not at all.
 //!
 //! A regular file is written under another name beside its own, which it gets at the end; any failure and any signal that ends the process
-//! (but SIGKILL) removes it. What is there and is no regular file (a pipe, `/dev/null`) is written to.
+//! (but SIGKILL) removes it. What is there and is no regular file (a pipe, `/dev/null`), or is open already (`/dev/fd/3`), is written to.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -13,6 +13,9 @@ use std::path::{Path, PathBuf};
 
 use super::error::Failure;
 use crate::process::remove_at_signal;
+
+/// Most links that a name leads through.
+const LINKS_MAX: usize = 40;
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -31,17 +34,16 @@ impl OutputFile {
             if inputs.iter().any(|input| identity(fs::metadata(input)) == found) || open(io::stdin().as_fd()) == found {
                 return refuse("is an input of this run, expected another file");
             }
-            if open(io::stdout().as_fd()) == found {
-                return refuse("is where stdout goes, expected another file");
+            for (fd, name) in [(io::stdout().as_fd(), "stdout"), (io::stderr().as_fd(), "stderr")] {
+                if open(fd) == found {
+                    return refuse(&format!("is where {name} goes, expected another file"));
+                }
             }
         }
-        let directory = path.as_os_str().as_bytes().ends_with(b"/");
-        let special = directory || fs::metadata(path).is_ok_and(|meta| !meta.is_file());
-        let begun = if special {
-            File::options().write(true).open(path).map(|file| (file, None))
-        } else {
-            Draft::create(path).map(|(file, draft)| (file, Some(draft)))
-        };
+        let begun = target(path).and_then(|target| match target {
+            Some(target) => Draft::create(target).map(|(file, draft)| (file, Some(draft))),
+            None => File::options().append(true).open(path).map(|file| (file, None)),
+        });
         let (file, draft) = begun.map_err(|e| failed(path, e))?;
         Ok(Self { file, draft })
     }
@@ -67,6 +69,27 @@ pub(super) fn failed(path: &Path, what: impl std::fmt::Display) -> Failure {
     Failure::new(8, "output", format!("{}: {what}", path.display()))
 }
 
+/// The regular file, there or not, that a name leads to; None where what it leads to is written to. Behind a symbolic link the file that it names
+/// is replaced, not the link.
+fn target(path: &Path) -> io::Result<Option<PathBuf>> {
+    let mut path = path.to_owned();
+    for _ in 0..LINKS_MAX {
+        let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
+        let Some(name) = name.filter(|_| fs::metadata(&path).map_or(true, |meta| meta.is_file())) else { return Ok(None) };
+        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let directory = fs::canonicalize(directory)?;
+        // Links there lead to what is open, whatever name that has or had.
+        if directory.starts_with("/proc") {
+            return Ok(None);
+        }
+        match fs::read_link(&path) {
+            Ok(to) => path = directory.join(to),
+            Err(_) => return Ok(Some(directory.join(name))),
+        }
+    }
+    Err(io::Error::other("too many links"))
+}
+
 /// Device and number of a regular file.
 fn identity(meta: io::Result<fs::Metadata>) -> Option<(u64, u64)> {
     meta.ok().filter(fs::Metadata::is_file).map(|meta| (meta.dev(), meta.ino()))
@@ -80,9 +103,7 @@ struct Draft {
 }
 
 impl Draft {
-    /// Behind a symbolic link the file that it names is replaced, not the link.
-    fn create(path: &Path) -> io::Result<(File, Draft)> {
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    fn create(target: PathBuf) -> io::Result<(File, Draft)> {
         // The time tells it from what a process of the same number left that was killed.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |t| t.as_nanos());
         let path = target.with_file_name(format!(".rcompile-{}-{now:x}.tmp", std::process::id()));
@@ -93,6 +114,9 @@ impl Draft {
     }
 
     fn publish(self, file: &File) -> io::Result<()> {
+        if let Ok(meta) = fs::metadata(&self.target) {
+            file.set_permissions(meta.permissions())?;
+        }
         file.sync_all()?;
         fs::rename(&self.path, &self.target)
     }
