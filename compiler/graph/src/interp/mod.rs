@@ -1,0 +1,650 @@
+//! The reference interpreter: slow, scalar and obvious; the judge of every pass and every kernel.
+//!
+//! In: a module, a function that gives the value of each parameter, named inputs. Out: the entry's outputs. Every node is evaluated
+//! by its formula in f64, sums run in storage order, and the result is rounded once to the node's element type ([`crate::tensor::round`]).
+//! What [`crate::ops`] leaves open is fixed here: integer arithmetic wraps, integer division truncates toward zero and refuses 0,
+//! floats convert to integers with truncation and saturation, `softmax` of a row of `-inf` is NaN.
+//!
+//! KV states live as long as the interpreter: a persistent state keeps what earlier runs appended, another one is cleared when a run
+//! starts. The interpreter never keeps counters: rows say with `slot` and `kv_index` where they read and write.
+
+mod attention;
+#[cfg(test)]
+mod tests;
+
+use crate::build::op_name;
+use crate::ops::{Binary, Compare, Op, Pool, Reduce, Unary};
+use crate::quant;
+pub use crate::tensor::Tensor;
+use crate::tensor::{convert, round_all, wrap};
+use crate::types::{DType, Dim, FuncId, Function, Module, Node, ParamId, StateId, Type, ValueId};
+use crate::verify::{VerifyErrors, verify};
+use attention::{SlotCache, kv_append, sdpa};
+use std::collections::HashMap;
+use std::rc::Rc;
+
+/// Most elements of one value: a guard against shapes that would take all memory.
+const ELEMENTS_MAX: usize = 1 << 31;
+/// Largest kv_index: same guard.
+const KV_INDEX_MAX: i64 = 1 << 22;
+
+/// Why a run failed.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum InterpError {
+    /// The module breaks rules of the IR.
+    #[error("{0}")]
+    Module(#[from] VerifyErrors),
+    /// An input is missing, unknown or of another type.
+    #[error("input {name:?}: {what}")]
+    Input {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A parameter cannot be had or is of another type.
+    #[error("parameter {name:?}: {what}")]
+    Param {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        what: String,
+    },
+    /// A node has no value for these operands.
+    #[error("@{function} %{value} = {op} (from {origin:?}): {what}")]
+    Node {
+        /// Function.
+        function: String,
+        /// Number of the value.
+        value: u32,
+        /// Name of the op.
+        op: &'static str,
+        /// HF module path.
+        origin: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Gives the value of a parameter.
+pub type ParamSource<'m> = Box<dyn Fn(ParamId) -> Result<Tensor, String> + 'm>;
+/// Called with every value that a run computes, in order; inside calls with the callee and once per call.
+pub type Observer<'a> = dyn FnMut(&Function, ValueId, &Tensor) + 'a;
+
+/// Interpreter of one module with its parameter cache and KV states.
+pub struct Interp<'m> {
+    module: &'m Module,
+    source: ParamSource<'m>,
+    params: Vec<Option<Rc<Tensor>>>,
+    states: Vec<HashMap<i64, SlotCache>>,
+    verified: bool,
+    rounds_attention: bool,
+}
+
+/// What one call of a function runs with.
+#[derive(Default)]
+struct Frame {
+    params: HashMap<ParamId, ParamId>,
+    states: HashMap<StateId, StateId>,
+}
+
+impl Frame {
+    fn param(&self, id: ParamId) -> ParamId {
+        self.params.get(&id).copied().unwrap_or(id)
+    }
+    fn state(&self, id: StateId) -> StateId {
+        self.states.get(&id).copied().unwrap_or(id)
+    }
+}
+
+type Symbols = Vec<Option<usize>>;
+
+impl<'m> Interp<'m> {
+    /// An interpreter with empty states. The first run verifies the module.
+    pub fn new(module: &'m Module, params: ParamSource<'m>) -> Interp<'m> {
+        let states = vec![HashMap::new(); module.states.len()];
+        Interp { module, source: params, params: vec![None; module.params.len()], states, verified: false, rounds_attention: false }
+    }
+    /// An interpreter whose parameters are evaluated from their recipes; `tensor` reads the checkpoint.
+    pub fn from_checkpoint(module: &'m Module, tensor: impl Fn(&str) -> Result<Tensor, String> + 'm) -> Interp<'m> {
+        Interp::new(module, Box::new(move |id| crate::recipe::evaluate(&module.params[id.index()].recipe, &tensor)))
+    }
+    /// Attention over bf16 caches as by kernels that round queries, and weights before they are divided by their sum, to bf16.
+    pub fn rounding_attention(self, rounds: bool) -> Interp<'m> {
+        Interp { rounds_attention: rounds, ..self }
+    }
+    /// Forgets all keys and values.
+    pub fn reset_state(&mut self) {
+        self.states.iter_mut().for_each(HashMap::clear);
+    }
+    /// Runs the entry. Inputs by name, in any order; symbols are bound by their shapes.
+    pub fn run(&mut self, inputs: &[(&str, Tensor)]) -> Result<Vec<Tensor>, InterpError> {
+        self.run_observed(inputs, &mut |_, _, _| {})
+    }
+    /// [`Interp::run`] that shows every value to `observer`, so that a test can name the first node that differs.
+    pub fn run_observed(&mut self, inputs: &[(&str, Tensor)], observer: &mut Observer<'_>) -> Result<Vec<Tensor>, InterpError> {
+        let module = self.module;
+        if !self.verified {
+            verify(module)?;
+            self.verified = true;
+        }
+        for (state, cache) in module.states.iter().zip(&mut self.states) {
+            if !state.persistent {
+                cache.clear();
+            }
+        }
+        let main = module.main();
+        let mut symbols: Symbols = vec![None; module.symbols.len()];
+        let mut args = Vec::new();
+        for (name, _) in inputs {
+            if !main.input_names.iter().any(|n| n == name) || inputs.iter().filter(|(n, _)| n == name).count() > 1 {
+                return Err(InterpError::Input { name: name.to_string(), what: "unknown or given twice".into() });
+            }
+        }
+        for (name, id) in main.input_names.iter().zip(&main.inputs) {
+            let fail = |what: String| InterpError::Input { name: name.clone(), what };
+            let (_, tensor) = inputs.iter().find(|(n, _)| n == name).ok_or_else(|| fail("missing".into()))?;
+            bind(module, main.ty(*id), tensor, &mut symbols).map_err(fail)?;
+            args.push(Rc::new(tensor.clone()));
+        }
+        let outputs = self.call(module.main, args, &Frame::default(), &mut symbols, observer)?;
+        Ok(outputs.into_iter().map(|t| t.as_ref().clone()).collect())
+    }
+
+    fn param(&mut self, id: ParamId) -> Result<Rc<Tensor>, InterpError> {
+        if let Some(tensor) = &self.params[id.index()] {
+            return Ok(tensor.clone());
+        }
+        let param = &self.module.params[id.index()];
+        let fail = |what: String| InterpError::Param { name: param.name.clone(), what };
+        let tensor = (self.source)(id).map_err(fail)?;
+        bind(self.module, &param.ty, &tensor, &mut Vec::new()).map_err(fail)?;
+        let tensor = Rc::new(tensor);
+        self.params[id.index()] = Some(tensor.clone());
+        Ok(tensor)
+    }
+
+    fn call(
+        &mut self,
+        func: FuncId,
+        args: Vec<Rc<Tensor>>,
+        frame: &Frame,
+        symbols: &mut Symbols,
+        observer: &mut Observer<'_>,
+    ) -> Result<Vec<Rc<Tensor>>, InterpError> {
+        let function = &self.module.functions[func.index()];
+        let mut last_use: Vec<usize> = (0..function.nodes.len()).collect();
+        for id in function.ids() {
+            function.node(id).inputs.iter().for_each(|i| last_use[i.index()] = id.index());
+        }
+        function.outputs.iter().for_each(|o| last_use[o.index()] = usize::MAX);
+        let mut values: Vec<Option<Rc<Tensor>>> = vec![None; function.nodes.len()];
+        for id in function.ids() {
+            let node = function.node(id);
+            let operands: Vec<Rc<Tensor>> =
+                node.inputs.iter().map(|i| values[i.index()].clone().expect("operands come before users")).collect();
+            let value = match &node.op {
+                Op::Input { index } => args[*index as usize].clone(),
+                Op::Param(param) => self.param(frame.param(*param))?,
+                Op::Call { func, params, states } => {
+                    let callee = &self.module.functions[func.index()];
+                    let inner = Frame {
+                        params: callee.params.iter().copied().zip(params.iter().map(|p| frame.param(*p))).collect(),
+                        states: callee.states.iter().copied().zip(states.iter().map(|s| frame.state(*s))).collect(),
+                    };
+                    self.call(*func, operands, &inner, symbols, observer)?.swap_remove(0)
+                }
+                _ => {
+                    let operands: Vec<&Tensor> = operands.iter().map(|t| t.as_ref()).collect();
+                    let result = self.node(node, &operands, frame, symbols).map_err(|what| InterpError::Node {
+                        function: function.name.clone(),
+                        value: id.0,
+                        op: op_name(&node.op),
+                        origin: node.origin.clone(),
+                        what,
+                    })?;
+                    Rc::new(result)
+                }
+            };
+            observer(function, id, &value);
+            values[id.index()] = Some(value);
+            for i in &node.inputs {
+                if last_use[i.index()] == id.index() {
+                    values[i.index()] = None;
+                }
+            }
+        }
+        Ok(function.outputs.iter().map(|o| values[o.index()].clone().expect("outputs are kept")).collect())
+    }
+
+    fn node(&mut self, node: &Node, operands: &[&Tensor], frame: &Frame, symbols: &mut Symbols) -> Result<Tensor, String> {
+        let module = self.module;
+        match &node.op {
+            Op::KvAppend { state } => {
+                let state = frame.state(*state);
+                kv_append(&module.states[state.index()], &mut self.states[state.index()], operands)?;
+                return Ok(Tensor::state_token());
+            }
+            Op::Pool(_) => {
+                // The number of runs is only known here.
+                if let Some(Dim::Sym(s)) = node.ty.shape.first() {
+                    bind_symbol(module, s.index(), runs(&operands[1].data).len(), symbols)?;
+                }
+            }
+            _ => {}
+        }
+        let shape = concrete(module, &node.ty, symbols)?;
+        let mut data = match &node.op {
+            Op::Sdpa { state, score, mask } => {
+                let state = frame.state(*state);
+                let declared = &module.states[state.index()];
+                let rounds = self.rounds_attention && declared.dtype == DType::BF16;
+                sdpa(declared, &self.states[state.index()], score, mask, operands, rounds)?
+            }
+            op => evaluate(op, node.ty.dtype, operands, &shape)?,
+        };
+        if data.len() != shape.iter().product::<usize>() {
+            return Err(format!("gave {} elements for the shape {shape:?}", data.len()));
+        }
+        round_all(node.ty.dtype, &mut data);
+        Ok(Tensor { dtype: node.ty.dtype, shape, data })
+    }
+}
+
+/// Checks a tensor against a declared type and binds the symbols of its shape.
+fn bind(module: &Module, ty: &Type, tensor: &Tensor, symbols: &mut Symbols) -> Result<(), String> {
+    let wrong = || format!("is {}{:?}, declared {}{}", tensor.dtype, tensor.shape, ty.dtype, crate::build::shape_text(module, &ty.shape));
+    if tensor.dtype != ty.dtype || tensor.shape.len() != ty.rank() || tensor.data.len() != tensor.shape.iter().product::<usize>() {
+        return Err(wrong());
+    }
+    for (dim, extent) in ty.shape.iter().zip(&tensor.shape) {
+        match dim {
+            Dim::Const(n) if *n == *extent as u64 => {}
+            Dim::Const(_) => return Err(wrong()),
+            Dim::Sym(s) => bind_symbol(module, s.index(), *extent, symbols)?,
+        }
+    }
+    Ok(())
+}
+
+fn bind_symbol(module: &Module, symbol: usize, extent: usize, symbols: &mut Symbols) -> Result<(), String> {
+    let declared = &module.symbols[symbol];
+    if extent < 1 || extent as u64 > declared.bound {
+        return Err(format!("{} = {extent} is not in 1..={}", declared.name, declared.bound));
+    }
+    match symbols[symbol] {
+        Some(bound) if bound != extent => Err(format!("{} is {bound} elsewhere and {extent} here", declared.name)),
+        _ => {
+            symbols[symbol] = Some(extent);
+            Ok(())
+        }
+    }
+}
+
+/// The shape of a type with symbols replaced.
+fn concrete(module: &Module, ty: &Type, symbols: &Symbols) -> Result<Vec<usize>, String> {
+    let mut shape = Vec::with_capacity(ty.rank());
+    let mut count = 1usize;
+    for dim in &ty.shape {
+        let extent = match dim {
+            Dim::Const(n) => usize::try_from(*n).map_err(|e| e.to_string())?,
+            Dim::Sym(s) => symbols[s.index()].ok_or_else(|| format!("{} is bound by no input", module.symbols[s.index()].name))?,
+        };
+        count = count.checked_mul(extent).filter(|n| *n <= ELEMENTS_MAX).ok_or("value is too large to interpret")?;
+        shape.push(extent);
+    }
+    Ok(shape)
+}
+
+/// Strides of `shape` walked along `out` (numpy broadcasting: 0 where it is stretched).
+fn stretched(out: &[usize], shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![0; out.len()];
+    let mut stride = 1;
+    for (axis, extent) in shape.iter().enumerate().rev() {
+        strides[axis + out.len() - shape.len()] = if *extent == 1 { 0 } else { stride };
+        stride *= extent;
+    }
+    strides
+}
+
+/// Calls `visit` for every index of `shape` in row-major order with the offsets that the strides give.
+fn walk<const N: usize>(shape: &[usize], strides: [&[usize]; N], mut visit: impl FnMut([usize; N])) {
+    let mut index = vec![0; shape.len()];
+    let mut offset = [0; N];
+    for _ in 0..shape.iter().product::<usize>() {
+        visit(offset);
+        for axis in (0..shape.len()).rev() {
+            index[axis] += 1;
+            for (o, s) in offset.iter_mut().zip(strides) {
+                *o += s[axis];
+            }
+            if index[axis] < shape[axis] {
+                break;
+            }
+            index[axis] = 0;
+            for (o, s) in offset.iter_mut().zip(strides) {
+                *o -= s[axis] * shape[axis];
+            }
+        }
+    }
+}
+
+fn elementwise(a: &Tensor, b: &Tensor, shape: &[usize], mut f: impl FnMut(f64, f64) -> f64) -> Vec<f64> {
+    let mut out = Vec::with_capacity(shape.iter().product());
+    let strides = [&stretched(shape, &a.shape)[..], &stretched(shape, &b.shape)[..]];
+    walk(shape, strides, |[i, j]| out.push(f(a.data[i], b.data[j])));
+    out
+}
+
+/// Everything but states: unrounded result of an op in row-major order.
+fn evaluate(op: &Op, dtype: DType, operands: &[&Tensor], shape: &[usize]) -> Result<Vec<f64>, String> {
+    let first = operands.first().copied();
+    let x = || first.expect("the op has an operand");
+    Ok(match op {
+        Op::Const(value) => vec![*value],
+        Op::Unary(u) => x().data.iter().map(|v| unary(*u, *v)).collect(),
+        Op::Binary(b) if dtype.is_int() => {
+            let mut zero = false;
+            let out = elementwise(x(), operands[1], shape, |p, q| {
+                zero |= *b == Binary::Div && q == 0.0;
+                wrap(dtype, binary_int(*b, p as i64, q as i64))
+            });
+            if zero { return Err("integer division by zero".into()) } else { out }
+        }
+        Op::Binary(b) => elementwise(x(), operands[1], shape, |p, q| binary(*b, p, q)),
+        Op::Compare(c) => elementwise(x(), operands[1], shape, |p, q| f64::from(u8::from(compare(*c, p, q)))),
+        Op::Where => {
+            let (a, b) = (operands[1], operands[2]);
+            let strides = [&stretched(shape, &x().shape)[..], &stretched(shape, &a.shape)[..], &stretched(shape, &b.shape)[..]];
+            let mut out = Vec::with_capacity(shape.iter().product());
+            walk(shape, strides, |[c, i, j]| out.push(if x().data[c] != 0.0 { a.data[i] } else { b.data[j] }));
+            out
+        }
+        Op::Convert if dtype.is_quantised() => quant::quantise(dtype, x()),
+        Op::Convert => x().data.iter().map(|v| convert(x().dtype, dtype, *v)).collect(),
+        Op::Reshape => x().data.clone(),
+        Op::Permute { perm } => {
+            let natural = strides_of(&x().shape);
+            let strides: Vec<usize> = perm.iter().map(|p| natural[*p as usize]).collect();
+            gather(x(), shape, &strides, 0)
+        }
+        Op::Slice { axis, start, .. } => {
+            let natural = strides_of(&x().shape);
+            gather(x(), shape, &natural, *start as usize * natural[*axis as usize])
+        }
+        Op::Cat { axis } => {
+            let axis = *axis as usize;
+            let outer: usize = shape[..axis].iter().product();
+            let mut out = Vec::with_capacity(shape.iter().product());
+            for o in 0..outer {
+                for t in operands {
+                    let inner: usize = t.shape[axis..].iter().product();
+                    out.extend_from_slice(&t.data[o * inner..(o + 1) * inner]);
+                }
+            }
+            out
+        }
+        Op::Expand => gather(x(), shape, &stretched(shape, &x().shape), 0),
+        Op::Embedding => {
+            let rows = x().shape[0];
+            let width: usize = x().shape[1..].iter().product();
+            let mut out = Vec::with_capacity(shape.iter().product());
+            for id in &operands[1].data {
+                if *id < 0.0 || *id >= rows as f64 {
+                    return Err(format!("id {id} is not in a table of {rows} rows"));
+                }
+                out.extend_from_slice(&x().data[*id as usize * width..][..width]);
+            }
+            out
+        }
+        Op::IndexSelect => {
+            let (width, index) = (last(x()), &operands[1].data);
+            if let Some(id) = index.iter().find(|i| **i < 0.0 || **i >= width as f64) {
+                return Err(format!("index {id} is not in an axis of {width}"));
+            }
+            x().data.chunks(width).flat_map(|row| index.iter().map(|i| row[*i as usize])).collect()
+        }
+        Op::Mm { rhs_t } => mm(x(), operands[1], *rhs_t),
+        Op::Reduce { op, axis } => reduce(*op, x(), *axis as usize),
+        Op::Softmax => {
+            let mut out = x().data.clone();
+            out.chunks_mut(last(x())).for_each(softmax);
+            out
+        }
+        Op::RmsNorm { eps } => {
+            let (d, w) = (last(x()), &operands[1].data);
+            let mut out = Vec::with_capacity(x().data.len());
+            for row in x().data.chunks(d) {
+                let mean = row.iter().map(|v| v * v).sum::<f64>() / d as f64;
+                let factor = 1.0 / (mean + eps).sqrt();
+                out.extend(row.iter().zip(w).map(|(v, w)| v * factor * w));
+            }
+            out
+        }
+        Op::LayerNorm { eps } => {
+            let (d, w, b) = (last(x()), &operands[1].data, &operands[2].data);
+            let mut out = Vec::with_capacity(x().data.len());
+            for row in x().data.chunks(d) {
+                let mean = row.iter().sum::<f64>() / d as f64;
+                let variance = row.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / d as f64;
+                let factor = 1.0 / (variance + eps).sqrt();
+                out.extend(row.iter().zip(w).zip(b).map(|((v, w), b)| (v - mean) * factor * w + b));
+            }
+            out
+        }
+        Op::Rope => rope(x(), operands[1], operands[2]),
+        Op::Pool(pool) => self::pool(*pool, x(), operands[1]),
+        Op::Input { .. } | Op::Param(_) | Op::Call { .. } | Op::KvAppend { .. } | Op::Sdpa { .. } => {
+            unreachable!("{} is evaluated by the caller", op_name(op))
+        }
+    })
+}
+
+/// Extent of the last axis, at least 1 so that an empty tensor has no rows.
+fn last(x: &Tensor) -> usize {
+    x.shape.last().copied().unwrap_or(1).max(1)
+}
+
+fn strides_of(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1; shape.len()];
+    for axis in (1..shape.len()).rev() {
+        strides[axis - 1] = strides[axis] * shape[axis];
+    }
+    strides
+}
+
+fn gather(x: &Tensor, shape: &[usize], strides: &[usize], start: usize) -> Vec<f64> {
+    let mut out = Vec::with_capacity(shape.iter().product());
+    walk(shape, [strides], |[i]| out.push(x.data[start + i]));
+    out
+}
+
+fn unary(op: Unary, x: f64) -> f64 {
+    match op {
+        Unary::Neg => -x,
+        Unary::Abs => x.abs(),
+        Unary::Exp => libm::exp(x),
+        Unary::Log => libm::log(x),
+        Unary::Sqrt => x.sqrt(),
+        Unary::Rsqrt => 1.0 / x.sqrt(),
+        Unary::Tanh => libm::tanh(x),
+        Unary::Erf => libm::erf(x),
+        Unary::Sigmoid => sigmoid(x),
+        Unary::Silu => x * sigmoid(x),
+        Unary::Relu => binary(Binary::Maximum, x, 0.0),
+        Unary::Gelu => x * 0.5 * (1.0 + libm::erf(x * std::f64::consts::FRAC_1_SQRT_2)),
+        Unary::GeluTanh => 0.5 * x * (1.0 + libm::tanh((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x * x * x))),
+        Unary::Not => f64::from(u8::from(x == 0.0)),
+    }
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + libm::exp(-x))
+}
+
+fn binary(op: Binary, a: f64, b: f64) -> f64 {
+    match op {
+        Binary::Add => a + b,
+        Binary::Sub => a - b,
+        Binary::Mul => a * b,
+        Binary::Div => a / b,
+        Binary::Minimum | Binary::Maximum if a.is_nan() || b.is_nan() => f64::NAN,
+        Binary::Minimum => a.min(b),
+        Binary::Maximum => a.max(b),
+        Binary::And => f64::from(u8::from(a != 0.0 && b != 0.0)),
+        Binary::Or => f64::from(u8::from(a != 0.0 || b != 0.0)),
+    }
+}
+
+fn binary_int(op: Binary, a: i64, b: i64) -> i64 {
+    match op {
+        Binary::Add => a.wrapping_add(b),
+        Binary::Sub => a.wrapping_sub(b),
+        Binary::Mul => a.wrapping_mul(b),
+        Binary::Div => a.wrapping_div(if b == 0 { 1 } else { b }),
+        Binary::Minimum => a.min(b),
+        Binary::Maximum => a.max(b),
+        Binary::And => a & b,
+        Binary::Or => a | b,
+    }
+}
+
+fn compare(op: Compare, a: f64, b: f64) -> bool {
+    match op {
+        Compare::Lt => a < b,
+        Compare::Le => a <= b,
+        Compare::Gt => a > b,
+        Compare::Ge => a >= b,
+        Compare::Eq => a == b,
+        Compare::Ne => a != b,
+    }
+}
+
+/// In place; `-inf` everywhere gives NaN.
+fn softmax(row: &mut [f64]) {
+    let sum = exponentials(row);
+    row.iter_mut().for_each(|v| *v /= sum);
+}
+
+/// `exp(x - max)` of each; returns their sum.
+fn exponentials(row: &mut [f64]) -> f64 {
+    let max = row.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    row.iter_mut().for_each(|v| *v = libm::exp(*v - max));
+    row.iter().sum()
+}
+
+/// Each element is one sum in order of k; four columns side by side only hide the latency of the adds.
+fn mm(a: &Tensor, b: &Tensor, rhs_t: bool) -> Vec<f64> {
+    let (m, k) = (a.shape[0], a.shape[1]);
+    let n = if rhs_t { b.shape[0] } else { b.shape[1] };
+    let mut out = vec![0.0; m * n];
+    if k == 0 || n == 0 {
+        return out;
+    }
+    if !rhs_t {
+        for (row, out_row) in a.data.chunks_exact(k).zip(out.chunks_exact_mut(n)) {
+            for (x, b_row) in row.iter().zip(b.data.chunks_exact(n)) {
+                for (o, y) in out_row.iter_mut().zip(b_row) {
+                    *o += x * y;
+                }
+            }
+        }
+        return out;
+    }
+    let mut j = 0;
+    while j + 4 <= n {
+        let w = |c: usize| &b.data[(j + c) * k..(j + c + 1) * k];
+        let (w0, w1, w2, w3) = (w(0), w(1), w(2), w(3));
+        for (i, row) in a.data.chunks_exact(k).enumerate() {
+            let mut sum = [0.0f64; 4];
+            for ((((x, y0), y1), y2), y3) in row.iter().zip(w0).zip(w1).zip(w2).zip(w3) {
+                sum[0] += x * y0;
+                sum[1] += x * y1;
+                sum[2] += x * y2;
+                sum[3] += x * y3;
+            }
+            out[i * n + j..][..4].copy_from_slice(&sum);
+        }
+        j += 4;
+    }
+    for c in j..n {
+        for (i, row) in a.data.chunks_exact(k).enumerate() {
+            out[i * n + c] = dot(row, &b.data[c * k..(c + 1) * k]);
+        }
+    }
+    out
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut sum = 0.0;
+    for (x, y) in a.iter().zip(b) {
+        sum += x * y;
+    }
+    sum
+}
+
+fn reduce(op: Reduce, x: &Tensor, axis: usize) -> Vec<f64> {
+    let outer: usize = x.shape[..axis].iter().product();
+    let count = x.shape[axis];
+    let inner: usize = x.shape[axis + 1..].iter().product();
+    let start = if op == Reduce::Amax { f64::NEG_INFINITY } else { 0.0 };
+    let mut out = vec![start; outer * inner];
+    for o in 0..outer {
+        let into = &mut out[o * inner..(o + 1) * inner];
+        for c in 0..count {
+            for (acc, v) in into.iter_mut().zip(&x.data[(o * count + c) * inner..]) {
+                *acc = binary(if op == Reduce::Amax { Binary::Maximum } else { Binary::Add }, *acc, *v);
+            }
+        }
+        if op == Reduce::Mean {
+            into.iter_mut().for_each(|v| *v /= count as f64);
+        }
+    }
+    out
+}
+
+fn rope(x: &Tensor, cos: &Tensor, sin: &Tensor) -> Vec<f64> {
+    let (heads, d, half) = (x.shape[1], x.shape[2], cos.shape[1]);
+    let mut out = x.data.clone();
+    for t in 0..x.shape[0] {
+        let (c, s) = (&cos.data[t * half..][..half], &sin.data[t * half..][..half]);
+        for h in 0..heads {
+            let head = &mut out[(t * heads + h) * d..][..d];
+            for i in 0..half {
+                let (a, b) = (head[i], head[i + half]);
+                head[i] = a * c[i] - b * s[i];
+                head[i + half] = b * c[i] + a * s[i];
+            }
+        }
+    }
+    out
+}
+
+/// Maximal groups of consecutive rows with one slot.
+fn runs(slots: &[f64]) -> Vec<std::ops::Range<usize>> {
+    let mut runs: Vec<std::ops::Range<usize>> = Vec::new();
+    for (row, slot) in slots.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if slots[run.start] == *slot => run.end = row + 1,
+            _ => runs.push(row..row + 1),
+        }
+    }
+    runs
+}
+
+fn pool(op: Pool, x: &Tensor, slot: &Tensor) -> Vec<f64> {
+    let d = x.shape[1];
+    let mut out = Vec::new();
+    for run in runs(&slot.data) {
+        let rows = &x.data[run.start * d..run.end * d];
+        match op {
+            Pool::Cls => out.extend_from_slice(&rows[..d]),
+            Pool::Last => out.extend_from_slice(&rows[rows.len() - d..]),
+            Pool::Mean | Pool::Max => {
+                let part = Tensor { dtype: x.dtype, shape: vec![run.len(), d], data: rows.to_vec() };
+                out.extend(reduce(if op == Pool::Mean { Reduce::Mean } else { Reduce::Amax }, &part, 0));
+            }
+        }
+    }
+    out
+}
