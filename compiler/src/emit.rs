@@ -3,10 +3,10 @@
 use crate::error::Error;
 use crate::link::guard::{self, WorkDir};
 use crate::options::{Build, EmitKind};
-use crate::outputs::{Destination, destination};
 use crate::report::Report;
 use rcompile_codegen::Compiled;
 use rcompile_graph::Module;
+use rcompile_runtime::destination::{Destination, destination};
 use std::fmt::Write as _;
 use std::fs::OpenOptions;
 use std::io::Write as _;

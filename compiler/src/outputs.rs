@@ -11,17 +11,16 @@ use crate::link::payload;
 use crate::options::{Autotune, Build, EmitKind, WeightsPlace};
 use clap::ValueEnum;
 use rcompile_models::Model;
+use rcompile_runtime::destination::{Destination, destination};
 use rustix::fs::Access;
 use std::collections::HashSet;
-use std::io::{Error as IoError, ErrorKind, Result as IoResult};
+use std::io::{Error as IoError, ErrorKind};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// Longest name of a file on Linux.
 const NAME_MAX: usize = 255;
-/// Most links that a name leads through.
-const LINKS_MAX: usize = 40;
 
 /// Something that a build writes.
 #[derive(Debug)]
@@ -73,38 +72,6 @@ fn outputs(o: &Build) -> Vec<Output> {
         add("--tuning FILE", path.clone(), Shape::Text, false);
     }
     list
-}
-
-/// Where something that is written under a name goes.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Destination {
-    /// A file, links followed: it gets its name when it is whole.
-    File(PathBuf),
-    /// A device, a pipe, or a file that is open already (`/dev/fd/3`): it is written to. Or a directory.
-    Present,
-}
-
-/// Follows a name. Errors: it lies in no directory, or the links have no end.
-pub(crate) fn destination(path: &Path) -> IoResult<Destination> {
-    let mut path = path.to_path_buf();
-    for _ in 0..LINKS_MAX {
-        let parent = std::fs::canonicalize(guard::parent(&path))?;
-        if !parent.is_dir() {
-            return Err(ErrorKind::NotADirectory.into());
-        }
-        // Links there lead to what is open, whatever name that has or had.
-        if parent.starts_with("/proc") {
-            return Ok(Destination::Present);
-        }
-        match (std::fs::read_link(&path), path.file_name()) {
-            (Ok(to), _) => path = parent.join(to),
-            (Err(_), Some(name)) if std::fs::metadata(&path).map_or(true, |m| m.is_file()) => {
-                return Ok(Destination::File(parent.join(name)));
-            }
-            (Err(_), _) => return Ok(Destination::Present),
-        }
-    }
-    Err(IoError::other("too many links"))
 }
 
 /// Refuses, before any work, what cannot be written, and two outputs in one file.
@@ -208,29 +175,5 @@ impl Output {
 
     fn failed(&self, error: &IoError) -> Error {
         self.refuse(&format!("cannot be written: {error}"))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_are_followed() {
-        let dir = tempfile::tempdir().unwrap();
-        let at = |name: &str| dir.path().canonicalize().unwrap().join(name);
-        std::fs::write(at("file"), "").unwrap();
-        for (link, to) in [("link", "file"), ("second", "link"), ("dangling", "new"), ("cycle", "cycle"), ("nowhere", "no/where")] {
-            std::os::unix::fs::symlink(to, at(link)).unwrap();
-        }
-        for (name, file) in [("file", "file"), ("link", "file"), ("second", "file"), ("dangling", "new"), ("new", "new")] {
-            assert_eq!(destination(&at(name)).unwrap(), Destination::File(at(file)), "{name}");
-        }
-        for name in ["cycle", "nowhere", "no/where", "file/x"] {
-            assert!(destination(&at(name)).is_err(), "{name}");
-        }
-        for name in ["/dev/null", "/dev/stdout", "/dev/fd/0", "/proc/self/fd/2", "/tmp", "/"] {
-            assert_eq!(destination(Path::new(name)).unwrap(), Destination::Present, "{name}");
-        }
     }
 }

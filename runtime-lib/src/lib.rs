@@ -8,11 +8,12 @@
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!
-//! With the feature `exe` off, only [`abi`], [`cost`] and [`logits`] exist: that is what codegen and the driver use. The feature `text`
-//! adds the compact tokenizer, which the driver writes and executables read.
+//! With the feature `exe` off, only [`abi`], [`cost`], [`destination`], [`logits`] and [`tiles`] exist: that is what codegen and the driver
+//! use. The feature `text` adds the compact tokenizer, which the driver writes and executables read.
 
 pub mod abi;
 pub mod cost;
+pub mod destination;
 pub mod logits;
 #[cfg(feature = "text")]
 pub mod text;

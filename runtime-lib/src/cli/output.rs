@@ -12,10 +12,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::error::Failure;
+use crate::destination::{Destination, destination};
 use crate::process::remove_at_signal;
-
-/// Most links that a name leads through.
-const LINKS_MAX: usize = 40;
 
 /// A file that is being written.
 #[derive(Debug)]
@@ -40,9 +38,9 @@ impl OutputFile {
                 }
             }
         }
-        let begun = target(path).and_then(|target| match target {
-            Some(target) => Draft::create(target).map(|(file, draft)| (file, Some(draft))),
-            None => File::options().append(true).open(path).map(|file| (file, None)),
+        let begun = destination(path).and_then(|destination| match destination {
+            Destination::File(target) => Draft::create(target).map(|(file, draft)| (file, Some(draft))),
+            Destination::Present => File::options().append(true).open(path).map(|file| (file, None)),
         });
         let (file, draft) = begun.map_err(|e| failed(path, e))?;
         Ok(Self { file, draft })
@@ -67,27 +65,6 @@ impl Write for OutputFile {
 /// The failure of an operation on an output.
 pub(super) fn failed(path: &Path, what: impl std::fmt::Display) -> Failure {
     Failure::new(8, "output", format!("{}: {what}", path.display()))
-}
-
-/// The regular file, there or not, that a name leads to; None where what it leads to is written to. Behind a symbolic link the file that it names
-/// is replaced, not the link.
-fn target(path: &Path) -> io::Result<Option<PathBuf>> {
-    let mut path = path.to_owned();
-    for _ in 0..LINKS_MAX {
-        let name = path.file_name().filter(|_| !path.as_os_str().as_bytes().ends_with(b"/"));
-        let Some(name) = name.filter(|_| fs::metadata(&path).map_or(true, |meta| meta.is_file())) else { return Ok(None) };
-        let directory = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let directory = fs::canonicalize(directory)?;
-        // Links there lead to what is open, whatever name that has or had.
-        if directory.starts_with("/proc") {
-            return Ok(None);
-        }
-        match fs::read_link(&path) {
-            Ok(to) => path = directory.join(to),
-            Err(_) => return Ok(Some(directory.join(name))),
-        }
-    }
-    Err(io::Error::other("too many links"))
 }
 
 /// Device and number of a regular file.
