@@ -2,7 +2,8 @@
 //!
 //! In: a state's declaration, its cache by slot, operands. Out: the cache with the rows' keys and values, or the output of every row and head.
 
-use super::{KV_INDEX_MAX, binary, compare, dot, exponentials, unary};
+use super::KV_INDEX_MAX;
+use super::ops::{binary, compare, dot, exponentials, unary};
 use crate::ops::{AttnExpr, AttnVar};
 use crate::quant;
 use crate::tensor::{Tensor, round, round_all};
