@@ -1,6 +1,7 @@
 //! Files that a flag or an argument names, beside the model directory: read with a limit, and refused by name.
 
 use crate::error::Error;
+use rcompile_models::Error as ModelError;
 use std::fmt::Display;
 use std::io;
 use std::path::Path;
@@ -8,6 +9,12 @@ use std::path::Path;
 /// A file that is refused; `topic` says what it is to us.
 pub(crate) fn refused(code: i32, topic: &str, path: &Path, what: impl Display) -> Error {
     Error::Run { code, topic: topic.into(), path: path.display().to_string(), what: what.to_string(), help: None }
+}
+
+/// What is wrong inside such a file, said as of files of a model directory.
+pub(crate) fn wrong(error: ModelError) -> Error {
+    let (code, what) = (error.exit_code(), format!("{}: {}", error.place, error.what));
+    Error::Run { code, topic: "input".into(), path: error.file, what, help: error.help }
 }
 
 /// A file that cannot be read.

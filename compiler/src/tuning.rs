@@ -168,7 +168,7 @@ impl Tuning {
     pub fn read(path: &Path, isa: &Isa) -> Result<(Tuning, InputFile), Error> {
         let name = path.display().to_string();
         let refuse = |kind, field: &str, what: &str, expected: &str, found: &str| {
-            Err(Error::from(ModelError::new(kind, name.as_str(), field, what, expected, found)))
+            Err(input::wrong(ModelError::new(kind, name.as_str(), field, what, expected, found)))
         };
         let bytes = input::read(INPUT_NAME, path, BYTES_MAX, "--tuning takes a file that --autotune fast --tuning FILE wrote")?;
         let version = serde_json::from_slice::<serde_json::Value>(&bytes).ok().and_then(|v| v.get("rcompile_tuning")?.as_u64());

@@ -289,6 +289,7 @@ fn refusals() {
         let e = refused(&model, &path, &["--quantize", "int4"]);
         let lines = e.lines();
         assert_eq!(e.exit_code(), code, "{e}");
+        assert!(lines[0].starts_with(&format!("error[E{code}-input]: ")), "{lines:?}");
         assert!(lines[0].contains(words) && lines.len() == 2 && lines[1].starts_with("help: "), "{lines:?}");
     }
     let e = refused(&model, &short, &[]);

@@ -35,7 +35,7 @@ impl CalibrationText {
         let name = path.display().to_string();
         let refuse = |kind, what: &str, expected: &str, found: &str| {
             let e = ModelError::new(kind, name.as_str(), "file", what, expected, found);
-            Err(Error::from(e.help(HELP)))
+            Err(input::wrong(e.help(HELP)))
         };
         let bytes = input::read(INPUT_NAME, path, BYTES_MAX, HELP)?;
         let input = InputFile { name: INPUT_NAME.into(), bytes: bytes.len() as u64, sha256: sha256_hex(&bytes) };
@@ -54,7 +54,7 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
     };
     let failed = |e: TextError| {
         let e = ModelError::new(stages::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
-        e.help(HELP)
+        input::wrong(e.help(HELP))
     };
     let tokenizer = Text::load(&bytes).map_err(failed)?;
     let (leading, mut trailing) = tokenizer.special_around().map_err(failed)?;
@@ -72,7 +72,7 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
     if whole == 0 {
         let expected = format!("at least {room} tokens, one chunk");
         let e = ModelError::new(Kind::Malformed, name, "file", "is too short", expected, format!("{} tokens", ids.len()));
-        return Err(e.help(format!("{CHUNKS} chunks or more, {} tokens, are best", CHUNKS * room)).into());
+        return Err(input::wrong(e.help(format!("{CHUNKS} chunks or more, {} tokens, are best", CHUNKS * room))));
     }
     if let Some(id) = ids.iter().find(|id| **id >= vocab) {
         return Err(Error::bug("calibrate tokens", format_args!("id {id} of {vocab}")));
