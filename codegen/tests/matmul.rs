@@ -88,22 +88,23 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
-    /// Rows up to which panels are claimed: two blocks where more would widen the weights, three where tiles would scale short groups, one
-    /// where they need not.
+    /// Rows up to which panels are claimed: a single block of tiles that reads weights as they are stored, else two blocks where more would
+    /// widen the weights, and three where tiles would scale short groups.
     fn streamed_rows(&self) -> u32 {
+        const TILE_ROWS: u32 = 32;
         let takes_apart = match self.compute {
             Compute::F32 => self.dtype != DType::F32,
             compute => compute.takes_codes() && matches!(self.coding, Coding::Int4 { .. }),
         };
-        if self.compute.by_tiles() && takes_apart {
-            let blocks = match (self.compute, self.coding.group()) {
-                (Compute::CodesInBf16Tiles, _) => 1,
-                (_, Some(32)) => 3,
-                _ => 2,
-            };
-            return self.tile.mr * blocks;
+        let mr = self.tile.mr;
+        match (self.compute, self.coding.group()) {
+            (Compute::Bf16Tiles | Compute::CodesInBf16Tiles, _) => mr.max(TILE_ROWS),
+            (Compute::Int8Tiles, _) if !takes_apart => mr.max(TILE_ROWS),
+            (Compute::Int8Tiles, Some(32)) => 3 * mr,
+            (Compute::Int8Tiles, _) => 2 * mr,
+            _ if self.tile.widen && takes_apart && CAPACITY > 2 * mr => 2 * mr,
+            _ => mr,
         }
-        if self.tile.widen && takes_apart && CAPACITY > 2 * self.tile.mr { 2 * self.tile.mr } else { self.tile.mr }
     }
     /// What an input is multiplied with. By 32, whose scales are powers of two that sums are counted in: a row of small ones, one of large
     /// ones, one with a group of zeros, and one with what is no number.
@@ -692,11 +693,15 @@ fn shares_in_pieces() {
                 }
             }
         }
-        for group in [32, 128].into_iter().filter(|_| isa.int8_tiles) {
-            let coding = Coding::Int4 { group, zeros: false };
-            let case = Case { compute: isa.matmul_of_codes(coding), coding, ..Case::new(&isa, DType::U8) };
-            let tile = MatmulTile { streams: 1, ..case.tile };
-            Case { k: 128, group_cols: 51 * case.nr - 7, tile, ..case }.check(&isa);
+        if isa.int8_tiles {
+            let nibbles = [32, 128].map(|group| (DType::U8, Coding::Int4 { group, zeros: false }));
+            let by_tiles = nibbles.into_iter().chain([(isa.code_type(), Coding::Int8 { group: 128 }), (DType::Bf16, Coding::Elements)]);
+            for (dtype, coding) in by_tiles {
+                let compute = if coding == Coding::Elements { Compute::Bf16Tiles } else { isa.matmul_of_codes(coding) };
+                let case = Case { compute, coding, ..Case::new(&isa, dtype) };
+                let tile = MatmulTile { streams: 1, ..case.tile };
+                Case { k: 128, group_cols: 51 * case.nr - 7, tile, ..case }.check(&isa);
+            }
         }
     }
 }

@@ -12,7 +12,7 @@
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
 //! tilesN:    block.m of up to N times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart); in another order, see `by_tiles`
-//! aloneN:    the same of a single block of rows, which makes nibbles by 32 bf16 itself
+//! aloneN:    a single block of rows by tiles, over all k as `stream.m`; makes nibbles by 32 bf16 itself
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
 //! ```
@@ -55,10 +55,10 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
             |weights| (least..=kernel.tile.block_mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
-                rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, blocks.widen, &blocks, &epilogue, ahead.as_ref())),
+                rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
                 apart: widen.then(|| generator.take_apart(&blocks)),
-                alone: (kernel.compute == Compute::CodesInBf16Tiles)
-                    .then(|| [1, 2].map(|row_tiles| generator.tiles(row_tiles, false, &blocks, &epilogue, ahead.as_ref()))),
+                alone: by_tiles::can_be_alone(kernel)
+                    .then(|| [1, 2].map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref()))),
             },
             (_, true) => BlockFunctions::Registers { least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
             (_, false) => BlockFunctions::Registers { least, rows: rows(Weights::Stored), first: None },
@@ -286,7 +286,7 @@ enum BlockFunctions<'c> {
         rows: [Function<'c>; 2],
         /// Takes nibbles apart for them.
         apart: Option<Function<'c>>,
-        /// The same as `rows`, for a single block, which takes them apart itself.
+        /// For a single block of rows, which goes through the panels of a share as few rows do.
         alone: Option<[Function<'c>; 2]>,
     },
 }
@@ -432,13 +432,31 @@ impl<'c> Generator<'_, 'c> {
                     fb.tile_release();
                 }
             };
+            let more = || match &blocked.functions {
+                BlockFunctions::Tiles { alone: Some(alone), .. } => {
+                    let is_alone = fb.cmp(Cmp::Le, row_count, fb.int(tiles::ROWS.into()));
+                    let alone = || {
+                        by_tiles::shapes(fb, kernel).set(fb, row_count);
+                        pieces(&|begin, end| {
+                            let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
+                            by_tiles::of_rows(fb, row_count, alone, |function| {
+                                fb.call(function, &[&args[..], &[a, w, row_count, first, last]].concat());
+                            });
+                            nests(fb.int(0), row_count, begin, end);
+                        });
+                        fb.tile_release();
+                    };
+                    _ = fb.if_else(is_alone, || done(alone), || done(many));
+                }
+                BlockFunctions::Tiles { .. } | BlockFunctions::Registers { .. } => many(),
+            };
             let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
             fb.if_else(
                 up_to(1),
                 || done(few),
                 || match blocked.blocks.widen {
-                    true => fb.if_else(up_to(streamed_blocks(kernel)), || done(halves), || done(many)),
-                    false => done(many),
+                    true => fb.if_else(up_to(streamed_blocks(kernel)), || done(halves), || done(more)),
+                    false => done(more),
                 },
             );
         })

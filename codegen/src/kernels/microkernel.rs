@@ -36,11 +36,13 @@ pub(super) const LINE_WORDS: u32 = 16;
 const PAGE: u32 = 4096;
 /// Pages of a prefetch window, see [`window_line`].
 const WINDOW_PAGES: u32 = 4;
+/// Bytes of it.
+pub(super) const WINDOW_BYTES: u64 = (WINDOW_PAGES * PAGE) as u64;
 
 /// Byte offset of the `line`-th line to prefetch of a stream that is walked alone: the pages of a window (of the next one, for the
 /// caller) in turns. A single linear stream is limited by the few requests of the L1 or by one page of hardware prefetch; four pages at
 /// once keep as many requests under way as four streams do (on Sapphire Rapids 8 rows stream at 1.1 times a plain read instead of 0.7).
-fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
+pub(super) fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
     let pages = i64::from(WINDOW_PAGES);
     let lines = i64::from(PAGE) / 64;
     let page = fb.and(line, fb.int(pages - 1));
@@ -582,7 +584,7 @@ impl<'a> Microkernel<'a> {
             for line in 0..step_bytes.div_ceil(64) {
                 let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
                 for stream in streams {
-                    fb.prefetch(fb.offset_const(at, stream + u64::from(WINDOW_PAGES * PAGE)), L2);
+                    fb.prefetch(fb.offset_const(at, stream + WINDOW_BYTES), L2);
                 }
             }
         } else if l2 > 0 {

@@ -15,7 +15,7 @@
 //! TILELOADD). The order of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all
 //! the same.
 
-use super::microkernel::{AHEAD_SHIFT, At, L2, Microkernel, Start, Walk};
+use super::microkernel::{AHEAD_SHIFT, At, L1, L2, Microkernel, Start, WINDOW_BYTES, Walk, window_line};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType};
@@ -98,18 +98,36 @@ pub(super) struct Ahead<'c> {
     at: Value<'c>,
     /// Lines at a time, in `2^-`[`AHEAD_SHIFT`].
     lines: Value<'c>,
+    order: Order<'c>,
+}
+
+/// Which line comes when.
+#[derive(Clone, Copy)]
+enum Order<'c> {
+    /// As they lie, into L2: they are wanted much later.
+    Linear,
+    /// Those of a window in turns, from this line on (see [`window_line`]), as soon as possible.
+    Windows(Value<'c>),
 }
 
 impl<'c> Ahead<'c> {
     /// `bytes` bytes from `at` on, for `steps` steps of [`Microkernel::tile_step`].
     pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, (steps, row_tiles): (Value<'c>, u32)) -> Self {
         let times = fb.mul_int(fb.max(steps, fb.int(1)), row_tiles.into());
-        Ahead { at, lines: fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / 64), times) }
+        Ahead { at, lines: fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / 64), times), order: Order::Linear }
+    }
+    /// Of what is read from `start` on in one stream, the `bytes` bytes a window behind those at `offset`, for as many steps.
+    pub fn in_windows(fb: &Fb<'_, 'c>, (start, offset): (Value<'c>, Value<'c>), bytes: Value<'c>, steps: (Value<'c>, u32)) -> Self {
+        let order = Order::Windows(fb.lshr(offset, 6));
+        Ahead { order, ..Ahead::new(fb, fb.offset_const(start, WINDOW_BYTES), bytes, steps) }
     }
     /// Asks for the lines of time `i`.
     fn ask(&self, fb: &Fb<'_, 'c>, i: Value<'c>) {
         let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.mul(i, self.lines), AHEAD_SHIFT));
-        fb.for_(first, end, 1, |line| fb.prefetch(fb.index(self.at, line, 64), L2));
+        fb.for_(first, end, 1, |line| match self.order {
+            Order::Linear => fb.prefetch(fb.index(self.at, line, 64), L2),
+            Order::Windows(before) => fb.prefetch(fb.offset(self.at, window_line(fb, fb.add(before, line))), L1),
+        });
     }
 }
 

@@ -11,7 +11,8 @@
 //! stay in L2, so that a long K has several turns, between which the sums of all panels wait in the scratch. Weights of the next block come
 //! to L2 meanwhile, some lines by each block of rows.
 //!
-//! A single block of rows has nothing to share: it goes through all k of a panel at once, and asks for lines shortly before it wants them.
+//! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the lines
+//! of several pages in turns (`alone`). Asked for in one stream, lines come half as fast as memory can bring them.
 //!
 //! Measured on Granite Rapids: docs/machines/granite-rapids.md.
 
@@ -19,9 +20,21 @@ use super::*;
 
 /// Panels (of all ways) that rows go through side by side. (Prompt of 512, bf16, against one panel with blocks of twice the k: 1.07.)
 const PANELS: u32 = 2;
-/// Bytes ahead that a single block of rows asks for. (2 KB: bf16 and int8 0.91 and 0.93 as fast with 32 sequences; a whole panel ahead,
-/// int8: 0.93.)
-const NEAR: i64 = 8192;
+/// Can a single block of rows read the weights as they are stored, and so go through them on its own?
+pub(super) fn can_be_alone(kernel: &Matmul) -> bool {
+    kernel.compute != Compute::Int8Tiles || kernel.panels.coding.has_bytes()
+}
+
+/// Shapes of a kernel's registers.
+pub(super) fn shapes<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul) -> tiles::Shapes<'c> {
+    tiles::Shapes::new(fb, int_tiles::row_bytes(kernel))
+}
+
+/// Calls `then` for the function of `rows` rows: of one tile, or of two.
+pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, [one, two]: &[Function<'c>; 2], then: impl Fn(&Function<'c>)) {
+    let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
+    fb.if_else(is_one, || done(|| then(one)), || done(|| then(two)));
+}
 
 /// Panels side by side of a kernel; `None`: not by tiles.
 pub(super) fn panels(kernel: &Matmul) -> Option<u32> {
@@ -56,16 +69,12 @@ impl<'c> Generator<'_, 'c> {
         nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
-        let BlockFunctions::Tiles { rows: of_several, apart, alone } = &blocked.functions else { unreachable!() };
+        let BlockFunctions::Tiles { rows: functions, apart, .. } = &blocked.functions else { unreachable!() };
         let unit_panels = i64::from(units(kernel).1);
         let side_by_side = i64::from(panels(kernel).expect("by tiles"));
         let depth = fb.int(depth(kernel).into());
-        let shapes = tiles::Shapes::new(fb, int_tiles::row_bytes(kernel));
-        let is_alone = fb.cmp(Cmp::Le, pass.1, fb.int(tiles::ROWS.into()));
-        // What is taken apart beforehand has room for a block of k.
-        let is_whole = if apart.is_some() && alone.is_none() { fb.cmp(Cmp::Lt, pass.1, fb.int(0)) } else { is_alone };
-        let block_k = fb.select(is_whole, depth, fb.int(blocks.k.into()));
-        let [count, turn] = [blocks.count, blocks.turn].map(|n| fb.select(is_whole, fb.int(1), fb.int(n.into())));
+        let shapes = shapes(fb, kernel);
+        let [block_k, count, turn] = [blocks.k, blocks.count, blocks.turn].map(|n| fb.int(n.into()));
         let turns = fb.div(fb.add_int(fb.add(count, turn), -1), turn);
         self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
             let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
@@ -88,36 +97,21 @@ impl<'c> Generator<'_, 'c> {
                         let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
                         let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
                         if let Some(apart) = apart {
-                            let take_apart = || {
-                                fb.call(apart, &[w, scratch, k, panel_count]);
-                                vec![]
-                            };
-                            match alone {
-                                Some(_) => _ = fb.if_else(is_alone, Vec::new, take_apart),
-                                None => _ = take_apart(),
-                            }
+                            fb.call(apart, &[w, scratch, k, panel_count]);
                         }
                         self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
                             let part = fb.div(bytes, count);
-                            let ahead_part = fb.select(is_whole, bytes, part);
-                            let ahead = fb.offset(w, fb.select(is_whole, fb.int(NEAR), fb.add(next, fb.mul(number, part))));
+                            let ahead = fb.offset(w, fb.add(next, fb.mul(number, part)));
                             let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                             let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * kernel.panels.ways) * 4);
                             let row_sums = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
                             let sums = fb.offset_const(fb.offset(scratch, fb.add(row_sums, sums)), blocks.tiles);
                             let call = |function: &Function<'c>| {
-                                let rest = [a, w, scratch, stage, k, sums, row, rows, panel, panel_end, ahead, ahead_part];
+                                let rest = [a, w, scratch, stage, k, sums, row, rows, panel, panel_end, ahead, part];
                                 fb.call(function, &[&share.call[..], &rest].concat());
                             };
                             shapes.set(fb, rows);
-                            let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
-                            let by_rows = |[one, two]: &[Function<'c>; 2]| {
-                                fb.if_else(is_one, || done(|| call(one)), || done(|| call(two)));
-                            };
-                            match alone {
-                                None => by_rows(of_several),
-                                Some(alone) => _ = fb.if_else(is_alone, || done(|| by_rows(alone)), || done(|| by_rows(of_several))),
-                            }
+                            of_rows(fb, rows, functions, call);
                         });
                     });
                 });
@@ -127,49 +121,105 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// `tiles<row_tiles>`, as [`Generator::block`]: a block of k of up to 16 or 32 rows by tiles. `kept`: of weights that were taken apart;
-    /// else as `alone<row_tiles>`.
+    /// What tiles read: weights as stored, or taken apart.
+    fn read_by_tiles(&self, isa: &Isa, blocks: &Blocks) -> Microkernel<'_> {
+        match blocks.widen {
+            true => Microkernel::kept(isa, self.kernel, blocks.widened_panel, 1),
+            false => Microkernel::stored(isa, self.kernel, self.dtype, 1),
+        }
+    }
+
+    /// `tiles<row_tiles>`, as [`Generator::block`]: a block of k of up to 16 or 32 rows by tiles.
     pub(super) fn tiles(
         &self,
         row_tiles: u32,
-        kept: bool,
         blocks: &Blocks,
         epilogue: &Function<'c>,
         epilogue_ahead: Option<&Function<'c>>,
     ) -> Function<'c> {
-        let alone = blocks.widen && !kept;
-        self.define_block(&format!("{}.{}{row_tiles}", self.name, if alone { "alone" } else { "tiles" }), |fb, call, block| {
+        self.define_block(&format!("{}.tiles{row_tiles}", self.name), |fb, call, block| {
             let panels = &self.kernel.panels;
-            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
-            let (panel_bytes, w) = if kept { (blocks.widened_panel, block.widened) } else { (stored.panel_bytes, block.w) };
-            let micro = match blocks.widen {
-                true => Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, 1),
-                false => Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1),
-            };
+            let micro = self.read_by_tiles(fb.isa(), blocks);
+            let w = if blocks.widen { block.widened } else { block.w };
             let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
             let one_tile = (blocks.count == 1).then(|| fb.stack(most_bytes, 64));
             let steps = micro.steps(fb, block.k);
             let start = self.start(fb, blocks, &block);
             let block = Block { w, ..block };
-            self.panels_of_block(fb, call, &block, blocks, (panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
+            self.panels_of_block(fb, call, &block, blocks, (micro.panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
                 fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
-                    let w = fb.index(at.w, way, panel_bytes);
+                    let w = fb.index(at.w, way, micro.panel_bytes);
                     let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
                     let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.dtype));
-                    let tile_steps = panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
-                    let tile_steps = (fb.mul_int(steps, tile_steps.into()), row_tiles);
-                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, tile_steps);
-                    let a = fb.offset_const(block.a, if self.kernel.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
-                    let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
-                    match self.kernel.compute {
-                        Compute::Bf16Tiles | Compute::CodesInBf16Tiles => {
-                            micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, alone.then_some(&stored))
-                        }
-                        _ => micro.emit_tiles(fb, (block.rows, row_tiles), at, steps, start, ahead),
-                    }
+                    let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, (self.tile_steps(fb, steps), row_tiles));
+                    self.products(fb, &micro, (block.rows, row_tiles, steps), (block.a, w, tile), start, ahead, None);
                 });
             });
         })
+    }
+
+    /// `alone<row_tiles>(.., a, w, rows, first_panel, last_panel)`: up to 16 or 32 rows by tiles, all of them, times these panels, with
+    /// epilogue, as [`Generator::stream`].
+    pub(super) fn alone(
+        &self,
+        row_tiles: u32,
+        blocks: &Blocks,
+        epilogue: &Function<'c>,
+        epilogue_ahead: Option<&Function<'c>>,
+    ) -> Function<'c> {
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
+        let name = format!("{}.alone{row_tiles}", self.name);
+        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [a, w, rows, first, last] = *rest else { unreachable!() };
+            let panels = &self.kernel.panels;
+            let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
+            let micro = self.read_by_tiles(fb.isa(), blocks);
+            let tile = fb.stack(u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4, 64);
+            let steps = micro.steps(fb, fb.int(depth(self.kernel).into()));
+            fb.for_(first, last, 1, |panel| {
+                let column = fb.mul_int(panel, panels.nr.into());
+                if let Some(function) = epilogue_ahead {
+                    fb.call(function, &[call, &[fb.int(0), rows, column]].concat());
+                }
+                fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
+                    let before = fb.add(fb.mul_int(panel, self.panel_bytes()), fb.mul_int(way, stored.panel_bytes as i64));
+                    let bytes = fb.int(stored.panel_bytes as i64);
+                    let ahead = tiles::Ahead::in_windows(fb, (w, before), bytes, (self.tile_steps(fb, steps), row_tiles));
+                    let way_tile = fb.index(tile, fb.mul(way, rows), u64::from(panels.nr) * 4);
+                    let nibbles = blocks.widen.then_some(&stored);
+                    self.products(fb, &micro, (rows, row_tiles, steps), (a, fb.offset(w, before), way_tile), Start::Zero, ahead, nibbles);
+                });
+                fb.call(epilogue, &[call, &[tile, fb.int(0), rows, column, fb.int(panels.nr.into())]].concat());
+            });
+        })
+    }
+
+    /// Calls of [`Microkernel::tile_step`] in `steps` steps of the weights.
+    fn tile_steps(&self, fb: &Fb<'_, 'c>, steps: Value<'c>) -> Value<'c> {
+        let each = self.kernel.panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
+        fb.mul_int(steps, each.into())
+    }
+
+    /// `steps` steps of `m` rows (in `row_tiles` tiles) at `a` and the panel of one way at `w`: leaves the sums in the tile. `nibbles`: the
+    /// panel is one of these, which are made bf16 meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "what a product of tiles is made of")]
+    fn products(
+        &self,
+        fb: &Fb<'_, 'c>,
+        micro: &Microkernel<'_>,
+        (m, row_tiles, steps): (Value<'c>, u32, Value<'c>),
+        (a, w, tile): (Value<'c>, Value<'c>, Value<'c>),
+        start: Start<'c>,
+        ahead: tiles::Ahead<'c>,
+        nibbles: Option<&Microkernel<'_>>,
+    ) {
+        let a = fb.offset_const(a, if self.kernel.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
+        let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
+        match self.kernel.compute {
+            Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
+            _ => micro.emit_tiles(fb, (m, row_tiles), at, steps, start, ahead),
+        }
     }
 
     /// `apart(w, kept, k, panels)`: takes the nibbles of `k` k of the panels from `w` on apart.
