@@ -93,12 +93,11 @@ impl Microkernel<'_> {
                 for (pair, word) in [fb.shl(word, AT[0]), fb.lshr(word, 16 - AT[0])].into_iter().enumerate() {
                     let value = |n: usize| {
                         let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
-                        let value = fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1);
-                        fb.bitcast(value, Ty::vec(Elem::I16, 2 * lanes))
+                        fb.bitcast(fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1), words)
                     };
                     for (even, odd, row) in [(0, 2, pair), (1, 3, 2 + pair)] {
-                        let upper_halves: Vec<u32> = (0..lanes).flat_map(|i| [2 * i + 1, 2 * (lanes + i) + 1]).collect();
-                        let both = fb.shuffle(value(even), value(odd), &upper_halves);
+                        // (A shuffle of halves takes three instructions.)
+                        let both = fb.or(value(odd), fb.lshr(value(even), 16));
                         fb.store(both, fb.offset_const(to, row as u64 * nr * 4), lanes * 4);
                     }
                 }
