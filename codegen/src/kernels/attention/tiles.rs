@@ -13,7 +13,8 @@
 //! of 32 of the block. Few pairs do the same by FMA, on the cache as it is.
 
 use super::super::tiles;
-use super::{BLOCK, Generator, KERNEL_PARAMS, STEPS, pairs_of_halves};
+use super::products::pairs_of_halves;
+use super::{BLOCK, Generator, KERNEL_PARAMS, STEPS};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, Ty, Value, Visibility};
 use crate::program::{Attention, DType};
