@@ -18,7 +18,7 @@ use crate::link::payload;
 use crate::options::Compare;
 use crate::report::{self, Progress};
 use rcompile_models::error::escape;
-use rcompile_runtime::abi::Manifest;
+use rcompile_runtime::abi::{Manifest, Task};
 use rcompile_runtime::logits::{Header, LogitsError, LogitsReader, WINDOW};
 use serde::Serialize;
 use std::ffi::OsString;
@@ -107,13 +107,10 @@ pub fn compare(options: &Compare) -> Result<Comparison, Error> {
     for (name, exe) in ["A", "B"].into_iter().zip(&exes) {
         progress.line(&format!("{name:<8} {}", exe.description()));
     }
-    same(&exes[1], "task", &exes[0].manifest.task, &exes[1].manifest.task)?;
-    match exes[0].manifest.task.as_str() {
-        "generate" => next_tokens(&exes, &text, options, &mut progress).map(Comparison::NextTokens),
-        "embed" => embeddings(&exes, &text, options, &mut progress).map(Comparison::Embeddings),
-        task => {
-            Err(Error::Unsupported { place: "compare".into(), what: format!("task, expected generate or embed, found {task}"), help: None })
-        }
+    same(&exes[1], "task", exes[0].manifest.task, exes[1].manifest.task)?;
+    match exes[0].manifest.task {
+        Task::Generate => next_tokens(&exes, &text, options, &mut progress).map(Comparison::NextTokens),
+        Task::Embed => embeddings(&exes, &text, options, &mut progress).map(Comparison::Embeddings),
     }
 }
 

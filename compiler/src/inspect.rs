@@ -8,14 +8,14 @@
 use crate::error::Error;
 use crate::input::missing;
 use crate::link::payload;
+use crate::manifest::task_of;
 use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
-use rcompile_models::arch::Task;
 use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
-use rcompile_runtime::abi::Manifest;
+use rcompile_runtime::abi::{Manifest, Task};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -64,7 +64,7 @@ fn executable_scaling(options: &Inspect, m: &Manifest) -> Result<(), Error> {
     let entry = m.entries.first();
     let subject = Subject {
         name: m.name.clone(),
-        encoder: m.task == "embed",
+        encoder: m.task == Task::Embed,
         cpu: m.cpu.clone(),
         features: m.features.clone(),
         ctx_size: m.ctx_size,
@@ -142,7 +142,7 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     let types = types(&model);
     let f = model.facts();
     let kv_elements = 2 * f.layers * f.kv_heads * f.head_dim;
-    let task = if model.arch.task == Task::Embed { "embed" } else { "generate" };
+    let task = task_of(model.arch.task);
     let warnings: Vec<String> = model.warnings.iter().map(|w| w.to_string()).collect();
     if options.json {
         let tensors: Vec<Value> = model

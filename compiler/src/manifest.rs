@@ -6,10 +6,18 @@ use crate::link::payload::Blobs;
 use crate::plan::{PackJob, Planned, Plans, WeightTable};
 use crate::stages::Source;
 use rcompile_codegen::program::{Coding, Layout, Panels};
-use rcompile_models::arch::Task;
+use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
-use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, TextInfo};
+use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, Task, TextInfo};
+
+/// What an executable of a model for this task does.
+pub(crate) fn task_of(task: arch::Task) -> Task {
+    match task {
+        arch::Task::Generate => Task::Generate,
+        arch::Task::Embed => Task::Embed,
+    }
+}
 
 /// All that an executable is made of.
 pub(crate) struct Contents<'a> {
@@ -33,7 +41,7 @@ impl Contents<'_> {
         let inputs = inputs.iter().chain(given.into_iter().flatten());
         let facts = model.facts();
         let generation = &model.generation;
-        let embed = model.arch.task == Task::Embed;
+        let task = task_of(model.arch.task);
         let first = &plans[0];
         let text = self.tokenizer.as_ref().zip(model.tokenizer.as_ref()).map(|(compact, t)| TextInfo {
             tokenizer: blobs.add(compact),
@@ -44,7 +52,7 @@ impl Contents<'_> {
         let input = |i: &InputFile| rcompile_runtime::abi::InputFile { name: i.name.clone(), bytes: i.bytes, sha256: i.sha256.clone() };
         let bucket = |p: &Planned| BucketInfo {
             rows: p.program.bucket,
-            logit_rows: if embed { p.program.max_runs } else { p.program.max_logit_rows },
+            logit_rows: if task == Task::Embed { p.program.max_runs } else { p.program.max_logit_rows },
             tile_rows: p.program.tile_rows,
             arena_bytes: p.program.arena_bytes,
             private_bytes: p.program.private_bytes,
@@ -55,7 +63,7 @@ impl Contents<'_> {
             rcompile_version: env!("CARGO_PKG_VERSION").into(),
             name: model.name.clone(),
             architecture: model.arch.class_names[0].into(),
-            task: if embed { "embed" } else { "generate" }.into(),
+            task,
             target: isa.triple.clone(),
             cpu: isa.name.clone(),
             features: isa.features.iter().cloned().collect(),
@@ -73,7 +81,7 @@ impl Contents<'_> {
                 name: first.program.entry.clone(),
                 buckets: plans.iter().map(bucket).collect(),
                 output_stride: first.output_stride.into(),
-                output: if embed { "pooled" } else { "logits" }.into(),
+                output: if task == Task::Embed { "pooled" } else { "logits" }.into(),
             }],
             state: StateInfo {
                 bytes: first.state.bytes,

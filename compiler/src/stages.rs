@@ -12,7 +12,7 @@ use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Linked, Step, tools};
-use crate::manifest::{Contents, weights_type};
+use crate::manifest::{Contents, task_of, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
@@ -439,23 +439,11 @@ fn open(o: &Build) -> Result<Model, Error> {
     if wanted != model.arch.task {
         return Err(Error::Unsupported {
             place: "--task".into(),
-            what: format!(
-                "does not fit {}, expected {}, found {}",
-                model.arch.class_names[0],
-                task_name(model.arch.task),
-                task_name(wanted)
-            ),
+            what: format!("does not fit {}, expected {}, found {}", model.arch.class_names[0], task_of(model.arch.task), task_of(wanted)),
             help: Some("leave --task out".into()),
         });
     }
     Ok(model)
-}
-
-fn task_name(task: Task) -> &'static str {
-    match task {
-        Task::Generate => "generate",
-        Task::Embed => "embed",
-    }
 }
 
 fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module, Error> {

@@ -6,6 +6,7 @@
 
 use crate::cost::RegionInfo;
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
 pub const ABI_VERSION: u32 = 4;
@@ -335,8 +336,8 @@ pub struct Manifest {
     pub name: String,
     /// Hugging Face architecture class.
     pub architecture: String,
-    /// `generate` or `embed`.
-    pub task: String,
+    /// What it does: its verbs.
+    pub task: Task,
     /// Target triple.
     pub target: String,
     /// CPU name as given to `--cpu` (after `native` was resolved).
@@ -381,6 +382,25 @@ pub struct Manifest {
     /// Exceptions to bit-reproducibility and other remarks for `info`.
     #[serde(default)]
     pub notes: Vec<String>,
+}
+
+/// What an executable does: it decides the verbs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Task {
+    /// Continues texts.
+    Generate,
+    /// Maps texts to vectors.
+    Embed,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Task::Generate => "generate",
+            Task::Embed => "embed",
+        })
+    }
 }
 
 /// One entry (`step`, `encode`).

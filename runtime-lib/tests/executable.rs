@@ -126,7 +126,7 @@ fn tokenizer() -> Vec<u8> {
     .unwrap()
 }
 
-fn manifest(task: &str, text: Option<TextInfo>) -> Manifest {
+fn manifest(task: Task, text: Option<TextInfo>) -> Manifest {
     let bucket = |rows: u32| BucketInfo {
         rows,
         logit_rows: rows.min(4),
@@ -150,14 +150,14 @@ fn manifest(task: &str, text: Option<TextInfo>) -> Manifest {
         barriers_per_layer: 1,
     };
     let (name, output, buckets) = match task {
-        "embed" => ("encode", "pooled", vec![bucket(8)]),
-        _ => ("step", "logits", vec![bucket(1), bucket(8)]),
+        Task::Embed => ("encode", "pooled", vec![bucket(8)]),
+        Task::Generate => ("step", "logits", vec![bucket(1), bucket(8)]),
     };
     Manifest {
         rcompile_version: "9.9.9".into(),
         name: "counter".into(),
         architecture: "CounterForCausalLM".into(),
-        task: task.into(),
+        task,
         target: "x86_64-unknown-linux-gnu".into(),
         cpu: "x86-64".into(),
         features: vec!["sse2".into()],
@@ -185,7 +185,8 @@ fn manifest(task: &str, text: Option<TextInfo>) -> Manifest {
 /// How an executable differs from the usual one.
 #[derive(Default)]
 struct Variant {
-    task: &'static str,
+    /// [`Task::Embed`] instead of [`Task::Generate`].
+    embeds: bool,
     no_text: bool,
     split: bool,
     feature: Option<&'static str>,
@@ -193,12 +194,12 @@ struct Variant {
 }
 
 /// Compiles and links stub, steps and archive for a task; every test fills the same file anew.
-fn linked(task: &'static str) -> &'static [u8] {
+fn linked(task: Task) -> &'static [u8] {
     static DECODER: OnceLock<Vec<u8>> = OnceLock::new();
     static ENCODER: OnceLock<Vec<u8>> = OnceLock::new();
     let (cell, steps): (_, &[(&str, u32)]) = match task {
-        "embed" => (&ENCODER, &[("encode", 8)]),
-        _ => (&DECODER, &[("step", 1), ("step", 8)]),
+        Task::Embed => (&ENCODER, &[("encode", 8)]),
+        Task::Generate => (&DECODER, &[("step", 1), ("step", 8)]),
     };
     cell.get_or_init(|| {
         let folder = std::env::temp_dir().join(format!("rc-link-{task}-{}", std::process::id()));
@@ -251,7 +252,7 @@ fn build(name: &str, variant: Variant) -> Exe {
     let folder = std::env::temp_dir().join(format!("rc-exe-{name}-{}", std::process::id()));
     fs::create_dir_all(&folder).unwrap();
     let exe = Exe { path: folder.join("counter") };
-    let task = if variant.task.is_empty() { "generate" } else { variant.task };
+    let task = if variant.embeds { Task::Embed } else { Task::Generate };
 
     let (mut blobs, mut text) = (Vec::new(), None);
     if !variant.no_text {
@@ -566,7 +567,7 @@ fn bench_info_profile_and_verify_report() {
         })
         .min()
         .unwrap();
-    eprintln!("info takes {fastest:?}, the executable without weights has {} bytes", linked("generate").len());
+    eprintln!("info takes {fastest:?}, the executable without weights has {} bytes", linked(Task::Generate).len());
     assert!(fastest < Duration::from_millis(200), "{fastest:?}"); // of an unoptimised archive; 20 ms is tested on a release build
     assert!(exe.ok(&["verify"]).starts_with("ok"));
     assert_eq!(exe.json(&["verify", "--json"])["ok"], true);
@@ -650,7 +651,7 @@ fn a_chat_that_waits_for_input_uses_no_cpu() {
 
 #[test]
 fn an_encoder_embeds() {
-    let exe = build("encoder", Variant { task: "embed", ..Variant::default() });
+    let exe = build("encoder", Variant { embeds: true, ..Variant::default() });
     let one = exe.json(&["embed", "--tokens", "4,5,6", "--json"]);
     assert_eq!(one["embeddings"], serde_json::json!([[4.0, 3.0, 4.0]]));
     let raw = exe.json(&["embed", "--tokens", "4", "--json", "--pooling", "max", "--normalize", "false"]);

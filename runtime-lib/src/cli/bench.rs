@@ -9,7 +9,7 @@ use serde::Serialize;
 use super::args::{BenchArgs, MachineArgs, TableForm};
 use super::error::Failure;
 use super::{Cx, print, print_json};
-use crate::abi::Manifest;
+use crate::abi::{Manifest, Task};
 use crate::cost::Work;
 use crate::decode::Decoder;
 use crate::encode::Encoder;
@@ -48,7 +48,7 @@ struct Measured {
 }
 
 pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
-    let encoder = cx.manifest().task == "embed";
+    let encoder = cx.manifest().task == Task::Embed;
     let mut results = Results::new(cx.manifest(), args.output);
     let threads: Vec<Option<usize>> = match &args.threads[..] {
         [] => vec![None],

@@ -68,7 +68,7 @@ fn table(cx: &Cx) -> String {
         out += &format!("{name:<14}{value}\n");
     };
     line("model", format!("{} ({})", m.name, m.architecture));
-    line("task", m.task.clone());
+    line("task", m.task.to_string());
     line("built by", format!("rcompile {}", m.rcompile_version));
     line("target", format!("{}, {}, for {} cores", m.target, m.cpu, m.cores));
     line("features", m.features.join(","));

@@ -26,7 +26,7 @@ use std::thread::JoinHandle;
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 
-use crate::abi::{Manifest, StepEntry};
+use crate::abi::{Manifest, StepEntry, Task};
 use crate::copy;
 use crate::cpu;
 use crate::payload::Payload;
@@ -140,7 +140,7 @@ impl Cx {
             )
             .disable_help_subcommand(true)
             .subcommand_required(true);
-        if manifest.task == "embed" {
+        if manifest.task == Task::Embed {
             command = command.subcommand(verb::<args::EmbedArgs>("embed", "Embed texts as vectors"));
         } else {
             command = command

@@ -20,7 +20,7 @@ use super::bench::{Ids, PROMPT, check_batch};
 use super::error::{Failure, warn};
 use super::output::{self, OutputFile};
 use super::{Cx, print, print_json};
-use crate::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe};
+use crate::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, Task};
 use crate::cost::{Arithmetic, RegionKind, Work};
 use crate::decode::Decoder;
 use crate::encode::Encoder;
@@ -40,7 +40,7 @@ const PROBE_ROWS: u32 = 500;
 
 pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
-    let encodes = manifest.task == "embed";
+    let encodes = manifest.task == Task::Embed;
     if args.n_prompt == Some(0) && (encodes || args.n_gen == Some(0)) {
         return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
     }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::abi::{GenerationInfo, StateInfo};
+use crate::abi::{GenerationInfo, StateInfo, Task};
 use crate::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use crate::decode::{DecodeError, Decoder};
 use crate::encode::{EncodeError, Encoder};
@@ -120,7 +120,7 @@ pub(crate) fn manifest(entries: Vec<EntryInfo>, slots: u32) -> Manifest {
         rcompile_version: "0".into(),
         name: "fake".into(),
         architecture: "Fake".into(),
-        task: "generate".into(),
+        task: Task::Generate,
         target: String::new(),
         cpu: String::new(),
         features: Vec::new(),
