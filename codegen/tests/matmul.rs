@@ -88,8 +88,8 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
-    /// Rows up to which panels are claimed: a single block of tiles that reads weights as they are stored, else two blocks where more would
-    /// widen the weights, and three where tiles would scale short groups.
+    /// Rows up to which panels are claimed: a single block of tiles, three blocks of vectors where tiles would scale the sums of short groups
+    /// of nibbles, two where more would widen the weights.
     fn streamed_rows(&self) -> u32 {
         const TILE_ROWS: u32 = 32;
         let takes_apart = match self.compute {
@@ -98,10 +98,8 @@ impl Case {
         };
         let mr = self.tile.mr;
         match (self.compute, self.coding.group()) {
-            (Compute::Bf16Tiles | Compute::CodesInBf16Tiles, _) => mr.max(TILE_ROWS),
-            (Compute::Int8Tiles, _) if !takes_apart => mr.max(TILE_ROWS),
-            (Compute::Int8Tiles, Some(32)) => 3 * mr,
-            (Compute::Int8Tiles, _) => 2 * mr,
+            (Compute::Int8Tiles, Some(32)) if takes_apart => TILE_ROWS.max(3 * mr),
+            (compute, _) if compute.by_tiles() => TILE_ROWS.max(mr),
             _ if self.tile.widen && takes_apart && CAPACITY > 2 * mr => 2 * mr,
             _ => mr,
         }

@@ -1,8 +1,9 @@
 //! Blocks of rows of a matmul of int8 records with int8 or int4 codes by tiles (AMX): 16 rows x 16 columns x 64 k per instruction.
 //!
 //! In: as [`super::int_dot`], whose panels and records these are, records beginning with a cache line
-//! ([`Compute::record`](crate::program::Compute::record)); nibbles are taken apart beforehand ([`Microkernel::take_apart`]), as `int_dot`
-//! keeps them. Out: the loop over groups of up to [`ROWS`](super::tiles::ROWS) rows and a panel.
+//! ([`Compute::record`](crate::program::Compute::record)); nibbles are taken apart ([`Microkernel::take_apart`]), as `int_dot` keeps
+//! them: for several blocks of rows beforehand, by a single one group by group. Out: the loop over groups of up to
+//! [`ROWS`](super::tiles::ROWS) rows and a panel.
 //!
 //! ```text
 //! for each group of k { sums = 0;  for each step of 64 k { sums += rows . columns };  scale the sums of the group before;  store the sums }
@@ -106,25 +107,37 @@ impl Microkernel<'_> {
     }
 
     /// `groups` groups of `m` rows (in `row_tiles` tiles) at `at.a` and the panel at `at.w`, one code to a byte: leaves the f32 sums in the
-    /// tile, as [`Microkernel::emit`] does.
+    /// tile, as [`Microkernel::emit`] does. `nibbles`: the panel is one of these, each group of which is taken apart before it is
+    /// multiplied.
     pub(super) fn emit_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
-        (m, row_tiles): (Value<'c>, u32),
+        (m, row_tiles, groups): (Value<'c>, u32, Value<'c>),
         at: At<'c>,
-        groups: Value<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
+        nibbles: Option<&Microkernel<'_>>,
     ) {
         let kernel = self.kernel;
         let (lanes, nr, stride) = (fb.lanes(), kernel.panels.nr, kernel.a_stride);
         let group = self.coding.group().expect("codes");
-        let (group_bytes, record) = (self.group_bytes(fb.isa()).0, u64::from(kernel.compute.record(group)));
+        let ((group_bytes, codes), record) = (self.group_bytes(fb.isa()), u64::from(kernel.compute.record(group)));
         let walk = self.all_columns(lanes);
         let row_bytes = u64::from(nr) * 4;
         let buffer_bytes = u64::from(row_tiles * SIDE) * row_bytes;
         let buffers = fb.stack(2 * buffer_bytes, 64);
         let buffer = |i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), buffer_bytes);
+        // A group's codes and scales: in the panel, or taken apart, two in turns.
+        let apart = nibbles.map(|nibbles| (nibbles, fb.stack(2 * group_bytes, 64)));
+        let group_at = |i: Value<'c>| match apart {
+            None => fb.index(at.w, i, group_bytes),
+            Some((_, apart)) => fb.index(apart, fb.and(i, fb.int(1)), group_bytes),
+        };
+        let take_apart = |i: Value<'c>| {
+            if let Some((nibbles, _)) = apart {
+                nibbles.take_apart(fb, fb.index(at.w, i, nibbles.group_bytes(fb.isa()).0), fb.int(1), group_at(i), self);
+            }
+        };
         let vectors = || (0..u64::from(walk.vectors)).map(|v| v * u64::from(lanes) * 4);
 
         let clear = || {
@@ -138,7 +151,8 @@ impl Microkernel<'_> {
             Start::Tile { keep } => fb.if_(fb.cmp(Cmp::Eq, keep, fb.i32(0)), clear),
         }
         let sum = |i: Value<'c>| {
-            let (a, w) = (fb.index(at.a, i, record), fb.index(at.w, i, group_bytes));
+            let (a, w) = (fb.index(at.a, i, record), group_at(i));
+            take_apart(i);
             self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
             let steps = group / step_k(group);
             for step in 0..steps {
@@ -150,7 +164,7 @@ impl Microkernel<'_> {
         };
         let store = |i: Value<'c>| self.each_sum(fb, row_tiles, buffer(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
         let scale = |i: Value<'c>| {
-            let factors = self.coding.has_group_scales().then(|| self.factors(fb, walk, fb.index(at.scales, i, group_bytes)));
+            let factors = self.coding.has_group_scales().then(|| self.factors(fb, walk, fb.offset_const(group_at(i), codes)));
             let (a, from) = (fb.index(at.a, i, record), buffer(i));
             fb.for_(fb.int(0), m, 1, |r| {
                 let record = fb.index(a, r, stride.into());

@@ -12,7 +12,7 @@
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
 //! tilesN:    block.m of up to N times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart); in another order, see `by_tiles`
-//! aloneN:    a single block of rows by tiles, over all k as `stream.m`; makes nibbles by 32 bf16 itself
+//! aloneN:    a single block of rows by tiles, over all k as `stream.m`; takes nibbles apart itself
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
 //! ```
@@ -57,8 +57,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
             (true, widen) => BlockFunctions::Tiles {
                 rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
                 apart: widen.then(|| generator.take_apart(&blocks)),
-                alone: by_tiles::can_be_alone(kernel)
-                    .then(|| [1, 2].map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref()))),
+                alone: [1, 2].map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref())),
             },
             (_, true) => BlockFunctions::Registers { least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
             (_, false) => BlockFunctions::Registers { least, rows: rows(Weights::Stored), first: None },
@@ -147,12 +146,12 @@ fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<()
 /// blocks read what the first one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and
 /// four blocks are as fast either way.)
 const STREAMED_BLOCKS: u32 = 2;
-/// The same where more rows take tiles, which spend most of their time on scaling the sums of short groups (measured on Granite Rapids with
-/// int4 by 32: 24 sequences 0.91 of the tokens/s by tiles, 32 1.05).
+/// The same where a single block of rows by tiles takes nibbles apart as it goes (measured on Emerald Rapids with int4 by 128: 12 sequences
+/// 1.48 times as fast by tiles; on Granite Rapids, nibbles by 32 made bf16: 9 sequences 0.98, 12 1.11).
+const STREAMED_BLOCKS_TILES: u32 = 1;
+/// The same where tiles spend most of their time on scaling the sums of short groups (measured on Granite Rapids before a single block of
+/// rows took nibbles apart itself: 24 sequences 0.91 of the tokens/s by tiles, 32 1.05).
 const STREAMED_BLOCKS_SHORT: u32 = 3;
-/// The same where a single block of rows makes the nibbles bf16 while tiles multiply (Granite Rapids, int4 by 32: 9 sequences 0.98 of the
-/// tokens/s by tiles, 12 1.11).
-const STREAMED_BLOCKS_BF16: u32 = 1;
 
 /// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less
 /// than a core that waits, and of whole walks narrow matmuls have too few.
@@ -161,8 +160,8 @@ const PIECES_OF_WALK: u32 = 4;
 /// [`STREAMED_BLOCKS`] of a kernel.
 fn streamed_blocks(kernel: &Matmul) -> u32 {
     match (kernel.compute, kernel.panels.coding.group()) {
-        (Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_BF16,
         (Compute::Int8Tiles, Some(SHORT_GROUP)) => STREAMED_BLOCKS_SHORT,
+        (Compute::Int8Tiles | Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_TILES,
         _ => STREAMED_BLOCKS,
     }
 }
@@ -287,7 +286,7 @@ enum BlockFunctions<'c> {
         /// Takes nibbles apart for them.
         apart: Option<Function<'c>>,
         /// For a single block of rows, which goes through the panels of a share as few rows do.
-        alone: Option<[Function<'c>; 2]>,
+        alone: [Function<'c>; 2],
     },
 }
 
@@ -433,7 +432,7 @@ impl<'c> Generator<'_, 'c> {
                 }
             };
             let more = || match &blocked.functions {
-                BlockFunctions::Tiles { alone: Some(alone), .. } => {
+                BlockFunctions::Tiles { alone, .. } => {
                     let is_alone = fb.cmp(Cmp::Le, row_count, fb.int(tiles::ROWS.into()));
                     let alone = || {
                         by_tiles::shapes(fb, kernel).set(fb, row_count);
@@ -448,7 +447,7 @@ impl<'c> Generator<'_, 'c> {
                     };
                     _ = fb.if_else(is_alone, || done(alone), || done(many));
                 }
-                BlockFunctions::Tiles { .. } | BlockFunctions::Registers { .. } => many(),
+                BlockFunctions::Registers { .. } => many(),
             };
             let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
             fb.if_else(

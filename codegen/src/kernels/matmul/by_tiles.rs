@@ -20,11 +20,6 @@ use super::*;
 
 /// Panels (of all ways) that rows go through side by side. (Prompt of 512, bf16, against one panel with blocks of twice the k: 1.07.)
 const PANELS: u32 = 2;
-/// Can a single block of rows read the weights as they are stored, and so go through them on its own?
-pub(super) fn can_be_alone(kernel: &Matmul) -> bool {
-    kernel.compute != Compute::Int8Tiles || kernel.panels.coding.has_bytes()
-}
-
 /// Shapes of a kernel's registers.
 pub(super) fn shapes<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul) -> tiles::Shapes<'c> {
     tiles::Shapes::new(fb, int_tiles::row_bytes(kernel))
@@ -202,7 +197,7 @@ impl<'c> Generator<'_, 'c> {
     }
 
     /// `steps` steps of `m` rows (in `row_tiles` tiles) at `a` and the panel of one way at `w`: leaves the sums in the tile. `nibbles`: the
-    /// panel is one of these, which are made bf16 meanwhile.
+    /// panel is one of these, which are taken apart, or made bf16, meanwhile.
     #[expect(clippy::too_many_arguments, reason = "what a product of tiles is made of")]
     fn products(
         &self,
@@ -218,7 +213,7 @@ impl<'c> Generator<'_, 'c> {
         let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
         match self.kernel.compute {
             Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
-            _ => micro.emit_tiles(fb, (m, row_tiles), at, steps, start, ahead),
+            _ => micro.emit_tiles(fb, (m, row_tiles, steps), at, start, ahead, nibbles),
         }
     }
 
