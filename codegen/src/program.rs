@@ -648,6 +648,9 @@ pub enum StageKind {
     Store(Vec<Store>),
 }
 
+/// Rows that go through a matmul's panels once by tiles, as few rows do by vectors: nothing is blocked.
+pub const TILE_ROWS: u32 = 32;
+
 /// Arithmetic of a matmul; accumulation is f32 in all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
@@ -799,15 +802,15 @@ pub struct MatmulTile {
     pub block_mr: u32,
     /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
     pub streams: u32,
-    /// With several blocks of rows: k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).
+    /// With several blocks of rows (by tiles more than [`TILE_ROWS`]): k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).
     pub k_block: u32,
     /// With several blocks of rows: most rows per pass over the weights, 0 for all. Rows of a pass stay in L2.
     pub m_block: u32,
     /// With several blocks of rows: panels per block, which stay in L2 while all rows of a pass meet them.
     pub n_block: u32,
     /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows (nibbles for
-    /// integer dots: taken apart to bytes). Up to `2 * mr` rows read them as they are stored all the same; without meaning for f32 weights,
-    /// and tiles always want nibbles taken apart.
+    /// integer dots: taken apart to bytes). Up to `2 * mr` rows read them as they are stored all the same. Without meaning for f32 weights
+    /// and for tiles, which always want nibbles taken apart.
     pub widen: bool,
     /// Prefetch distance into L2 in bytes for weights that stream from memory, 0 = none.
     pub prefetch: u32,
@@ -850,7 +853,7 @@ impl MatmulTile {
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
 ///
 /// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take
-/// weights as they are stored (up to `mr` rows, and two or three times as many where more would widen them), threads do the ends of their
+/// weights as they are stored (up to `mr` rows, two or three times as many where more would widen them, up to [`TILE_ROWS`] by tiles), threads do the ends of their
 /// shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its share, all rows of a pass over
 /// each. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]

@@ -692,13 +692,16 @@ fn shares_in_pieces() {
             }
         }
         if isa.int8_tiles {
-            let nibbles = [32, 128].map(|group| (DType::U8, Coding::Int4 { group, zeros: false }));
+            let nibbles = [(32, false), (32, true), (128, false)].map(|(group, zeros)| (DType::U8, Coding::Int4 { group, zeros }));
             let by_tiles = nibbles.into_iter().chain([(isa.code_type(), Coding::Int8 { group: 128 }), (DType::Bf16, Coding::Elements)]);
             for (dtype, coding) in by_tiles {
                 let compute = if coding == Coding::Elements { Compute::Bf16Tiles } else { isa.matmul_of_codes(coding) };
                 let case = Case { compute, coding, ..Case::new(&isa, dtype) };
                 let tile = MatmulTile { streams: 1, ..case.tile };
-                Case { k: 128, group_cols: 51 * case.nr - 7, tile, ..case }.check(&isa);
+                let case = Case { k: 128, tile, ..case };
+                Case { group_cols: 51 * case.nr - 7, ..case.clone() }.check(&isa);
+                Case { group_cols: 51 * case.nr - 7, epilogue: Epilogue::SiluGate, ..case.clone() }.check(&isa);
+                Case { groups: 52, group_cols: case.nr + 8, group_nest: true, ..case }.check(&isa);
             }
         }
     }
@@ -977,9 +980,16 @@ fn tiles_asm() {
         let (program, kernel) =
             Case { tile: MatmulTile { mr: isa.rows(compute), block_mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
-        let alone = [("kernel.alone1", 2), ("kernel.alone2", 4)].into_iter().filter(|_| compute == Compute::CodesInBf16Tiles);
-        for (name, dots) in [("kernel.tiles1", 2), ("kernel.tiles2", 4)].into_iter().chain(alone) {
+        // What they ask for: a single block of rows what it wants next, several what they want much later.
+        let functions = [
+            ("kernel.tiles1", 2, ["prefetcht1", "prefetcht0"]),
+            ("kernel.tiles2", 4, ["prefetcht1", "prefetcht0"]),
+            ("kernel.alone1", 2, ["prefetcht0", "prefetcht1"]),
+            ("kernel.alone2", 4, ["prefetcht0", "prefetcht1"]),
+        ];
+        for (name, dots, [asks, never]) in functions {
             let body = body(&asm, name);
+            assert!(count(&body, asks) > 0 && count(&body, never) == 0, "{coding:?} {name}: {body}");
             let steps = count(&body, dot) / dots;
             // Of columns two, and one for each tile of rows.
             let loads = steps * (2 + dots / 2);

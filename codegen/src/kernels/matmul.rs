@@ -7,12 +7,13 @@
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream.m; group nests }
 //!   a few times mr (`streamed_blocks`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
+//!   up to 32 by tiles (AMX), see `by_tiles`: as up to mr rows, with `aloneN`
 //!   more:            for the thread's shares of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
 //! block.m:   for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
 //! widen.m:   block.m of the first block of rows where weights are widened: it keeps the widened weights for the others
-//! tilesN:    block.m of up to N times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart); in another order, see `by_tiles`
-//! aloneN:    a single block of rows by tiles, over all k as `stream.m`; takes nibbles apart itself
+//! tilesN:    block.m of up to N (1 or 2) times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart); in another order, see `by_tiles`
+//! aloneN:    a single block of rows by tiles, over all k as `stream.m`; takes nibbles apart, or makes them bf16, itself
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), in block.m before the last block of k
 //! ```
@@ -51,16 +52,18 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
     let blocked = blocks.map(|blocks| {
         let least = kernel.tile.least_block();
-        let rows =
+        let by_vectors =
             |weights| (least..=kernel.tile.block_mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
-                rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
-                apart: widen.then(|| generator.take_apart(&blocks)),
-                alone: [1, 2].map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref())),
+                several: (rows > tiles::ROWS).then(|| by_tiles::Several {
+                    rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
+                    apart: widen.then(|| generator.take_apart(&blocks)),
+                }),
+                alone: by_tiles::row_tiles(rows).map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref())).collect(),
             },
-            (_, true) => BlockFunctions::Registers { least, rows: rows(Weights::Widened), first: Some(rows(Weights::Widen)) },
-            (_, false) => BlockFunctions::Registers { least, rows: rows(Weights::Stored), first: None },
+            (_, true) => BlockFunctions::Registers { least, rows: by_vectors(Weights::Widened), first: Some(by_vectors(Weights::Widen)) },
+            (_, false) => BlockFunctions::Registers { least, rows: by_vectors(Weights::Stored), first: None },
         };
         Blocked { blocks, functions }
     });
@@ -149,8 +152,9 @@ const STREAMED_BLOCKS: u32 = 2;
 /// The same where a single block of rows by tiles takes nibbles apart as it goes (measured on Emerald Rapids with int4 by 128: 12 sequences
 /// 1.48 times as fast by tiles; on Granite Rapids, nibbles by 32 made bf16: 9 sequences 0.98, 12 1.11).
 const STREAMED_BLOCKS_TILES: u32 = 1;
-/// The same where tiles spend most of their time on scaling the sums of short groups (measured on Granite Rapids before a single block of
-/// rows took nibbles apart itself: 24 sequences 0.91 of the tokens/s by tiles, 32 1.05).
+/// The same where tiles spend most of their time on scaling the sums of short groups: nibbles by 32 with zero points. (Measured on Granite
+/// Rapids without zero points, before a single block of rows took nibbles apart itself: 24 sequences 0.91 of the tokens/s by tiles, 32
+/// 1.05; not measured since.)
 const STREAMED_BLOCKS_SHORT: u32 = 3;
 
 /// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less
@@ -224,6 +228,10 @@ impl Blocks {
             Some(panels) => (block_units, panels, all_panels),
             None => (block_units, all_panels, all_panels),
         };
+        // A single block of rows by tiles keeps nothing in scratch.
+        if kernel.compute.by_tiles() && rows <= tiles::ROWS {
+            return Some(Blocks { units: block_units, k, count, turn, widen, widened_panel: 0, tiles: 0, tile_row: 0, bytes: 0 });
+        }
         let pass_rows = if kernel.compute.by_tiles() { by_tiles::pass_rows(program, kernel) } else { rows };
         let widened_panel = match kernel.compute {
             Compute::CodesInBf16Tiles => u64::from(k * panels.nr) * DType::Bf16.size(),
@@ -279,14 +287,12 @@ enum BlockFunctions<'c> {
         /// For the first block of rows, where it widens the weights for the others.
         first: Option<Vec<Function<'c>>>,
     },
-    /// Sums in tiles, see `int_tiles`.
+    /// Sums in tiles, see [`by_tiles`].
     Tiles {
-        /// For rows of one tile, and of two.
-        rows: [Function<'c>; 2],
-        /// Takes nibbles apart for them.
-        apart: Option<Function<'c>>,
-        /// For a single block of rows, which goes through the panels of a share as few rows do.
-        alone: [Function<'c>; 2],
+        /// Where there can be more than one block of rows.
+        several: Option<by_tiles::Several<'c>>,
+        /// For a single one, of one tile of rows, or of two.
+        alone: Vec<Function<'c>>,
     },
 }
 
@@ -427,13 +433,9 @@ impl<'c> Generator<'_, 'c> {
                     let share = Share { call: args, a, w, rows: row_count, begin, end };
                     self.all_blocks(fb, &share, blocked, scratch, &nests);
                 });
-                if matches!(blocked.functions, BlockFunctions::Tiles { .. }) {
-                    fb.tile_release();
-                }
             };
             let more = || match &blocked.functions {
-                BlockFunctions::Tiles { alone, .. } => {
-                    let is_alone = fb.cmp(Cmp::Le, row_count, fb.int(tiles::ROWS.into()));
+                BlockFunctions::Tiles { several, alone } => {
                     let alone = || {
                         by_tiles::shapes(fb, kernel).set(fb, row_count);
                         pieces(&|begin, end| {
@@ -443,9 +445,15 @@ impl<'c> Generator<'_, 'c> {
                             });
                             nests(fb.int(0), row_count, begin, end);
                         });
-                        fb.tile_release();
                     };
-                    _ = fb.if_else(is_alone, || done(alone), || done(many));
+                    match several {
+                        None => alone(),
+                        Some(_) => {
+                            let is_alone = fb.cmp(Cmp::Le, row_count, fb.int(tiles::ROWS.into()));
+                            fb.if_else(is_alone, || done(alone), || done(many));
+                        }
+                    }
+                    fb.tile_release();
                 }
                 BlockFunctions::Registers { .. } => many(),
             };
@@ -453,9 +461,9 @@ impl<'c> Generator<'_, 'c> {
             fb.if_else(
                 up_to(1),
                 || done(few),
-                || match blocked.blocks.widen {
-                    true => fb.if_else(up_to(streamed_blocks(kernel)), || done(halves), || done(more)),
-                    false => done(more),
+                || match streamed_blocks(kernel) {
+                    blocks if blocks > 1 && blocked.blocks.widen => fb.if_else(up_to(blocks), || done(halves), || done(more)),
+                    _ => done(more),
                 },
             );
         })
@@ -656,11 +664,7 @@ impl<'c> Generator<'_, 'c> {
     /// `stream.m(.., a, w, row, first_panel, last_panel)`: the `m` rows at `a`, of which `row` is the first, times these panels, with
     /// epilogue.
     fn stream(&self, m: u32, epilogue: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
-        let name = format!("{}.stream{m}", self.name);
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [a, w, row, first, last] = *rest else { unreachable!() };
+        self.define_panels(&format!("{}.stream{m}", self.name), |fb, call, [a, w, row, first, last]| {
             let panels = &self.kernel.panels;
             let micro = Microkernel::stored(fb.isa(), self.kernel, self.dtype, m);
             let k = fb.int(depth(self.kernel).into());
@@ -731,6 +735,15 @@ impl<'c> Generator<'_, 'c> {
                     micro.emit(fb, walk, piece_at, steps, start, feed, widened);
                 });
             });
+        })
+    }
+
+    /// A function of rows that go through panels once: `(.., a, w, row or rows, first_panel, last_panel)`.
+    fn define_panels(&self, name: &str, body: impl FnOnce(&Fb<'_, 'c>, &[Value<'c>], [Value<'c>; 5])) -> Function<'c> {
+        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
+        self.mb.define(name, &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (call, own) = args.split_at(KERNEL_PARAMS.len());
+            body(fb, call, own.try_into().expect("five"));
         })
     }
 

@@ -29,7 +29,7 @@ pub(super) const ROWS: u32 = 2 * SIDE;
 pub(super) const ROW: u32 = 64;
 /// k of a step of bf16.
 const BF16_K: u32 = BF16_TILE_K;
-const _: () = assert!(BF16_K * 2 == ROW);
+const _: () = assert!(BF16_K * 2 == ROW && ROWS == crate::program::TILE_ROWS);
 /// Bytes of a configuration of the tile registers.
 const CONFIG: usize = 64;
 

@@ -2,13 +2,15 @@
 
 use crate::tuning::MatmulKey;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::MatmulTile;
+use rcompile_codegen::program::{MatmulTile, TILE_ROWS};
 
 /// The heuristic's tile, then others; none twice.
 pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
     let t = heuristic;
     let tile_rows = isa.rows(key.compute);
     let fewer_rows = tile_rows * 2 / 3;
+    // Blocks of rows by tiles have a size of their own: there it is how many rows take instructions on vectors.
+    let fewer_on_vectors = MatmulTile { mr: fewer_rows.min(t.mr), block_mr: fewer_rows.min(t.block_mr), ..t };
     let others = if key.rows <= u64::from(tile_rows) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
         match t.is_busy(key.rows as u32) {
@@ -26,6 +28,8 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
                 MatmulTile { prefetch: t.prefetch / 2, ..t },
             ],
         }
+    } else if key.compute.by_tiles() && key.rows <= u64::from(TILE_ROWS) {
+        vec![fewer_on_vectors]
     } else {
         // Weights of a block are read again by every block of rows: how large the block is, and how many rows share a read.
         vec![
@@ -33,9 +37,8 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
             MatmulTile { n_block: t.n_block * 2, ..t },
             MatmulTile { m_block: 2 * t.m_block, ..t },
             MatmulTile { k_block: (t.k_block / 2).next_multiple_of(2).min(t.k_block), ..t },
-            // Blocks of rows by tiles have a size of their own: there it is how many rows take instructions on vectors.
             match key.compute.by_tiles() {
-                true => MatmulTile { mr: fewer_rows.min(t.mr), block_mr: fewer_rows.min(t.block_mr), ..t },
+                true => fewer_on_vectors,
                 false => MatmulTile { block_mr: fewer_rows.min(t.block_mr), ..t },
             },
         ]

@@ -1,4 +1,6 @@
-//! What the functions of a unit of attention share: a thread's scratch, and how a block of keys lies in the cache.
+//! What the functions of a unit of attention share.
+//!
+//! In: [`Attention`]. Out: where things are in a thread's scratch ([`Scratch`]), and in a block of keys ([`Cache`]).
 
 use super::*;
 

@@ -12,9 +12,13 @@
 //! to L2 meanwhile, some lines by each block of rows.
 //!
 //! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the lines
-//! of several pages in turns (`alone`). Asked for in one stream, lines come half as fast as memory can bring them.
+//! of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
 //!
-//! Measured on Granite Rapids: docs/machines/granite-rapids.md.
+//! ```text
+//! for panel of a piece { for way { aloneN: for group of k { (nibbles apart;)  products };  epilogue } }  group nests
+//! ```
+//!
+//! Measured on Granite Rapids (docs/machines/granite-rapids.md), a single block on Emerald Rapids (docs/machines/emerald-rapids.md).
 
 use super::*;
 
@@ -25,10 +29,29 @@ pub(super) fn shapes<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul) -> tiles::Shapes<'c> 
     tiles::Shapes::new(fb, int_tiles::row_bytes(kernel))
 }
 
+/// Functions of several blocks of rows.
+pub(super) struct Several<'c> {
+    /// For a block of one tile of rows, and of two.
+    pub rows: [Function<'c>; 2],
+    /// Takes nibbles apart for them.
+    pub apart: Option<Function<'c>>,
+}
+
+/// Numbers of tiles of rows that a block of at most `rows` rows may have.
+pub(super) fn row_tiles(rows: u32) -> std::ops::RangeInclusive<u32> {
+    1..=rows.min(tiles::ROWS).div_ceil(tiles::SIDE)
+}
+
 /// Calls `then` for the function of `rows` rows: of one tile, or of two.
-pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, [one, two]: &[Function<'c>; 2], then: impl Fn(&Function<'c>)) {
-    let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
-    fb.if_else(is_one, || done(|| then(one)), || done(|| then(two)));
+pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, functions: &[Function<'c>], then: impl Fn(&Function<'c>)) {
+    match functions {
+        [one] => then(one),
+        [one, two] => {
+            let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
+            fb.if_else(is_one, || done(|| then(one)), || done(|| then(two)));
+        }
+        _ => unreachable!("a block has one or two tiles of rows"),
+    }
 }
 
 /// Panels side by side of a kernel; `None`: not by tiles.
@@ -64,7 +87,7 @@ impl<'c> Generator<'_, 'c> {
         nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
-        let BlockFunctions::Tiles { rows: functions, apart, .. } = &blocked.functions else { unreachable!() };
+        let BlockFunctions::Tiles { several: Some(Several { rows: functions, apart }), .. } = &blocked.functions else { unreachable!() };
         let unit_panels = i64::from(units(kernel).1);
         let side_by_side = i64::from(panels(kernel).expect("by tiles"));
         let depth = fb.int(depth(kernel).into());
@@ -162,11 +185,7 @@ impl<'c> Generator<'_, 'c> {
         epilogue: &Function<'c>,
         epilogue_ahead: Option<&Function<'c>>,
     ) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
-        let name = format!("{}.alone{row_tiles}", self.name);
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [a, w, rows, first, last] = *rest else { unreachable!() };
+        self.define_panels(&format!("{}.alone{row_tiles}", self.name), |fb, call, [a, w, rows, first, last]| {
             let panels = &self.kernel.panels;
             let stored = Microkernel::stored(fb.isa(), self.kernel, self.dtype, 1);
             let micro = self.read_by_tiles(fb.isa(), blocks);
