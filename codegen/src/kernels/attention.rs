@@ -30,8 +30,8 @@
 //! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
 //! scale of a value the key's weight (after the weight went into the sum).
 //!
-//! Here: the loops over units, blocks and chunks of pairs, and where pairs begin and end. [`scratch`]: what they share; [`products`]: the two
-//! products of few pairs; [`softmax`]: what lies between them; [`tiles`]: many pairs by tiles.
+//! Here: the loops over units, blocks and chunks of pairs, and where pairs begin and end. `scratch`: what they share; `products`: the two
+//! products of few pairs; `softmax`: what lies between them; `tiles`: many pairs by tiles.
 //!
 //! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
