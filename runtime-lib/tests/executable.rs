@@ -961,7 +961,9 @@ fn a_signal_leaves_no_part_of_a_file() {
     let logits = exe.path.with_file_name("logits");
     for (signal, code) in [(Signal::INT, 130), (Signal::HUP, 129)] {
         let args = ["perplexity", "-f", path, "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
-        let mut run = exe.command(&args).stdout(Stdio::null()).spawn().unwrap();
+        // Also where the tests run under `nohup`: what is ignored stays ignored.
+        let default_signals = ["--default-signal=INT,HUP".as_ref(), exe.path.as_os_str()];
+        let mut run = Command::new("env").args(default_signals).args(args).stdout(Stdio::null()).spawn().unwrap();
         while names(&exe).len() == 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
