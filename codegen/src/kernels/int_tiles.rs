@@ -20,8 +20,8 @@
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
 use super::int_dot::{RowFactors, add_scaled, integers};
-use super::microkernel::{At, Keep, Microkernel, Start, Walk};
-use super::tiles::{Ahead, ROW, SIDE};
+use super::microkernel::{Keep, Microkernel, Start, Walk};
+use super::tiles::{Ahead, ROW, SIDE, TileAt};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute, Matmul};
@@ -113,7 +113,7 @@ impl Microkernel<'_> {
         &self,
         fb: &Fb<'_, 'c>,
         (m, row_tiles, groups): (Value<'c>, u32, Value<'c>),
-        at: At<'c>,
+        at: TileAt<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
         nibbles: Option<&Microkernel<'_>>,

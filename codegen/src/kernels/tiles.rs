@@ -91,6 +91,17 @@ impl<'c> Shapes<'c> {
     }
 }
 
+/// Where a product of tiles finds things.
+#[derive(Clone, Copy)]
+pub(super) struct TileAt<'c> {
+    /// Rows (of records that have values beside codes, and whose values are taken: these).
+    pub a: Value<'c>,
+    /// The panel.
+    pub w: Value<'c>,
+    /// Its sums.
+    pub tile: Value<'c>,
+}
+
 /// What a block of rows asks for while it goes through a panel.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'c> {
@@ -223,7 +234,7 @@ impl Microkernel<'_> {
         &self,
         fb: &Fb<'_, 'c>,
         (row_tiles, steps): (u32, Value<'c>),
-        at: At<'c>,
+        at: TileAt<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
         nibbles: Option<&Microkernel<'_>>,

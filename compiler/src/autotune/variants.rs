@@ -51,3 +51,42 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
     }
     list
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcompile_codegen::isa::HOST_TRIPLE;
+    use rcompile_codegen::program::Compute;
+
+    const HEURISTIC: MatmulTile = MatmulTile {
+        mr: 4,
+        block_mr: 4,
+        streams: 6,
+        k_block: 256,
+        m_block: 256,
+        n_block: 8,
+        widen: false,
+        prefetch: 8192,
+        prefetch_l1: 3072,
+        busy_rows: 0,
+        busy_l1: 0,
+        near_streams: 3,
+        near: 2048,
+        near_l1: 1024,
+    };
+
+    /// What is tried makes a difference: a single block of rows by tiles has no blocks.
+    #[test]
+    fn a_single_block_of_rows_by_tiles() {
+        let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+        let of_rows = |rows| {
+            let key = MatmulKey { rows, weights: "bf16".into(), compute: Compute::Bf16Tiles, k: 2048, n: 2048, ways: 1 };
+            of(&isa, &key, HEURISTIC)
+        };
+        let fewer = MatmulTile { mr: 2, block_mr: 2, ..HEURISTIC };
+        for rows in [8, 32] {
+            assert_eq!(of_rows(rows), [HEURISTIC, fewer], "{rows} rows");
+        }
+        assert!(of_rows(33).iter().any(|tile| tile.n_block != HEURISTIC.n_block));
+    }
+}

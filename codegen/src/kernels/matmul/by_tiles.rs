@@ -229,7 +229,7 @@ impl<'c> Generator<'_, 'c> {
         nibbles: Option<&Microkernel<'_>>,
     ) {
         let a = fb.offset_const(a, if self.kernel.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
-        let at = At { a, panel: w, w, scales: fb.offset_const(w, micro.codes_bytes()), tile };
+        let at = tiles::TileAt { a, w, tile };
         match self.kernel.compute {
             Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
             _ => micro.emit_tiles(fb, (m, row_tiles, steps), at, start, ahead, nibbles),
