@@ -1,0 +1,295 @@
+//! The compact form of a tokenizer, made at build.
+//!
+//! In: `tokenizer.json`. Out: the bytes that [`Text::load`] reads, after it was asked to:
+//!
+//! ```text
+//! magic[8]  kind: u8  truncate_left: u8  0: u16  json_len: u32  json   (kind 0: all of tokenizer.json; 1: all but vocab, merges)
+//! kind 1:   tokens, token_count, text_len, token_slots, merges, merge_slots: u32
+//!           text_end: u32[tokens]        end of each token's text, bit 31 set where no token has this id
+//!           token_slot: u32[token_slots] id + 1, open addressing by the token's text, 0 is free
+//!           merge: (left, right, new): u32[3][merges], in rank order
+//!           merge_slot: u32[merge_slots] rank + 1, open addressing by (left, right), 0 is free
+//!           text: u8[text_len]
+//! ```
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::flat_bpe::{BpeSettings, HOLE, hash_pair, hash_text, slots_for};
+use super::{Text, TextError, malformed};
+
+pub(super) const MAGIC: [u8; 8] = *b"RCTOKEN\x01";
+pub(super) const HEADER_BYTES: usize = 16;
+pub(super) const KIND_JSON: u8 = 0;
+pub(super) const KIND_FLAT_BPE: u8 = 1;
+/// Ids above this are refused, so that no file can ask for a huge table.
+const MAX_TOKEN_ID: u64 = 1 << 24;
+
+/// Checks `tokenizer.json` and returns the compact form that [`Text::load`] reads.
+///
+/// Truncation and padding are left out: the caller decides about length ([`Text::encode`]). Of truncation only the direction
+/// is kept.
+pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
+    let mut root: Value = serde_json::from_slice(tokenizer_json).map_err(malformed)?;
+    check_kinds(&root)?;
+    let object = root.as_object_mut().ok_or_else(|| malformed("expected object"))?;
+    let truncation = object.remove("truncation");
+    object.remove("padding");
+    let truncate_left = truncation.as_ref().is_some_and(|t| t["direction"] == "Left");
+
+    let is_bpe = object.get("model").is_some_and(|model| model["type"] == "BPE" || (model["type"].is_null() && model["merges"].is_array()));
+    let flat = if is_bpe {
+        let model = object["model"].as_object_mut().ok_or_else(|| malformed("model: expected object"))?;
+        let vocab = model.remove("vocab").ok_or_else(|| malformed("model.vocab: missing"))?;
+        let merges = model.remove("merges").ok_or_else(|| malformed("model.merges: missing"))?;
+        let settings = BpeSettings::deserialize(&object["model"]).map_err(|e| malformed(format!("model: {e}")))?;
+        if settings.dropout.is_some_and(|p| p != 0.0) {
+            return Err(TextError::Unsupported("model.dropout: random tokenisation, expected null, found a probability".into()));
+        }
+        let added: BTreeSet<u32> = added_ids(object.get("added_tokens"))?.into_iter().map(|(id, _)| id).collect();
+        flat_tables(&vocab, &merges, &settings, &added)?
+    } else {
+        if let Some(model) = object.get("model") {
+            check_ids(model)?;
+        }
+        Vec::new()
+    };
+    let added = added_ids(object.get("added_tokens"))?;
+
+    let json = serde_json::to_vec(&root).map_err(malformed)?;
+    let json_len = u32::try_from(json.len()).map_err(|_| malformed("tokenizer.json is too large"))?;
+    let mut out = Vec::with_capacity(HEADER_BYTES + json.len() + flat.len());
+    out.extend_from_slice(&MAGIC);
+    out.push(if is_bpe { KIND_FLAT_BPE } else { KIND_JSON });
+    out.push(truncate_left.into());
+    out.extend_from_slice(&[0; 2]);
+    out.extend_from_slice(&json_len.to_le_bytes());
+    out.extend_from_slice(&json);
+    out.extend_from_slice(&flat);
+
+    // The crate's constructors may panic on hostile values; here that is an answer, in an executable it would be a crash.
+    let loaded = std::panic::catch_unwind(|| {
+        let text = Text::load(&out)?;
+        for (id, content) in &added {
+            match text.token_to_id(content) {
+                Some(found) if found == *id => {}
+                found => {
+                    return Err(TextError::Disagree(format!(
+                        "added_tokens: {content:?}: expected id {id}, found {}",
+                        found.map_or("none".into(), |id| id.to_string())
+                    )));
+                }
+            }
+        }
+        text.encode("", true)?;
+        match text.encode("a", true) {
+            // An unknown character can be an error of the tokenizer; at run time it is one too.
+            Ok(_) | Err(TextError::Failed(_)) => Ok(()),
+            Err(e) => Err(e),
+        }
+    });
+    match loaded {
+        Ok(result) => result?,
+        Err(_) => return Err(malformed("the tokenizer's parts do not fit together")),
+    }
+    Ok(out)
+}
+
+/// Refuses unknown component types by name, which the crate reports only as "no variant matched".
+fn check_kinds(root: &Value) -> Result<(), TextError> {
+    const MODELS: &[&str] = &["BPE", "WordPiece", "WordLevel", "Unigram"];
+    const NORMALIZERS: &[&str] = &[
+        "BertNormalizer",
+        "Strip",
+        "StripAccents",
+        "NFC",
+        "NFD",
+        "NFKC",
+        "NFKD",
+        "Sequence",
+        "Lowercase",
+        "Nmt",
+        "Precompiled",
+        "Replace",
+        "Prepend",
+        "ByteLevel",
+    ];
+    const PRE_TOKENIZERS: &[&str] = &[
+        "BertPreTokenizer",
+        "ByteLevel",
+        "CharDelimiterSplit",
+        "Metaspace",
+        "Whitespace",
+        "Sequence",
+        "Split",
+        "Punctuation",
+        "WhitespaceSplit",
+        "Digits",
+        "UnicodeScripts",
+        "FixedLength",
+    ];
+    const POST_PROCESSORS: &[&str] = &["RobertaProcessing", "BertProcessing", "ByteLevel", "TemplateProcessing", "Sequence"];
+    const DECODERS: &[&str] =
+        &["BPEDecoder", "ByteLevel", "WordPiece", "Metaspace", "CTC", "Sequence", "Replace", "Fuse", "Strip", "ByteFallback"];
+    let check = |field: &str, known: &[&str]| match root[field]["type"].as_str() {
+        Some(kind) if !known.contains(&kind) => {
+            Err(TextError::Unsupported(format!("{field}.type: expected one of {}, found {kind:?}", known.join(", "))))
+        }
+        _ => Ok(()),
+    };
+    check("model", MODELS)?;
+    check("normalizer", NORMALIZERS)?;
+    check("pre_tokenizer", PRE_TOKENIZERS)?;
+    check("post_processor", POST_PROCESSORS)?;
+    check("decoder", DECODERS)
+}
+
+fn added_ids(added: Option<&Value>) -> Result<Vec<(u32, String)>, TextError> {
+    #[derive(Deserialize)]
+    struct Added {
+        id: u32,
+        content: String,
+    }
+    let Some(added) = added.filter(|v| !v.is_null()) else {
+        return Ok(Vec::new());
+    };
+    let list = Vec::<Added>::deserialize(added).map_err(|e| malformed(format!("added_tokens: {e}")))?;
+    let mut seen: HashMap<u32, &str> = HashMap::new();
+    for token in &list {
+        check_id(&token.content, token.id.into())?;
+        if let Some(other) = seen.insert(token.id, &token.content)
+            && other != token.content
+        {
+            return Err(TextError::Disagree(format!("added_tokens: id {} belongs to {other:?} and to {:?}", token.id, token.content)));
+        }
+    }
+    Ok(list.into_iter().map(|t| (t.id, t.content)).collect())
+}
+
+fn check_id(token: &str, id: u64) -> Result<u32, TextError> {
+    if id > MAX_TOKEN_ID {
+        return Err(malformed(format!("model.vocab: {token:?}: expected an id up to {MAX_TOKEN_ID}, found {id}")));
+    }
+    Ok(id as u32)
+}
+
+/// Checks ids of a model that stays JSON.
+fn check_ids(model: &Value) -> Result<(), TextError> {
+    if let Some(vocab) = model["vocab"].as_object() {
+        let mut seen: HashMap<u32, &str> = HashMap::with_capacity(vocab.len());
+        for (token, id) in vocab {
+            let id = vocab_id(token, id)?;
+            if let Some(other) = seen.insert(id, token) {
+                return Err(malformed(format!("model.vocab: id {id} belongs to {other:?} and to {token:?}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn vocab_id(token: &str, id: &Value) -> Result<u32, TextError> {
+    let number = id.as_u64().ok_or_else(|| malformed(format!("model.vocab: {token:?}: expected an id, found {id}")))?;
+    check_id(token, number)
+}
+
+fn flat_tables(vocab: &Value, merges: &Value, settings: &BpeSettings, added: &BTreeSet<u32>) -> Result<Vec<u8>, TextError> {
+    let vocab = vocab.as_object().ok_or_else(|| malformed("model.vocab: expected object"))?;
+    let mut by_text: HashMap<&str, u32> = HashMap::with_capacity(vocab.len());
+    let mut by_id: Vec<Option<&str>> = Vec::new();
+    for (token, id) in vocab {
+        let id = vocab_id(token, id)?;
+        if by_id.len() <= id as usize {
+            by_id.resize(id as usize + 1, None);
+        }
+        if let Some(other) = by_id[id as usize].replace(token) {
+            return Err(malformed(format!("model.vocab: id {id} belongs to {other:?} and to {token:?}")));
+        }
+        by_text.insert(token, id);
+    }
+    if let Some(hole) = by_id.iter().zip(0u32..).find_map(|(token, id)| (token.is_none() && !added.contains(&id)).then_some(id)) {
+        return Err(malformed(format!("model.vocab: id {hole} belongs to no token")));
+    }
+    let merges = merge_triples(merges, &by_text, settings)?;
+
+    let token_slots = slots_for(vocab.len());
+    let mut token_slot = vec![0u32; token_slots];
+    for (text, id) in vocab.keys().map(|text| (text.as_str(), by_text[text.as_str()])) {
+        let mut slot = hash_text(text) as usize & (token_slots - 1);
+        while token_slot[slot] != 0 {
+            slot = (slot + 1) & (token_slots - 1);
+        }
+        token_slot[slot] = id + 1;
+    }
+    let merge_slots = slots_for(merges.len());
+    let mut merge_slot = vec![0u32; merge_slots];
+    for (&[left, right, _], rank) in merges.iter().zip(0u32..) {
+        let mut slot = hash_pair(left, right) as usize & (merge_slots - 1);
+        loop {
+            match merge_slot[slot] {
+                0 => break,
+                // The same pair twice: the later rank counts.
+                taken if merges[taken as usize - 1][..2] == [left, right] => break,
+                _ => slot = (slot + 1) & (merge_slots - 1),
+            }
+        }
+        merge_slot[slot] = rank + 1;
+    }
+
+    let mut out = Vec::new();
+    let mut put = |value: u32| out.extend_from_slice(&value.to_le_bytes());
+    let text_len: usize = by_id.iter().flatten().map(|t| t.len()).sum();
+    if text_len >= HOLE as usize {
+        return Err(malformed("model.vocab: more than 2 GB of text"));
+    }
+    for value in [by_id.len(), vocab.len(), text_len, token_slots, merges.len(), merge_slots] {
+        put(value as u32);
+    }
+    let mut end = 0u32;
+    for token in &by_id {
+        match token {
+            Some(text) => {
+                end += text.len() as u32;
+                put(end);
+            }
+            None => put(end | HOLE),
+        }
+    }
+    token_slot.iter().for_each(|&v| put(v));
+    merges.iter().flatten().for_each(|&v| put(v));
+    merge_slot.iter().for_each(|&v| put(v));
+    for text in by_id.iter().flatten() {
+        out.extend_from_slice(text.as_bytes());
+    }
+    Ok(out)
+}
+
+/// Merges as (left, right, new) ids, in rank order.
+fn merge_triples(merges: &Value, by_text: &HashMap<&str, u32>, settings: &BpeSettings) -> Result<Vec<[u32; 3]>, TextError> {
+    let merges = merges.as_array().ok_or_else(|| malformed("model.merges: expected array"))?;
+    let prefix_len = settings.continuing_subword_prefix.as_ref().map_or(0, |p| p.len());
+    let mut triples = Vec::with_capacity(merges.len());
+    let mut joined = String::new();
+    for (index, merge) in merges.iter().enumerate() {
+        let bad = |what: &str| malformed(format!("model.merges[{index}]: {what}"));
+        let (left, right) = match merge {
+            Value::String(line) if line.starts_with("#version") => continue,
+            Value::String(line) => {
+                line.split_once(' ').filter(|(_, right)| !right.contains(' ')).ok_or_else(|| bad("expected two tokens"))?
+            }
+            Value::Array(pair) => match pair.as_slice() {
+                [Value::String(left), Value::String(right)] => (left.as_str(), right.as_str()),
+                _ => return Err(bad("expected two tokens")),
+            },
+            _ => return Err(bad("expected two tokens")),
+        };
+        let id = |token: &str| by_text.get(token).copied().ok_or_else(|| bad(&format!("token {token:?} is not in the vocabulary")));
+        let tail = right.get(prefix_len..).ok_or_else(|| bad("the right token is shorter than continuing_subword_prefix"))?;
+        joined.clear();
+        joined.push_str(left);
+        joined.push_str(tail);
+        triples.push([id(left)?, id(right)?, id(&joined)?]);
+    }
+    Ok(triples)
+}
