@@ -1,6 +1,6 @@
 //! Text to token ids and back: the tokenizer in a compact form that loads in a few milliseconds.
 //!
-//! In: `tokenizer.json` at build ([`compact`]), the compact bytes at start ([`Text::load`]). Out: ids, text, and text piece by
+//! In: `tokenizer.json` at build ([`compact()`]), the compact bytes at start ([`Text::load`]). Out: ids, text, and text piece by
 //! piece while ids arrive ([`Stream`]).
 //!
 //! Normaliser, pre-tokeniser, post-processor, decoder and added tokens are those of the `tokenizers` crate. What makes
@@ -169,7 +169,7 @@ pub struct Encoded {
 }
 
 impl<'a> Text<'a> {
-    /// Reads what [`compact`] wrote. The bytes stay in use: token texts and tables are not copied.
+    /// Reads what [`compact()`] wrote. The bytes stay in use: token texts and tables are not copied.
     pub fn load(bytes: &'a [u8]) -> Result<Self, TextError> {
         let broken = || malformed("not a compact tokenizer of this version");
         let head = bytes.get(..HEADER_BYTES).ok_or_else(broken)?;

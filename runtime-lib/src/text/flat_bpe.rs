@@ -1,6 +1,6 @@
 //! A BPE model that is searched where its tables lie.
 //!
-//! In: the tables behind the JSON of the compact form (see [`super::compact`]). Out: the tokens of a word ([`FlatBpe::symbols`], then
+//! In: the tables behind the JSON of the compact form (see [`super::compact()`]). Out: the tokens of a word ([`FlatBpe::symbols`], then
 //! [`FlatBpe::merge_all`]), exactly those of the `tokenizers` crate.
 
 use std::cmp::Reverse;

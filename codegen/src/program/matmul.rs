@@ -1,0 +1,120 @@
+//! Matmuls over packed panels, with epilogue and group nests.
+
+use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Quantise, Store, VarId, WeightId};
+use std::ops::Range;
+
+/// Rows that go through a matmul's panels once by tiles, as few rows do by vectors: nothing is blocked.
+pub const TILE_ROWS: u32 = 32;
+
+/// Tile of a matmul.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct MatmulTile {
+    /// Most rows per register tile; instances exist for 1 ..= mr.
+    pub mr: u32,
+    /// With several blocks of rows: most rows of a block, at most `mr`; instances exist from [`MatmulTile::least_block`] on.
+    pub block_mr: u32,
+    /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
+    pub streams: u32,
+    /// With several blocks of rows (by tiles more than [`TILE_ROWS`]): k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).
+    pub k_block: u32,
+    /// With several blocks of rows: most rows per pass over the weights, 0 for all. Rows of a pass stay in L2.
+    pub m_block: u32,
+    /// With several blocks of rows: panels per block, which stay in L2 while all rows of a pass meet them.
+    pub n_block: u32,
+    /// With several blocks of rows: weights of a block are widened to f32 in scratch once, and not once per block of rows (nibbles for
+    /// integer dots: taken apart to bytes). Up to `2 * mr` rows read them as they are stored all the same. Without meaning for f32 weights
+    /// and for tiles, which always want nibbles taken apart.
+    pub widen: bool,
+    /// Prefetch distance into L2 in bytes for weights that stream from memory, 0 = none.
+    pub prefetch: u32,
+    /// Prefetch distance into L1 for the same, 0 = none.
+    pub prefetch_l1: u32,
+    /// From so many rows on arithmetic takes longer over a line than memory, 0 = never: instances of so many prefetch by `busy_l1` alone.
+    pub busy_rows: u32,
+    /// Their prefetch distance into L1.
+    pub busy_l1: u32,
+    /// Walks of at least so many streams use `near` and `near_l1` instead of `prefetch` and `prefetch_l1`, 0 = never. Busy rows are not
+    /// affected.
+    pub near_streams: u32,
+    /// Their prefetch distance into L2.
+    pub near: u32,
+    /// The same for L1.
+    pub near_l1: u32,
+}
+
+impl MatmulTile {
+    /// Distances into L2 and L1 of an instance of `m` rows that walks `streams` streams side by side.
+    pub fn distances(&self, m: u32, streams: u32) -> (u32, u32) {
+        match (self.is_busy(m), self.near_streams) {
+            (true, _) => (0, self.busy_l1),
+            (_, near) if near > 0 && streams >= near => (self.near, self.near_l1),
+            _ => (self.prefetch, self.prefetch_l1),
+        }
+    }
+    /// Rows of the smallest block of several, which are balanced: of one row more than `mr`, or of the fewest rows that take one block
+    /// more.
+    pub fn least_block(&self) -> u32 {
+        let blocks = (self.mr + 1).div_ceil(self.block_mr);
+        ((self.mr + 1) / blocks).min((blocks * self.block_mr + 1) / (blocks + 1))
+    }
+    /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
+    pub fn is_busy(&self, m: u32) -> bool {
+        self.busy_rows > 0 && m >= self.busy_rows
+    }
+}
+
+/// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
+///
+/// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take
+/// weights as they are stored (up to `mr` rows, two or three times as many where more would widen them, up to [`TILE_ROWS`] by tiles), threads do the ends of their
+/// shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its share, all rows of a pass over
+/// each. Per output element there is one accumulator chain in order of k.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Matmul {
+    /// `Rows` or `LogitRows`.
+    pub rows: Extent,
+    /// Rows of `a`: element `row * a_stride + k`, or records (of codes).
+    pub a: Operand,
+    /// Elements per row of `a`.
+    pub a_stride: u32,
+    /// Computed by every thread for itself before its share, for all rows (private norm); its outer variables are `[row]`.
+    pub prologue: Option<LoopNest>,
+    /// Likewise, after the prologue: `a` is what it writes.
+    pub quantise: Option<Quantise>,
+    /// Panels of the weight.
+    pub weight: WeightId,
+    /// Copy of its layout.
+    pub panels: Panels,
+    /// Arithmetic.
+    pub compute: Compute,
+    /// Blocking.
+    pub tile: MatmulTile,
+    /// Row variable of the epilogue.
+    pub row: VarId,
+    /// Column variable of the epilogue: padded column of one way, `0 .. panels.padded_cols()`.
+    pub col: VarId,
+    /// Operands of the epilogue.
+    pub operands: Vec<Operand>,
+    /// Epilogue expressions over `Acc(way)`, row, col. Loads of unit stride in `col`, or uniform, are vectors; others go lane by lane.
+    pub exprs: Exprs,
+    /// Stores of the epilogue, evaluated in registers. Padded columns are stored too (buffers have room).
+    pub stores: Vec<Store>,
+    /// Run on a block of rows after all columns of a group were stored (head-wise norm, RoPE, cache append).
+    pub group_nests: Vec<GroupNest>,
+}
+
+impl Matmul {
+    /// Prologue and group nests.
+    pub fn nests(&self) -> impl Iterator<Item = &LoopNest> {
+        self.prologue.iter().chain(self.group_nests.iter().map(|g| &g.nest))
+    }
+}
+
+/// A loop nest per (row, group) after the matmul of that group.
+#[derive(Clone, Debug, PartialEq)]
+pub struct GroupNest {
+    /// Groups it applies to.
+    pub groups: Range<u32>,
+    /// Its outer variables are `[row, group - groups.start]`.
+    pub nest: LoopNest,
+}

@@ -1,0 +1,54 @@
+//! Rows of floats to records of codes, the left operand of matmuls over codes.
+
+use super::{Compute, Extent, Operand, SHORT_GROUP};
+
+/// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph (whose scales by 32 are powers of two).
+///
+/// A row of `out` is one record per group, each `group` codes (i8), then `scale` (f32), then `start` (f32) = [`Quantise::INTEGERS`] minus
+/// `bias_factor` times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of
+/// `start` are where integer sums start. Where scales are powers of two both are multiplied with the scale, and `INTEGERS * scale` takes
+/// the place of `scale`: bits count its multiples from there on, so that sums which start there are scaled already. Bytes after that are
+/// not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is
+/// padded with zero codes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Quantise {
+    /// `Rows` or `LogitRows`.
+    pub rows: Extent,
+    /// Rows of floats: element `row * x_stride + k`.
+    pub x: Operand,
+    /// Elements per row of `x`.
+    pub x_stride: u32,
+    /// Records, of type `u8`.
+    pub out: Operand,
+    /// Bytes per row of `out`, a multiple of 4.
+    pub out_stride: u32,
+    /// Elements of a row.
+    pub k: u32,
+    /// Elements per group.
+    pub group: u32,
+    /// Arithmetic of the matmuls that read it, which says what a record holds.
+    pub compute: Compute,
+    /// Of the weights that the records are multiplied with, see [`Coding::bias_factor`](super::Coding::bias_factor).
+    pub bias_factor: i32,
+}
+
+impl Quantise {
+    /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a
+    /// subtraction.
+    pub const INTEGERS: f32 = 12_582_912.0;
+    /// Bytes of a record (of a group of [`SHORT_GROUP`]) before the values of its codes: a cache line.
+    pub const VALUES: u32 = 64;
+
+    /// Bytes of a record.
+    pub fn record(&self) -> u32 {
+        self.compute.record(self.group)
+    }
+    /// Are scales of rows' groups of so many k powers of two?
+    pub fn has_powers_of_two(group: u32) -> bool {
+        group == SHORT_GROUP
+    }
+    /// Bytes of a row's records.
+    pub fn row_bytes(&self) -> u32 {
+        self.compute.row_bytes(self.k, self.group)
+    }
+}

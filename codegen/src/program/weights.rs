@@ -1,0 +1,184 @@
+//! How packed tensors lie in the weights area: plain, or in panels of elements or of codes.
+//!
+//! Written by `compiler/src/pack`, read by the generators of [`Matmul`](super::Matmul).
+
+use super::{Compute, DType};
+
+/// How a tensor lies in the weights area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Layout {
+    /// Row-major, no padding.
+    Plain,
+    /// Blocked for matmul, see [`Panels`].
+    Panels(Panels),
+}
+
+/// How the elements of panels are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Coding {
+    /// In the weight's type.
+    Elements,
+    /// `P[panel]{ [k / k_pack][nr][k_pack] codes, [nr] f32 scales }`, K padded to whole groups. The weight's type is `i8` (the codes
+    /// themselves) or `u8` (codes + 128), as the CPU's dot product wants them.
+    Int8 {
+        /// k per scale of the quantised left operand: 32, 64, 128 or 256.
+        group: u32,
+    },
+    /// `P[panel][k / group]{ [group / 4][nr][4] codes, [nr] f16 scales, zeros }`, codes in the types of `Int8`. Zeros, where there are any,
+    /// are `[nr]` f16 zero points (as the codes are stored): an element is `(code - zero) * scale`. Not for matrix instructions, see
+    /// [`Coding::fits_mmla`].
+    Int8Groups {
+        /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
+        group: u32,
+        /// Are there zero points?
+        zeros: bool,
+    },
+    /// `P[panel][k / group]{ [group / k_pack][nr][k_pack / 2 bytes] codes, [nr] f16 scales, zeros }`: byte i of a column holds k = i in its
+    /// low and k = k_pack / 2 + i in its high half. Codes + 8, or codes 0 to 15 with zero points as above. The weight's type is `u8`.
+    /// Scales by 32 without zero points have five significant bits (see `quant` of the graph crate).
+    Int4 {
+        /// k per scale, of weights and of the quantised left operand: 32, 64 or 128.
+        group: u32,
+        /// Are there zero points?
+        zeros: bool,
+    },
+}
+
+impl Coding {
+    /// What weights of this coding are called in reports and files: the elements' type, else bits and group, `z` for zero points. One scale
+    /// per column has no group (that of the left operand follows from K).
+    pub fn name(self, dtype: DType) -> String {
+        let zeros = if self.has_zeros() { "z" } else { "" };
+        match self {
+            Coding::Elements => dtype.name().into(),
+            Coding::Int8 { .. } => "int8".into(),
+            Coding::Int8Groups { group, .. } => format!("int8g{group}{zeros}"),
+            Coding::Int4 { group, .. } => format!("int4g{group}{zeros}"),
+        }
+    }
+    /// k per group, if coded.
+    pub fn group(self) -> Option<u32> {
+        match self {
+            Coding::Elements => None,
+            Coding::Int8 { group } | Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => Some(group),
+        }
+    }
+    /// Do scales lie behind the codes of each group (else behind those of a panel)?
+    pub fn has_group_scales(self) -> bool {
+        matches!(self, Coding::Int8Groups { .. } | Coding::Int4 { .. })
+    }
+    /// Do zero points lie behind the scales?
+    pub fn has_zeros(self) -> bool {
+        matches!(self, Coding::Int8Groups { zeros: true, .. } | Coding::Int4 { zeros: true, .. })
+    }
+    /// What is added to a code before it is stored in a weight of type `dtype`.
+    pub fn offset(self, dtype: DType) -> i32 {
+        match self {
+            Coding::Elements => 0,
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } if dtype == DType::I8 => 0,
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } => 128,
+            Coding::Int4 { zeros: true, .. } => 0,
+            Coding::Int4 { .. } => 8,
+        }
+    }
+    /// Factor of the sum of a record's codes that its start word subtracts: the offset of every stored code, or 1 where columns have zero
+    /// points of their own, by which the kernel multiplies that sum.
+    pub fn bias_factor(self, dtype: DType) -> i32 {
+        if self.has_zeros() { 1 } else { self.offset(dtype) }
+    }
+    /// Is a code a byte?
+    pub fn has_bytes(self) -> bool {
+        matches!(self, Coding::Int8 { .. } | Coding::Int8Groups { .. })
+    }
+    /// Are there kernels with matrix instructions ([`Compute::Int8Mmla`])?
+    pub fn fits_mmla(self) -> bool {
+        matches!(self, Coding::Int8 { .. } | Coding::Int4 { zeros: false, .. })
+    }
+    /// Consecutive k of one column that lie together, as `compute` reads them: four bytes of codes, for matrix instructions eight.
+    pub fn k_pack(self, compute: Compute) -> Option<u32> {
+        let bytes = if compute == Compute::Int8Mmla { 8 } else { 4 };
+        match self {
+            Coding::Elements => None,
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } => Some(bytes),
+            Coding::Int4 { .. } => Some(2 * bytes),
+        }
+    }
+}
+
+/// Panels of `nr` output columns: `P[panel][k / k_pack][nr][k_pack]`, K padded with zeros to a multiple of `k_pack`; or codes and scales,
+/// see [`Coding`].
+///
+/// Columns come in `groups` of `group_cols`; each group is padded with zero columns to a multiple of `nr`, so that a head
+/// never straddles panels (ungrouped: one group of all columns). With `ways == 2` two matrices of the same shape alternate panel
+/// by panel (gate panel, up panel, ...).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Panels {
+    /// Columns per panel.
+    pub nr: u32,
+    /// Consecutive k of one column that lie together (bf16: 2, for matrix instructions 4; codes: [`Coding::k_pack`]; else 1).
+    pub k_pack: u32,
+    /// Inner dimension.
+    pub k: u32,
+    /// Number of groups.
+    pub groups: u32,
+    /// Real columns per group.
+    pub group_cols: u32,
+    /// 1 or 2 interleaved matrices.
+    pub ways: u32,
+    /// Elements, or codes and scales.
+    pub coding: Coding,
+}
+
+impl Panels {
+    /// Columns of a group with padding.
+    pub fn padded_group(&self) -> u32 {
+        self.group_cols.div_ceil(self.nr) * self.nr
+    }
+    /// Panels of one group and one way.
+    pub fn panels_per_group(&self) -> u32 {
+        self.group_cols.div_ceil(self.nr)
+    }
+    /// Panels of one way.
+    pub fn panels(&self) -> u32 {
+        self.groups * self.panels_per_group()
+    }
+    /// Columns with padding of one way: width of the output.
+    pub fn padded_cols(&self) -> u32 {
+        self.groups * self.padded_group()
+    }
+    /// K with padding.
+    pub fn padded_k(&self) -> u32 {
+        self.k.next_multiple_of(self.coding.group().unwrap_or(self.k_pack))
+    }
+    /// Bytes of a panel before `k`, which is a multiple of the group (of `k_pack` for elements); `dtype` is the weight's.
+    pub fn bytes_before(&self, k: u32, dtype: DType) -> u64 {
+        match self.coding {
+            Coding::Elements => u64::from(k) * u64::from(self.nr) * dtype.size(),
+            Coding::Int8 { .. } => u64::from(k) * u64::from(self.nr),
+            Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => u64::from(k / group) * self.group_bytes(),
+        }
+    }
+    /// Bytes of a group's codes of all columns.
+    pub fn code_bytes(&self) -> u64 {
+        let codes = u64::from(self.coding.group().unwrap_or(0)) * u64::from(self.nr);
+        if self.coding.has_bytes() { codes } else { codes / 2 }
+    }
+    /// Bytes of a group with its scales and zero points, where each has them.
+    pub fn group_bytes(&self) -> u64 {
+        let factors = if self.coding.has_zeros() { 2 } else { 1 };
+        self.code_bytes() + u64::from(self.nr) * factors * DType::F16.size()
+    }
+    /// Bytes of one panel of one way.
+    pub fn panel_bytes(&self, dtype: DType) -> u64 {
+        let scales = if matches!(self.coding, Coding::Int8 { .. }) { u64::from(self.nr) * DType::F32.size() } else { 0 };
+        self.bytes_before(self.padded_k(), dtype) + scales
+    }
+    /// Bytes in all.
+    pub fn bytes(&self, dtype: DType) -> u64 {
+        self.panel_bytes(dtype) * u64::from(self.panels()) * u64::from(self.ways)
+    }
+    /// True when there is nothing.
+    pub fn is_empty(&self) -> bool {
+        u64::from(self.padded_k()) * u64::from(self.nr) * u64::from(self.panels()) * u64::from(self.ways) == 0
+    }
+}
