@@ -302,18 +302,17 @@ impl<'a, 'c> Generator<'a, 'c> {
                             });
                         }
                     });
-                    vec![]
                 };
                 let cache = fb.offset_const(scratch, self.at.cache);
                 let count = fb.min(fb.sub(seen.1, key_begin), fb.int(BLOCK));
                 match many {
-                    None => _ = all(keys, blocks),
+                    None => all(keys, blocks),
                     Some(Many::Widened { widen, blocks: wide }) => {
                         let by_widened = || {
                             fb.call(widen, &[cache, keys, count]);
                             all(cache, wide)
                         };
-                        fb.if_else(self.are_many(fb, pairs), by_widened, || all(keys, blocks));
+                        fb.either(self.are_many(fb, pairs), by_widened, || all(keys, blocks));
                     }
                     Some(Many::Tiles(tiles::Tiles { pack, tiles })) => {
                         let by_tiles = || {
@@ -322,9 +321,8 @@ impl<'a, 'c> Generator<'a, 'c> {
                                 shapes.iter().for_each(|shapes| shapes.set(fb, count));
                                 fb.call(tiles, &[args, &[scratch, cache, scales, key_begin, kv_head, first, count]].concat());
                             });
-                            vec![]
                         };
-                        fb.if_else(self.are_many(fb, pairs), by_tiles, || all(keys, blocks));
+                        fb.either(self.are_many(fb, pairs), by_tiles, || all(keys, blocks));
                     }
                 }
             });
@@ -382,13 +380,10 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(mask) => fb.load_f32_masked(k.q.dtype, from, mask, align),
                     None => fb.load_f32(k.q.dtype, lanes, from, align),
                 };
-                let store = |factor: DType| {
-                    self.store_factors(fb, factor, x, fb.offset_const(target, column * factor.size()));
-                    vec![]
-                };
+                let store = |factor: DType| self.store_factors(fb, factor, x, fb.offset_const(target, column * factor.size()));
                 match k.compute {
-                    Compute::Bf16Tiles => _ = fb.if_else(self.are_many(fb, pairs), || store(DType::Bf16), || store(self.factor())),
-                    _ => _ = store(self.factor()),
+                    Compute::Bf16Tiles => fb.either(self.are_many(fb, pairs), || store(DType::Bf16), || store(self.factor())),
+                    _ => store(self.factor()),
                 }
                 fb.store(fb.zero(x.ty()), fb.offset_const(acc, column * 4), 4 * lanes);
             }

@@ -259,12 +259,6 @@ fn units(kernel: &Matmul) -> (u32, u32) {
     }
 }
 
-/// A branch without a value.
-fn done<'c>(branch: impl FnOnce()) -> Vec<Value<'c>> {
-    branch();
-    vec![]
-}
-
 /// Functions of a kernel.
 struct Rows<'c> {
     /// For 1, 2, .. rows.
@@ -450,7 +444,7 @@ impl<'c> Generator<'_, 'c> {
                         None => alone(),
                         Some(_) => {
                             let is_alone = fb.cmp(Cmp::Le, row_count, fb.int(tiles::ROWS.into()));
-                            fb.if_else(is_alone, || done(alone), || done(many));
+                            fb.either(is_alone, alone, many);
                         }
                     }
                     fb.tile_release();
@@ -458,14 +452,10 @@ impl<'c> Generator<'_, 'c> {
                 BlockFunctions::Registers { .. } => many(),
             };
             let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
-            fb.if_else(
-                up_to(1),
-                || done(few),
-                || match streamed_blocks(kernel) {
-                    blocks if blocks > 1 && blocked.blocks.widen => fb.if_else(up_to(blocks), || done(halves), || done(more)),
-                    _ => done(more),
-                },
-            );
+            fb.either(up_to(1), few, || match streamed_blocks(kernel) {
+                blocks if blocks > 1 && blocked.blocks.widen => fb.either(up_to(blocks), halves, more),
+                _ => more(),
+            });
         })
     }
 
@@ -594,7 +584,7 @@ impl<'c> Generator<'_, 'c> {
                         Some(first) => {
                             let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
                             let first = || self.dispatch(fb, rows, *least, first, call);
-                            fb.if_else(is_first, || done(first), || done(others));
+                            fb.either(is_first, first, others);
                         }
                     }
                     fb.if_(is_last, || nests(row, fb.add(row, rows), first_unit, last_unit));

@@ -49,11 +49,7 @@ fn units<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise, (begin, end): (Value<'c
             return whole();
         }
         let last = fb.cmp(Cmp::Eq, group, fb.int(i64::from(groups) - 1));
-        let both = |branch: &dyn Fn()| {
-            branch();
-            vec![]
-        };
-        fb.if_else(last, || both(&|| one_group(fb, kernel, x, out, rest)), || both(&whole));
+        fb.either(last, || one_group(fb, kernel, x, out, rest), whole);
     });
 }
 

@@ -250,17 +250,8 @@ impl Microkernel<'_> {
         match start {
             Start::Zero => clear(),
             Start::Tile { keep } => {
-                _ = fb.if_else(
-                    fb.cmp(Cmp::Eq, keep, fb.i32(0)),
-                    || {
-                        clear();
-                        vec![]
-                    },
-                    || {
-                        self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_load(sums, at, row_bytes));
-                        vec![]
-                    },
-                )
+                let load = || self.each_sum(fb, row_tiles, at.tile, |sums, at| fb.tile_load(sums, at, row_bytes));
+                fb.either(fb.cmp(Cmp::Eq, keep, fb.i32(0)), clear, load);
             }
         }
         let step_bytes = u64::from(BF16_K * nr * size);

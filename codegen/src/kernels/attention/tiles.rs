@@ -106,13 +106,7 @@ impl<'c> Generator<'_, 'c> {
             let end = fb.lshr(fb.max(fb.add_int(end, STEP - 1), fb.int(0)), shift);
             fb.if_(fb.cmp(Cmp::Lt, begin, end), || {
                 let is_one = fb.cmp(Cmp::Le, pairs, fb.int(tiles::SIDE.into()));
-                let by_rows = |multiply: &dyn Fn(u32)| {
-                    let rows = |row_tiles: u32| {
-                        multiply(row_tiles);
-                        vec![]
-                    };
-                    fb.if_else(is_one, || rows(1), || rows(2));
-                };
+                let by_rows = |multiply: &dyn Fn(u32)| fb.either(is_one, || multiply(1), || multiply(2));
                 let scores = fb.offset_const(scratch, self.at.scores);
                 let (row, score_row) = (self.at.width as u32 * 4, BLOCK as u32 * 4);
                 let q = self.pair_row(fb, scratch, self.at.q, first);

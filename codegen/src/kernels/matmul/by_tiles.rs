@@ -48,7 +48,7 @@ pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, functions: &[Functio
         [one] => then(one),
         [one, two] => {
             let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
-            fb.if_else(is_one, || done(|| then(one)), || done(|| then(two)));
+            fb.either(is_one, || then(one), || then(two));
         }
         _ => unreachable!("a block has one or two tiles of rows"),
     }

@@ -122,15 +122,16 @@ impl<'c> Fb<'_, 'c> {
         };
         a.iter().zip(&b).map(merge).collect()
     }
+    /// [`Fb::if_else`] without results.
+    pub fn either(&self, condition: Value<'c>, then: impl FnOnce(), other: impl FnOnce()) {
+        fn done<'c>(side: impl FnOnce()) -> Vec<Value<'c>> {
+            side();
+            vec![]
+        }
+        self.if_else(condition, || done(then), || done(other));
+    }
     /// `if condition { then() }`.
     pub fn if_(&self, condition: Value<'c>, then: impl FnOnce()) {
-        self.if_else(
-            condition,
-            || {
-                then();
-                vec![]
-            },
-            Vec::new,
-        );
+        self.either(condition, then, || ());
     }
 }
