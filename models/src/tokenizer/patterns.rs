@@ -1,0 +1,192 @@
+//! Regular expressions, and the texts that they, and whole tokenizers, are tried with.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use super::{FILE, PROBE_TIME_MAX, malformed};
+use crate::error::{Error, Kind, cut};
+use crate::guard;
+use crate::json;
+
+/// Longest regular expression in bytes.
+const PATTERN_BYTES_MAX: usize = 1 << 16;
+
+/// A pattern compiles and does not ask for exponential time.
+pub(super) fn check_pattern(place: &str, pattern: Option<&Value>) -> Result<(), Error> {
+    let Some(regex) = pattern.and_then(|p| p.get("Regex")) else { return Ok(()) };
+    let Some(regex) = regex.as_str() else {
+        return Err(malformed(place, "has the wrong type", "a regular expression", json::show(regex)));
+    };
+    let shown = format!("`{}`", cut(regex, 90));
+    if regex.len() > PATTERN_BYTES_MAX {
+        let expected = format!("at most {PATTERN_BYTES_MAX} bytes");
+        return Err(Error::new(Kind::Limit, FILE, place, "is too long", expected, format!("{} bytes", regex.len())));
+    }
+    if nested_repetition(regex) {
+        let what = "may take exponential time";
+        return Err(Error::new(Kind::Limit, FILE, place, what, "no repetition of a repetition", shown));
+    }
+    // The crate compiles it with this engine, too, and takes a search that is given up for the end of the text.
+    let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(regex).ok()) else {
+        return Err(malformed(place, "is no valid regular expression", "a pattern that compiles", shown));
+    };
+    for (what, text) in probe_texts() {
+        let start = Instant::now();
+        let searched = guard::catch(|| {
+            compiled.find_iter(&text).try_for_each(|found| match found {
+                Err(_) => Err("takes too many steps"),
+                Ok(_) if start.elapsed() > PROBE_TIME_MAX => Err("takes too long"),
+                Ok(_) => Ok(()),
+            })
+        });
+        if let Err(why) = searched.unwrap_or(Err("panics")) {
+            let expected = "a search that ends soon";
+            return Err(Error::new(Kind::Limit, FILE, place, format!("{why} for {what}"), expected, shown));
+        }
+    }
+    Ok(())
+}
+
+/// What tends to break tokenizers, in growing lengths, so that even exponential time is noticed before it matters.
+pub(super) fn probe_texts() -> impl Iterator<Item = (&'static str, String)> {
+    let units: [(&str, &str); 7] = [
+        ("letters", "a"),
+        ("spaces", " "),
+        ("digits", "1"),
+        ("line breaks", "\n"),
+        ("marks", "!'"),
+        ("words", "don't stop \u{e4}\u{f6} \u{4f60}\u{597d} \u{1f600}\u{200d} "),
+        ("spaces before a letter", "  \t a"),
+    ];
+    let lengths = [16usize, 256, 2048, 16_384];
+    units.into_iter().flat_map(move |(what, unit)| lengths.map(|length| (what, unit.repeat(length.div_ceil(unit.len())))))
+}
+
+/// Whether a group that is repeated without bound consists of nothing but an unbounded repetition, as in `(a+)+`, or has
+/// such an alternative: then one text can be split in exponentially many ways.
+fn nested_repetition(pattern: &str) -> bool {
+    #[derive(Clone, Copy, Default)]
+    struct Branch {
+        unbounded: bool,
+        other: bool,
+    }
+    struct Group {
+        branch: Branch,
+        bad: bool,
+    }
+    let chars: Vec<char> = pattern.chars().collect();
+    let fresh = || Group { branch: Branch::default(), bad: false };
+    let mut stack = vec![fresh()];
+    let mut i = 0;
+    while i < chars.len() {
+        // One atom; `closed` is the group that it was, if any.
+        let mut closed = None;
+        match chars[i] {
+            '\\' => {
+                i += 1;
+                if matches!(chars.get(i), Some('p' | 'P')) && chars.get(i + 1) == Some(&'{') {
+                    while i < chars.len() && chars[i] != '}' {
+                        i += 1;
+                    }
+                }
+            }
+            '[' => {
+                let mut depth = 0;
+                while i < chars.len() {
+                    match chars[i] {
+                        '\\' => i += 1,
+                        '[' => depth += 1,
+                        ']' => depth -= 1,
+                        _ => {}
+                    }
+                    if depth == 0 {
+                        break;
+                    }
+                    i += 1;
+                }
+            }
+            '(' => {
+                stack.push(fresh());
+                i += 1;
+                if chars.get(i) == Some(&'?') {
+                    // `(?:`, `(?i:`, `(?=`, `(?<name>` and the like.
+                    while i < chars.len() && !matches!(chars[i], ':' | '=' | '!' | '>' | ')') {
+                        i += 1;
+                    }
+                    i += usize::from(chars.get(i) != Some(&')'));
+                }
+                continue;
+            }
+            '|' => {
+                if let Some(group) = stack.last_mut() {
+                    group.bad |= group.branch.unbounded && !group.branch.other;
+                    group.branch = Branch::default();
+                }
+                i += 1;
+                continue;
+            }
+            ')' if stack.len() > 1 => closed = stack.pop(),
+            _ => {}
+        }
+        i += 1;
+        // The repetition behind the atom.
+        let (mut unbounded, mut optional) = (false, false);
+        match chars.get(i) {
+            Some('*') => (unbounded, optional) = (true, true),
+            Some('+') => unbounded = true,
+            Some('?') => optional = true,
+            Some('{') => {
+                let end = chars[i..].iter().position(|c| *c == '}').map_or(chars.len(), |n| i + n);
+                let bounds: String = chars[i + 1..end].iter().collect();
+                unbounded = bounds.ends_with(',');
+                optional = bounds.starts_with('0');
+                i = end;
+            }
+            _ => i = i.wrapping_sub(1),
+        }
+        i = i.wrapping_add(1);
+        // A possessive or lazy mark changes nothing here.
+        if (unbounded || optional) && matches!(chars.get(i), Some('?' | '+')) {
+            i += 1;
+        }
+        let inner_bad = closed.is_some_and(|g| g.bad || (g.branch.unbounded && !g.branch.other));
+        if inner_bad && unbounded {
+            return true;
+        }
+        if let Some(group) = stack.last_mut() {
+            if unbounded || inner_bad {
+                group.branch.unbounded = true;
+            } else if !optional {
+                group.branch.other = true;
+            }
+        }
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repetitions_of_repetitions() {
+        for bad in ["(a+)+$", "(?:a*)*", "((a+))+", "(a+|b)+", "(a?b*)+", "x(?:\\s+)*y", "([ab]+){2,}", "(?i:a+)+"] {
+            assert!(nested_repetition(bad), "{bad}");
+        }
+        for good in [
+            "a+",
+            "(ab)+",
+            "(?:\\d{3})+",
+            "(?:a+b)+",
+            "[(+)]+",
+            "\\(a+\\)+",
+            "(a+)?",
+            "(a+){1,3}",
+            "(a+|b)",
+            r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        ] {
+            assert!(!nested_repetition(good), "{good}");
+        }
+    }
+}
