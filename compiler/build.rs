@@ -132,6 +132,8 @@ fn build(root: &Path, target_dir: &Path, triple: &str, cpu: &str, rustc: Option<
         command.env("RUSTC", rustc);
     }
     let mut flags = vec!["-Crelocation-model=pic".to_string(), format!("-Ctarget-cpu={cpu}"), "-Cpanic=unwind".into()];
+    // In a static executable the crate finds no `getrandom` of libc by name, and would open /dev/urandom, which need not be there.
+    flags.push("--cfg=getrandom_backend=\"linux_getrandom\"".into());
     // Paths of this machine would make executables differ between checkouts.
     let home = env::var_os("CARGO_HOME").map(PathBuf::from).or_else(|| env::var_os("HOME").map(|h| Path::new(&h).join(".cargo")));
     let homes = home.map(|home| (home, "/cargo"));

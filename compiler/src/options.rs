@@ -6,6 +6,7 @@
 use crate::error::Error;
 use crate::passes::quantise::{Choice, Keep, Quantisation};
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use rcompile_codegen::isa::FOREIGN;
 use rcompile_graph::{DType, Group};
 use std::path::{Path, PathBuf};
 
@@ -202,8 +203,8 @@ pub struct Build {
     /// Target triple [default: this machine's]
     #[arg(help_heading = heading::TARGET, long, value_name = "TRIPLE", default_value = rcompile_codegen::isa::HOST_TRIPLE, hide_default_value = true)]
     pub target: String,
-    /// CPU to compile for; see `rcompile targets`
-    #[arg(help_heading = heading::TARGET, long, default_value = "native")]
+    /// CPU to compile for; see `rcompile targets` [default: native, and one that runs everywhere for another architecture]
+    #[arg(help_heading = heading::TARGET, long, default_value = "native", default_value_if("target", FOREIGN.0, FOREIGN.1), hide_default_value = true)]
     pub cpu: String,
     /// CPU features to add or to leave out
     #[arg(help_heading = heading::TARGET, long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
@@ -651,6 +652,16 @@ mod tests {
         assert_eq!(b.cpu_features[0].to_string(), "-avx512bf16");
         assert_eq!((b.opt_level, b.emit.len()), (2, 3));
         assert_eq!(b.emits(EmitKind::Asm).unwrap().path, Some("/x/y".into()));
+    }
+
+    #[test]
+    fn cpu_by_default() {
+        let cpu = |args: &str| build(&format!("--model m -o out {args}")).unwrap().cpu;
+        let (target, portable) = FOREIGN;
+        assert_eq!(cpu(""), "native");
+        assert_eq!(cpu(&format!("--target {}", rcompile_codegen::isa::HOST_TRIPLE)), "native");
+        assert_eq!(cpu(&format!("--target {target}")), portable);
+        assert_eq!(cpu(&format!("--target {target} --cpu native")), "native");
     }
 
     #[test]

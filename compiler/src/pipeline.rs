@@ -124,7 +124,9 @@ fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
 
     let mut modules = b.trace(&source)?;
     if last == Stage::Trace {
-        b.report.text = print_all(&modules);
+        if !emit::text(o, EmitKind::Graph, || print_all(&modules), &mut b.report)? {
+            b.report.text = print_all(&modules);
+        }
         return Ok(b.into_report());
     }
     b.passes(passes, &source, &mut modules)?;
@@ -208,8 +210,9 @@ fn last_stage(o: &Build, passes: &[Pass]) -> Result<Stage, Error> {
         let what = format!("--stop-after {at}: a --dry-run ends with the plan");
         return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
     }
-    // An executable is what a build that stops early does not make.
-    match asked.filter(|stage| *stage != Stage::Finish).max() {
+    // An executable is what a build that stops early does not make; there is a graph from the trace on.
+    let there = |stage: &Stage| *stage == Stage::Finish || (*stage, stop) == (Stage::Passes, Stage::Trace);
+    match asked.filter(|stage| !there(stage)).max() {
         Some(last) if last > stop => {
             let what = format!("--stop-after {at}: what --emit asks for is made by the stage {}", last.name());
             Err(Error::Usage { what, help: Some(format!("--stop-after {}, or leave one of them out", last.name())) })

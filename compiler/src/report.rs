@@ -105,7 +105,8 @@ pub struct Report {
     pub dtype: String,
     /// Type that matmul inputs are rounded to.
     pub compute: String,
-    /// Codes of weights, `none` without.
+    /// Codes of weights, `none` without; spelled as the executable's `info` has it.
+    #[serde(rename = "quantization")]
     pub quantisation: String,
     /// Type of the KV cache.
     pub kv_dtype: String,

@@ -111,6 +111,8 @@ fn stopping_early_prints_and_writes_nothing() {
     let graph = |more: &[&str]| build(dir.path(), &[&["--quiet", "--stop-after", "passes"], more].concat()).output().unwrap().stdout;
     assert_eq!(graph(&["--emit", "graph=-"]), graph(&[]));
     assert_eq!(graph(&["--emit", "graph", "--dry-run"]), graph(&[]));
+    let traced = |more: &[&str]| build(dir.path(), &[&["--quiet", "--stop-after", "trace"], more].concat()).output().unwrap().stdout;
+    assert!(traced(&[]) == traced(&["--emit", "graph=-"]) && traced(&[]) != graph(&[]));
     let out = build(dir.path(), &["--quiet", "--stop-after", "plan", "--passes", "-merge-matmuls,-fuse-rope"]).output().unwrap();
     assert_eq!(code(&out), 0, "{out:?}");
 }
@@ -141,6 +143,7 @@ fn wrong_use_is_one_line_and_a_code() {
     run(6, "--task rerank", build(dir.path(), &["--task", "rerank"]));
     run(3, "nowhere", rcompile(&["build", "--model", "/nowhere", "-o", "/tmp/never"]));
     run(6, "nope", build(dir.path(), &["--cpu-features", "+nope"]));
+    run(6, "need all of avx512bw", build(dir.path(), &["--cpu-features", "+avx512vnni"]));
     run(2, "--calibrate", build(dir.path(), &["--quantize", "int8", "--calibrate", "x"]));
     run(6, "CPU 'x86-64-v3' is not known for aarch64", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
     run(6, "riscv64", build(dir.path(), &["--target", "riscv64gc-unknown-linux-gnu"]));

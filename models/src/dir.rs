@@ -20,7 +20,7 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags};
 use rustix::io::Errno;
 use sha2::{Digest, Sha256};
 
-use crate::error::{Error, Kind, escape};
+use crate::error::{DIRECTORY, Error, Kind, escape};
 
 /// Symbolic links followed on the way to one file; the kernel's own number.
 const LINKS_MAX: usize = 40;
@@ -72,7 +72,7 @@ impl ModelDir {
     /// Opens the directory at `path`. The path itself may be a link; it is the user's own word.
     pub fn open(path: &Path) -> Result<ModelDir, Error> {
         let shown = || path.display().to_string();
-        let missing = |what, found: String| Error::new(Kind::Missing, shown(), "directory", what, "a model directory", found);
+        let missing = |what, found: String| Error::new(Kind::Missing, shown(), DIRECTORY, what, "a model directory", found);
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let fd = rustix::fs::open(path, flags, Mode::empty()).map_err(|e| match e {
             Errno::NOTDIR => missing("not a directory", "a file".to_string()),

@@ -88,7 +88,9 @@ impl Error {
 
     /// The stable code printed in brackets, such as `E4-config-json`.
     pub fn code(&self) -> String {
-        format!("E{}-{}", self.exit_code(), topic(&self.file))
+        // What is wrong with a directory is not wrong with the file that it was taken for.
+        let topic = if self.place == DIRECTORY { topic("") } else { topic(&self.file) };
+        format!("E{}-{topic}", self.exit_code())
     }
 }
 
@@ -160,6 +162,9 @@ pub fn cut(text: &str, max: usize) -> String {
     let end = escaped.floor_char_boundary(max.saturating_sub(3));
     format!("{}...", &escaped[..end])
 }
+
+/// Place of what is wrong with the model directory itself.
+pub(crate) const DIRECTORY: &str = "directory";
 
 /// The topic part of a code, from a closed list; file names of strangers never get into a code.
 fn topic(file: &str) -> &'static str {

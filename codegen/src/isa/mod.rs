@@ -175,6 +175,11 @@ impl Isa {
         Isa::lookup(HOST_TRIPLE, "native", &[])
     }
 
+    /// Is it a level that CPUs of several makers have, and not one CPU?
+    pub fn is_level(&self) -> bool {
+        ["x86-64-v3", "x86-64-v4", "generic"].contains(&self.name.as_str())
+    }
+
     /// Names for `--cpu` of an architecture's triple.
     pub fn known_cpus(triple: &str) -> Vec<&'static str> {
         match arch_of(triple) {
@@ -313,6 +318,9 @@ const TRIPLES: [(&str, Arch); 2] = [("x86_64-unknown-linux-gnu", Arch::X86_64), 
 
 /// Triple of the machine that runs rcompile.
 pub const HOST_TRIPLE: &str = if cfg!(target_arch = "aarch64") { TRIPLES[1].0 } else { TRIPLES[0].0 };
+
+/// The other architecture's triple, and its CPU whose code runs everywhere.
+pub const FOREIGN: (&str, &str) = if cfg!(target_arch = "aarch64") { (TRIPLES[0].0, "x86-64-v3") } else { (TRIPLES[1].0, "generic") };
 
 /// Architecture of a triple.
 pub(crate) fn arch_of(triple: &str) -> Option<Arch> {

@@ -148,9 +148,14 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
     if !tiles {
         features.retain(|f| !f.starts_with("amx"));
     }
+    if let Some(lost) = feature_edits.iter().find(|edit| edit.strip_prefix('+').is_some_and(|f| !features.contains(f))) {
+        let needs = if wide { "avx512vnni and amx-tile" } else { &format!("all of {}", V4.join(", ")) };
+        return Err(Error::Target(format!("feature edit '{lost}' alone is of no use: the kernels that have it need {needs}")));
+    }
     let bf16_dot = features.contains("avx512bf16");
-    let (l2, streams, beside) = row_of(&name, &features).map_or((GENERIC_L2, GENERIC, false), |r| (r.l2, r.streams, r.beside));
-    let nibbles_beside_dots = beside && wide && features.contains("avx512vnni");
+    let level = if wide { "x86-64-v4" } else { "x86-64-v3" };
+    let row = row_of(&name, &features).or_else(|| row_of(level, &features)).expect("levels have rows");
+    let nibbles_beside_dots = row.beside && wide && features.contains("avx512vnni");
     Ok(Isa {
         arch: Arch::X86_64,
         triple: triple.to_string(),
@@ -169,8 +174,8 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             false => 4,
         },
         tile_vectors: 2,
-        l2_bytes: l2 << 10,
-        streams,
+        l2_bytes: row.l2 << 10,
+        streams: row.streams,
         lane_fma: false,
         bf16_dot,
         bf16_dot_fast: bf16_dot && fast,
