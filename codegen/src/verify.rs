@@ -405,10 +405,15 @@ impl<'a> Verifier<'a> {
         if width <= m.a_stride {
             self.inside(&m.a, (0, (rows - 1) * i64::from(m.a_stride) + i64::from(width) - 1), "a");
         }
+        // Every thread makes these for itself.
+        let private = |o: &Operand| matches!(o.place, Place::Private(_));
         if let Some(q) = &m.quantise {
+            self.check(private(&q.out), || "records of a matmul's own are not private".into());
             self.quantise(q, Some(m), layers);
         }
         if let Some(nest) = &m.prologue {
+            let stored = nest.stores().filter_map(|s| nest.operands.get(s.operand.index()));
+            self.check(stored.into_iter().all(private), || "a prologue stores what is not private".into());
             self.nest(nest, Some(&[rows]), layers);
         }
         for g in &m.group_nests {
@@ -619,12 +624,7 @@ impl<'a> Verifier<'a> {
     }
 
     fn nest_access(&self, all: &mut Access, nest: &LoopNest) {
-        let mut stored = HashSet::new();
-        for stage in &nest.stages {
-            if let StageKind::Store(stores) = &stage.kind {
-                stored.extend(stores.iter().map(|s| s.operand));
-            }
-        }
+        let stored = nest.stores().map(|s| s.operand).collect();
         self.expr_access(all, &nest.operands, &nest.exprs, &stored);
     }
 

@@ -317,6 +317,12 @@ fn every_rule_reports() {
             let Item::Layers { count, .. } = &mut p.body[0] else { panic!() };
             *count = 4;
         }),
+        ("a prologue stores what is not private", |p| qkv(p).prologue = Some(nest(p).clone())),
+        ("records of a matmul's own are not private", |p| {
+            let (x, out) = (nest(p).operands[0].clone(), nest(p).operands[1].clone());
+            let (rows, compute) = (Extent::Rows, Compute::Int8Dot);
+            qkv(p).quantise = Some(Quantise { rows, x, x_stride: 64, out, out_stride: 144, k: 64, group: 64, compute, bias_factor: 0 });
+        }),
         ("range of v1 is empty", |p| nest(p).stages[0].range = 3..3),
         ("elements 0..=519 of 512", |p| nest(p).stages[1].range = 0..72),
         ("s0 is used before its reduction", |p| drop(nest(p).stages.remove(0))),

@@ -71,9 +71,9 @@ const MACHINES: &[Machine] = &[
         25.0,
         [32.0, 32.0, 64.0],
     ),
-    machine(&["neoverse-n1", "graviton2"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0, 64.0]),
-    machine(&["neoverse-v1", "graviton3"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0, 256.0]),
-    machine(&["neoverse-v2", "graviton4"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0, 256.0]),
+    machine(&["neoverse-n1"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0, 64.0]),
+    machine(&["neoverse-v1"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0, 256.0]),
+    machine(&["neoverse-v2"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0, 256.0]),
 ];
 
 /// Of tiles of bf16: 16 x 16 x 32 multiply-adds in 16 cycles (measured on Granite Rapids).

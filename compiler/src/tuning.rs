@@ -3,7 +3,7 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 5, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5",
+//! { "rcompile_tuning": 6, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5", "features": "+avx2,+avx512bf16,..",
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "bf16_dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
@@ -25,7 +25,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 5;
+const VERSION: u32 = 6;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// The flag, and the file's name among the inputs that `info` lists.
@@ -126,6 +126,7 @@ struct File {
     rcompile_tuning: u32,
     target: String,
     cpu: String,
+    features: String,
     matmuls: Vec<Entry>,
 }
 
@@ -181,7 +182,11 @@ impl Tuning {
                 return refuse(Kind::Malformed, "file", "is no tuning file", "what --autotune fast --tuning FILE writes", &e.to_string());
             }
         };
-        for (field, expected, found) in [("target", &isa.triple, &file.target), ("cpu", &isa.name, &file.cpu)] {
+        // A CPU may have others of its features left out, by a hypervisor or by --cpu-features, and other registers and panels then.
+        let features = isa.feature_string();
+        for (field, expected, found) in
+            [("target", &isa.triple, &file.target), ("cpu", &isa.name, &file.cpu), ("features", &features, &file.features)]
+        {
             if expected != found {
                 return refuse(Kind::Disagree, field, "is not what is compiled for", expected, found);
             }
@@ -204,7 +209,13 @@ impl Tuning {
 
     /// The file's text.
     pub fn text(&self, isa: &Isa) -> Result<String, Error> {
-        let file = File { rcompile_tuning: VERSION, target: isa.triple.clone(), cpu: isa.name.clone(), matmuls: self.entries.clone() };
+        let file = File {
+            rcompile_tuning: VERSION,
+            target: isa.triple.clone(),
+            cpu: isa.name.clone(),
+            features: isa.feature_string(),
+            matmuls: self.entries.clone(),
+        };
         serde_json::to_string_pretty(&file).map(|text| text + "\n").map_err(|e| Error::bug("tuning", e))
     }
 }
@@ -222,7 +233,7 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 13] 
         ("streams", tile.streams, 1, 64, 1),
         ("k_block", tile.k_block, 0, entry.k.next_multiple_of(padding(&entry.weights)), 2),
         // Each pass has several blocks of rows.
-        ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { 2 * tile.mr + 1 }, 1 << 16, 1),
+        ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { 2 * tile.mr + 1 }, 1 << 20, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
         ("prefetch", tile.prefetch, 0, 1 << 20, 64),
         ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
@@ -259,7 +270,7 @@ fn weights<'de, D: Deserializer<'de>>(d: D) -> Result<String, D::Error> {
     }
 }
 
-/// `f32`, `dot`.
+/// By [`Compute::name`].
 mod compute {
     use super::{Compute, Deserialize, Deserializer};
     use serde::{Serializer, de::Error};
@@ -363,7 +374,8 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 5", "\"rcompile_tuning\": 4", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 6", "\"rcompile_tuning\": 5", 6, "rcompile_tuning"),
+            ("\"features\": \"", "\"features\": \"+other,", 5, "features"),
             ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "busy_rows"),
             ("\"near_streams\": 3", "\"near_streams\": 65", 5, "near_streams"),
             ("\"near\": 2048", "\"near\": 100", 5, "near"),

@@ -1,5 +1,6 @@
 //! `--autotune fast` and `--tuning FILE`: tiles are speed and nothing else, and a file says everything that a build needs to know.
 
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_tests::{Exe, golden, rcompile, read_json};
 use serde_json::Value;
 use std::path::Path;
@@ -135,9 +136,13 @@ fn a_wrong_file_is_refused_before_any_work() {
         assert!(!out.exists() && e.lines()[0].contains("tuning.json"), "{e}");
         e.exit_code()
     };
-    let with = |cpu: &str| format!(r#"{{"rcompile_tuning":5,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","matmuls":[]}}"#);
+    let features = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap().feature_string();
+    let with = |cpu: &str, features: &str| {
+        format!(r#"{{"rcompile_tuning":6,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","features":"{features}","matmuls":[]}}"#)
+    };
     assert_eq!(refused("tiles"), 4);
-    assert_eq!(refused(&with("znver5")), 5);
-    std::fs::write(&file, with("x86-64-v3")).unwrap();
+    assert_eq!(refused(&with("znver5", &features)), 5);
+    assert_eq!(refused(&with("x86-64-v3", &format!("{features},+avxvnni"))), 5);
+    std::fs::write(&file, with("x86-64-v3", &features)).unwrap();
     build(&out, &["--tuning", file.to_str().unwrap()]).unwrap();
 }

@@ -17,24 +17,17 @@
 //! for any number of rows.
 
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
-use super::mmla::exchange_halves;
+use super::mmla::{REGISTER, exchange_halves, step_bytes};
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 use crate::program::{Compute, Matmul};
 
 /// k of a row or column in one register.
 const K: u32 = 8;
-/// Bytes of a register.
-const REGISTER: u64 = 16;
 
 /// Bytes of a group of `m` packed rows: codes, and two blocks per pair.
 pub(super) fn group_bytes(m: u32, group: u32) -> u64 {
     u64::from(m.div_ceil(2)) * (u64::from(2 * group) + 2 * REGISTER)
-}
-
-/// Bytes of codes of `m` packed rows for eight k: a register per pair.
-fn step_bytes(m: u32) -> u64 {
-    u64::from(m.div_ceil(2)) * REGISTER
 }
 
 /// The same for `k` k.

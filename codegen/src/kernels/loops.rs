@@ -9,7 +9,7 @@
 //! (a0 + a1) + (a2 + a3), then halves of the vector against each other. The order depends on range and vector width only.
 
 use super::{Call, define_kernel};
-use crate::expr::{Eval, Point, Scope, combine, identity};
+use crate::expr::{Eval, Point, Scope, combine, gcd, identity};
 use crate::llvm::builder::{Fb, Function, ModuleBuilder, Value};
 use crate::program::{ExprId, LoopNest, Program, Stage, StageKind};
 
@@ -128,8 +128,4 @@ fn walk<'s, 'm, 'c>(
         step(&outside.at(constant(vectors, tail)), tail, vectors - looped, &mut carried);
     }
     carried
-}
-
-fn gcd(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { gcd(b, a % b) }
 }

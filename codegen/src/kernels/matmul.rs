@@ -201,7 +201,7 @@ impl Blocks {
             return None;
         }
         let panels = &kernel.panels;
-        let (units, unit_panels) = units(kernel);
+        let (units, unit_panels) = kernel.units();
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let takes_apart = match kernel.compute {
             Compute::F32 => weight_type(program, kernel) != DType::F32,
@@ -248,15 +248,6 @@ impl Blocks {
 /// k that the loops go through: records are padded to whole groups.
 fn depth(kernel: &Matmul) -> u32 {
     if kernel.compute.takes_codes() { kernel.panels.padded_k() } else { kernel.panels.k }
-}
-
-/// Units that are shared among threads, and panels per unit: groups, or panels where there is one group and nothing to do with it.
-fn units(kernel: &Matmul) -> (u32, u32) {
-    let panels = &kernel.panels;
-    match panels.groups {
-        1 if kernel.group_nests.is_empty() => (panels.panels_per_group(), 1),
-        groups => (groups, panels.panels_per_group()),
-    }
 }
 
 /// Functions of a kernel.
@@ -401,7 +392,7 @@ impl<'c> Generator<'_, 'c> {
                     });
                 }
             };
-            let (units, unit_panels) = units(kernel);
+            let (units, unit_panels) = kernel.units();
             let stream = |row: Value<'c>, count: Value<'c>, begin: Value<'c>, end: Value<'c>| {
                 self.dispatch(fb, count, 1, &rows.stream, |function| {
                     let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
@@ -469,7 +460,7 @@ impl<'c> Generator<'_, 'c> {
     /// else its share of all. Heads whose keys go to the cache take longest, and lie together.
     fn shares(&self, call: &Call<'_, '_, 'c>, body: impl FnOnce(Value<'c>, Value<'c>)) {
         let fb = call.fb;
-        let (units, _) = units(self.kernel);
+        let (units, _) = self.kernel.units();
         let groups = self.kernel.group_nests.iter().flat_map(|nest| [nest.groups.start, nest.groups.end]);
         let cuts: Vec<u32> = groups.chain([0, units]).collect::<BTreeSet<_>>().into_iter().collect();
         let runs = cuts.len() as i64 - 1;
@@ -551,7 +542,7 @@ impl<'c> Generator<'_, 'c> {
         nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
-        let unit_panels = i64::from(units(kernel).1);
+        let unit_panels = i64::from(kernel.units().1);
         let BlockFunctions::Registers { least, rows: functions, first } = &blocked.functions else {
             return self.pass_by_tiles(fb, share, blocked, scratch, pass, nests);
         };

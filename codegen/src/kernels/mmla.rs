@@ -26,7 +26,7 @@ pub(super) const K: u32 = 4;
 /// k that [`pack`] reads at once.
 pub(super) const PACK_K: u32 = 2 * K;
 /// Bytes of a register.
-const REGISTER: u64 = 16;
+pub(super) const REGISTER: u64 = 16;
 
 /// Bytes of the packed rows of a kernel; 0 where it wants none.
 pub(super) fn packed_bytes(kernel: &Matmul) -> u64 {
@@ -36,7 +36,7 @@ pub(super) fn packed_bytes(kernel: &Matmul) -> u64 {
     }
 }
 
-/// Bytes of packed rows per step.
+/// Bytes of packed rows per step: a register per pair.
 pub(super) fn step_bytes(m: u32) -> u64 {
     u64::from(m.div_ceil(2)) * REGISTER
 }

@@ -28,7 +28,8 @@ pub struct Attention {
     pub head_dim: u32,
     /// Type of the cache.
     pub kv_dtype: DType,
-    /// How scores and weighted values are summed: `F32`, or `Bf16Dot` over a bf16 cache, which rounds queries and weights to bf16.
+    /// How scores and weighted values are summed: `F32`, or over a bf16 cache `Bf16Dot` or `Bf16Tiles`, which round queries and weights to
+    /// bf16.
     pub compute: Compute,
     /// Byte offset of each layer in the state.
     pub state_offsets: Vec<u64>,

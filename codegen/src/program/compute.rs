@@ -2,7 +2,7 @@
 
 use super::{DType, Quantise};
 
-/// Arithmetic of a matmul; accumulation is f32 in all.
+/// Arithmetic of a matmul; accumulation is f32, of codes exact within a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Compute {
     /// Weights widened to f32, one FMA chain over k per output element.

@@ -10,7 +10,7 @@ pub struct Exprs {
     nodes: Vec<Expr>,
 }
 
-/// A scalar expression: i64, f32 or bool. The vector generator evaluates it for 16 (8) neighbours of the inner variable.
+/// A scalar expression: i64, f32 or bool. The vector generator evaluates it for a vector of neighbours of the inner variable.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Expr {
     /// i64 constant.

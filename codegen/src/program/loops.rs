@@ -32,6 +32,16 @@ pub struct LoopNest {
     pub stages: Vec<Stage>,
 }
 
+impl LoopNest {
+    /// Stores of all stages.
+    pub fn stores(&self) -> impl Iterator<Item = &Store> {
+        self.stages.iter().flat_map(|stage| match &stage.kind {
+            StageKind::Store(stores) => stores.as_slice(),
+            StageKind::Reduce { .. } => &[],
+        })
+    }
+}
+
 /// One inner loop.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stage {

@@ -104,6 +104,13 @@ pub struct Matmul {
 }
 
 impl Matmul {
+    /// Units that are shared among threads, and panels per unit: groups, or panels where there is one group and nothing to do with it.
+    pub fn units(&self) -> (u32, u32) {
+        match self.panels.groups {
+            1 if self.group_nests.is_empty() => (self.panels.panels_per_group(), 1),
+            groups => (groups, self.panels.panels_per_group()),
+        }
+    }
     /// Prologue and group nests.
     pub fn nests(&self) -> impl Iterator<Item = &LoopNest> {
         self.prologue.iter().chain(self.group_nests.iter().map(|g| &g.nest))

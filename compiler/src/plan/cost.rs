@@ -85,9 +85,7 @@ fn place(items: &[Item], layers: Option<u32>, places: &mut BTreeMap<RegionId, (O
 fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
     let panels = &m.panels;
     let weight = &program.weights[m.weight.index()];
-    // As the generator shares them out: groups where something follows per group, otherwise panels.
-    let units = if panels.groups == 1 && m.group_nests.is_empty() { panels.panels_per_group() } else { panels.groups };
-    info.units = Linear::per_step(units.into());
+    info.units = Linear::per_step(m.units().0.into());
     info.weight_bytes = Linear::per_step(panels.bytes(weight.dtype));
     let columns = u64::from(panels.groups) * u64::from(panels.group_cols) * u64::from(panels.ways);
     let rows = Amount::ONE.times(m.rows);

@@ -88,7 +88,7 @@ impl<'c> Generator<'_, 'c> {
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let BlockFunctions::Tiles { several: Some(Several { rows: functions, apart }), .. } = &blocked.functions else { unreachable!() };
-        let unit_panels = i64::from(units(kernel).1);
+        let unit_panels = i64::from(kernel.units().1);
         let side_by_side = i64::from(panels(kernel).expect("by tiles"));
         let depth = fb.int(depth(kernel).into());
         let shapes = shapes(fb, kernel);
