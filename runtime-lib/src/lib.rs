@@ -32,6 +32,8 @@ pub mod encode;
 #[cfg(feature = "exe")]
 pub mod kv;
 #[cfg(feature = "exe")]
+mod memory;
+#[cfg(feature = "exe")]
 pub mod payload;
 #[cfg(feature = "exe")]
 mod process;
@@ -57,7 +59,7 @@ mod entry {
     use std::os::unix::ffi::OsStrExt;
 
     use crate::abi::StepEntry;
-    use crate::{cli, payload};
+    use crate::{cli, memory, payload};
 
     /// Exit code of a bug in the runtime.
     const BUG: c_int = 70;
@@ -69,6 +71,7 @@ mod entry {
     /// is a table ended by an entry without function, made for the manifest in that payload.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rc_main(argc: c_int, argv: *const *const c_char, payload: *const c_void, steps: *const StepEntry) -> c_int {
+        memory::leave_without_memory();
         std::panic::set_hook(Box::new(cli::say_panic));
         let run = || {
             let args: Vec<OsString> = (0..usize::try_from(argc).unwrap_or(0))

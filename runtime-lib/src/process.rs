@@ -9,28 +9,32 @@ use std::time::Instant;
 #[derive(Clone, Copy, Debug)]
 pub struct Started {
     entered: Instant,
+    /// Seconds from the start of the process to the entry.
+    before: f64,
 }
 
 impl Started {
     /// The command line has just been entered.
     pub fn now() -> Self {
-        Self { entered: Instant::now() }
+        let since_start = start_ticks().map(|ticks| {
+            let per_second = rustix::param::clock_ticks_per_second().max(1) as f64;
+            clock_seconds(libc::CLOCK_BOOTTIME) - ticks as f64 / per_second
+        });
+        let cpu = clock_seconds(libc::CLOCK_PROCESS_CPUTIME_ID);
+        Self { entered: Instant::now(), before: since_start.map_or(0.0, |gap| before_entry(gap, cpu)) }
     }
 
     /// Milliseconds since the process was started. The kernel states the start in steps of 10 ms, rounded down; without
     /// `/proc` the time counts from the entry of the command line.
     pub fn age_ms(&self) -> f64 {
-        let since_entry = self.entered.elapsed().as_secs_f64() * 1e3;
-        match start_ticks() {
-            Some(ticks) => {
-                let per_second = rustix::param::clock_ticks_per_second().max(1) as f64;
-                let age = (boot_seconds() - ticks as f64 / per_second) * 1e3;
-                // A clock of another time namespace is worse than none.
-                if (since_entry..since_entry + 10_000.0).contains(&age) { age } else { since_entry }
-            }
-            None => since_entry,
-        }
+        (self.before + self.entered.elapsed().as_secs_f64()) * 1e3
     }
+}
+
+/// What counts of the seconds between the kernel's start of the process and the entry, of which it spent `cpu` computing. A script that
+/// waits and then calls `exec` is the same process, and clocks of another time namespace tell nothing: both show as time without work.
+fn before_entry(gap: f64, cpu: f64) -> f64 {
+    if (0.0..=0.05 + 2.0 * cpu).contains(&gap) { gap } else { 0.0 }
 }
 
 fn start_ticks() -> Option<u64> {
@@ -39,10 +43,10 @@ fn start_ticks() -> Option<u64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(19)?.parse().ok()
 }
 
-fn boot_seconds() -> f64 {
+fn clock_seconds(clock: libc::clockid_t) -> f64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `now` is valid for writing; this clock always exists on Linux.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut now) };
+    // SAFETY: `now` is valid for writing; both clocks that are asked for always exist on Linux.
+    unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as f64 + now.tv_nsec as f64 * 1e-9
 }
 
@@ -54,6 +58,18 @@ pub fn resident_bytes() -> u64 {
         .map_or(0, |pages| pages * rustix::param::page_size() as u64)
 }
 
+/// Opens `/dev/null` for those of stdin, stdout and stderr that are closed: the next file would get their number, and what is meant for them.
+pub fn open_standard() {
+    for fd in 0..=2 {
+        // SAFETY: asks about a number, and opens the lowest one that is free, which is this one.
+        unsafe {
+            if libc::fcntl(fd, libc::F_GETFD) < 0 {
+                libc::open(c"/dev/null".as_ptr(), libc::O_RDWR);
+            }
+        }
+    }
+}
+
 /// The file that a signal removes before it ends the process, or null.
 static DRAFT: AtomicPtr<c_char> = AtomicPtr::new(null_mut());
 
@@ -63,26 +79,44 @@ pub fn remove_at_signal(path: Option<CString>) {
     DRAFT.store(path.map_or(null_mut(), CString::into_raw), Ordering::SeqCst);
 }
 
-extern "C" fn leave(signal: c_int) {
+/// Removes the file that was named last, if any; allowed in signal handlers.
+pub fn remove_draft() {
     let draft = DRAFT.load(Ordering::SeqCst);
-    // SAFETY: `unlink` and `_exit` are allowed in signal handlers; `draft` is null or a string that is never freed.
+    if !draft.is_null() {
+        // SAFETY: a string that is never freed.
+        unsafe { libc::unlink(draft) };
+    }
+}
+
+extern "C" fn leave(signal: c_int) {
+    remove_draft();
+    // SAFETY: allowed in signal handlers.
+    unsafe { libc::_exit(128 + signal) }
+}
+
+extern "C" fn clean(signal: c_int) {
+    remove_draft();
+    // SAFETY: both are allowed in signal handlers. The signal waits until this one returns, and then does what it does by default.
     unsafe {
-        if !draft.is_null() {
-            libc::unlink(draft);
-        }
-        libc::_exit(128 + signal)
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
     }
 }
 
 /// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a
-/// script's `trap ''`). A closed pipe and a file beyond `ulimit -f` are errors of `write`, not signals.
+/// script's `trap ''`). The other signals that end a process from outside, or at a limit of time, still do. A closed pipe and a file beyond
+/// `ulimit -f` are errors of `write`, not signals.
 pub fn set_signals() {
-    let leave = leave as extern "C" fn(c_int) as *const () as libc::sighandler_t;
-    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
-        // SAFETY: the handler does only what handlers may do.
-        unsafe {
-            if libc::signal(signal, leave) == libc::SIG_IGN {
-                libc::signal(signal, libc::SIG_IGN);
+    use libc::{SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU};
+    let handlers: [(extern "C" fn(c_int), &[c_int]); 2] =
+        [(leave, &[SIGHUP, SIGINT, SIGTERM]), (clean, &[SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF])];
+    for (handler, signals) in handlers {
+        for &signal in signals {
+            // SAFETY: the handlers do only what handlers may do.
+            unsafe {
+                if libc::signal(signal, handler as *const () as libc::sighandler_t) == libc::SIG_IGN {
+                    libc::signal(signal, libc::SIG_IGN);
+                }
             }
         }
     }
@@ -104,5 +138,11 @@ mod tests {
         assert!(started.age_ms() >= first + 15.0);
         assert!(start_ticks().is_some_and(|t| t > 0));
         assert!(resident_bytes() > 1 << 20);
+    }
+
+    #[test]
+    fn time_without_work_is_not_the_start() {
+        assert_eq!([before_entry(0.012, 0.001), before_entry(0.3, 0.2)], [0.012, 0.3]);
+        assert_eq!([before_entry(2.0, 0.003), before_entry(-5.0, 0.001), before_entry(1e6, 0.001)], [0.0; 3]);
     }
 }

@@ -8,6 +8,7 @@ use std::io::{BufRead, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -976,6 +977,67 @@ fn a_signal_leaves_no_part_of_a_file() {
         assert_eq!(run.wait().unwrap().code(), Some(code));
         assert_eq!(names(&exe), ["counter", "text"]);
     }
+}
+
+/// Also by those signals that end a process as they always do.
+#[test]
+fn a_rare_signal_leaves_no_part_of_a_file() {
+    let exe = build("rare", Variant::default());
+    let text = text_beside(&exe, 200_000);
+    let logits = exe.path.with_file_name("logits");
+    let args = ["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
+    for signal in [Signal::QUIT, Signal::ALARM, Signal::USR1, Signal::USR2, Signal::XCPU, Signal::VTALARM, Signal::PROF] {
+        let script = ["-c", "ulimit -c 0; exec \"$0\" \"$@\""];
+        let mut run = Command::new("sh").args(script).arg(&exe.path).args(args).stdout(Stdio::null()).spawn().unwrap();
+        while names(&exe).len() == 2 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        kill_process(Pid::from_child(&run), signal).unwrap();
+        assert_eq!(run.wait().unwrap().signal(), Some(signal.as_raw()));
+        assert_eq!(names(&exe), ["counter", "text"], "{signal:?}");
+    }
+}
+
+#[test]
+fn no_memory_is_an_error_and_leaves_no_part_of_a_file() {
+    let exe = build("memory", Variant::default());
+    let text = text_beside(&exe, 2_000_000);
+    let logits = exe.path.with_file_name("logits");
+    let args = ["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
+    let script = ["-c", "ulimit -c 0; ulimit -v 600000; exec \"$0\" \"$@\""];
+    let run = Command::new("sh").args(script).arg(&exe.path).args(args).output().unwrap();
+    let error = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(7), "{error}");
+    assert!(error.starts_with("error[E7-memory]: ") && error.matches("error").count() == 1, "{error}");
+    assert_eq!(names(&exe), ["counter", "text"]);
+}
+
+#[test]
+fn closed_standard_files_stay_out_of_others() {
+    let exe = build("closed", Variant::default());
+    let text = text_beside(&exe, 200_000);
+    let logits = exe.path.with_file_name("logits");
+    let args = ["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--logits", logits.to_str().unwrap()];
+    let script = ["-c", "exec \"$0\" \"$@\" <&- >&- 2>&-"];
+    let mut run = Command::new("sh").args(script).arg(&exe.path).args(args).spawn().unwrap();
+    while names(&exe).len() == 2 {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for fd in 0..=2 {
+        let file = fs::read_link(format!("/proc/{}/fd/{fd}", run.id())).unwrap();
+        assert_eq!(file, Path::new("/dev/null"), "{fd}");
+    }
+    run.kill().unwrap();
+    run.wait().unwrap();
+}
+
+#[test]
+fn time_before_exec_does_not_count() {
+    let exe = build("entry", Variant::default());
+    let script = "sleep 1; exec \"$0\" generate --tokens 1 --json -n 1";
+    let run = Command::new("sh").args(["-c", script]).arg(&exe.path).output().unwrap();
+    let report: Value = serde_json::from_slice(&run.stdout).unwrap();
+    assert!(report["timings"]["load_ms"].as_f64().unwrap() < 1000.0, "{report}");
 }
 
 /// A script that ignores a signal means it for what it starts, too.

@@ -55,6 +55,7 @@ pub(crate) fn run(
     payload: impl FnOnce() -> Result<Payload, crate::payload::PayloadError>,
     steps: &'static [StepEntry],
 ) -> i32 {
+    crate::process::open_standard();
     let started = Started::now();
     crate::process::set_signals();
     let done = payload().map_err(Failure::from).and_then(|payload| {
