@@ -7,11 +7,13 @@
 //! file of its own ends with the hash it had at its build, so that one of another build is refused at once.
 
 use std::fs::File;
+use std::io;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 
 use crate::abi::{
     ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, Part, PayloadHeader, Segment, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES,
@@ -20,7 +22,7 @@ use crate::abi::{
 /// The file that this process runs, where `/proc` is mounted.
 const EXE: &str = "/proc/self/exe";
 
-/// What is wrong with the executable. All of it is exit 9, except `Missing` and `Unreadable` (3).
+/// What is wrong with the executable. All of it is exit 9, except `Missing` and `Unreadable` (3) and `Memory` (7).
 #[derive(Debug, thiserror::Error)]
 pub enum PayloadError {
     /// The file is shorter than it was built.
@@ -43,13 +45,13 @@ pub enum PayloadError {
         /// What is wrong.
         what: String,
     },
-    /// The executable's file cannot be read.
-    #[error("{name}: cannot be read: {what}")]
+    /// The executable's file, or that of its weights, cannot be read.
+    #[error("{name}: cannot be read: {error}")]
     Unreadable {
         /// File.
         name: String,
         /// Reason.
-        what: String,
+        error: io::Error,
     },
     /// The weights file of `--weights split` is not there.
     #[error("{name}: {what}")]
@@ -59,6 +61,14 @@ pub enum PayloadError {
         /// Reason.
         what: String,
     },
+    /// The process has no room to map a file.
+    #[error("memory: {name}: needs {} MiB of addresses", bytes.div_ceil(1 << 20))]
+    Memory {
+        /// File.
+        name: String,
+        /// Its size.
+        bytes: u64,
+    },
 }
 
 impl PayloadError {
@@ -66,6 +76,7 @@ impl PayloadError {
     pub fn exit_code(&self) -> i32 {
         match self {
             Self::Missing { .. } | Self::Unreadable { .. } => 3,
+            Self::Memory { .. } => 7,
             _ => 9,
         }
     }
@@ -78,6 +89,8 @@ pub struct Payload {
     bytes: &'static [u8],
     manifest: Manifest,
     name: String,
+    /// The file beside, once it is mapped.
+    beside: OnceLock<&'static [u8]>,
 }
 
 impl Payload {
@@ -148,7 +161,7 @@ impl Payload {
             part: "manifest",
             what: e.to_string(),
         })?;
-        Ok(Self { header: header_ref, bytes, manifest, name })
+        Ok(Self { header: header_ref, bytes, manifest, name, beside: OnceLock::new() })
     }
 
     /// What the executable knows about itself.
@@ -180,6 +193,9 @@ impl Payload {
 
     /// The packed weights: part of this file, or `<executable>.weights` of the same build, mapped and not yet read.
     pub fn weights(&self) -> Result<&'static [u8], PayloadError> {
+        if let Some(weights) = self.beside.get() {
+            return Ok(weights);
+        }
         if self.header.weights_embedded == 0 {
             let path = split_path();
             let file = map_file(&path, self.header.weights_len + WEIGHTS_HASH_BYTES)?;
@@ -191,7 +207,7 @@ impl Payload {
                     what: "of another build, or damaged".into(),
                 });
             }
-            return Ok(weights);
+            return Ok(self.beside.get_or_init(|| weights));
         }
         let weights = slice(self.bytes, self.header.weights_offset, self.header.weights_len, "weights", &self.name)?;
         advise_huge(weights);
@@ -212,7 +228,7 @@ impl Payload {
             }
             Ok(hasher.finalize())
         };
-        let found = read().map_err(|e: std::io::Error| PayloadError::Unreadable { name: self.name.clone(), what: e.to_string() })?;
+        let found = read().map_err(|error: io::Error| PayloadError::Unreadable { name: self.name.clone(), error })?;
         check_hash(&found, &self.header.data_hash, "variables", &self.name)
     }
 
@@ -334,9 +350,13 @@ fn readable(at: *const u8) -> bool {
 pub(crate) fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadError> {
     use rustix::mm::{MapFlags, ProtFlags, mmap, mmap_anonymous};
     let name = path.display().to_string();
-    let missing = |e: std::io::Error| PayloadError::Missing { name: name.clone(), what: e.to_string() };
-    let file = File::open(path).map_err(missing)?;
-    let found = file.metadata().map_err(missing)?.len();
+    let failed = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => PayloadError::Missing { name: name.clone(), what: error.to_string() },
+        io::ErrorKind::OutOfMemory => PayloadError::Memory { name: name.clone(), bytes: len },
+        _ => PayloadError::Unreadable { name: name.clone(), error },
+    };
+    let file = File::open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?.len();
     if found < len {
         return Err(PayloadError::Truncated { name, expected: len, found });
     }
@@ -350,12 +370,12 @@ pub(crate) fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadEr
     let room = len as usize + align;
     // SAFETY: reserves address space at an address of the kernel's choice.
     let reserved = unsafe { mmap_anonymous(std::ptr::null_mut(), room, ProtFlags::empty(), MapFlags::PRIVATE | MapFlags::NORESERVE) }
-        .map_err(|e| missing(e.into()))?;
+        .map_err(|e| failed(e.into()))?;
     let at = (reserved as usize).next_multiple_of(align);
     // SAFETY: `at .. at + len` lies inside the reservation, which nothing else uses. The file was just opened; a file that is
     // truncated while the process runs is the owner's decision, as with the executable itself.
     let mapped = unsafe { mmap(at as *mut _, len as usize, ProtFlags::READ, MapFlags::PRIVATE | MapFlags::FIXED, &file, 0) }
-        .map_err(|e| missing(e.into()))?;
+        .map_err(|e| failed(e.into()))?;
     // SAFETY: just mapped, readable, and never unmapped.
     let weights = unsafe { std::slice::from_raw_parts(mapped.cast::<u8>(), len as usize) };
     advise_huge(weights);
@@ -446,7 +466,11 @@ mod tests {
         assert!(!readable(mapped.as_ptr()));
         assert!(matches!(map_file(&file, 4096), Err(PayloadError::Truncated { found: 0, .. })));
         std::fs::remove_file(&file).unwrap();
-        assert_eq!(map_file(&file, 4096).unwrap_err().exit_code(), 3);
+        assert!(matches!(map_file(&file, 4096), Err(PayloadError::Missing { .. })));
+        // There, but not to be opened.
+        std::os::unix::fs::symlink(&file, &file).unwrap();
+        assert!(matches!(map_file(&file, 4096), Err(PayloadError::Unreadable { .. })));
+        std::fs::remove_file(&file).unwrap();
     }
 
     #[test]

@@ -19,6 +19,9 @@ pub const POOLED_VECTORS: usize = 8;
 /// until it does, entries with logits have one segment, and [`Program::new`] asks for two of all others.
 const POOLED_SEGMENTS: u32 = 2;
 
+/// What the memory of the threads is called where there is none.
+pub(crate) const SCRATCH: &str = "scratch";
+
 /// Why a step cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
@@ -325,7 +328,7 @@ impl<'a> Session<'a> {
         Ok(Self {
             state: Area::new("KV cache", program.state_bytes)?,
             arena: Area::new("arena", most(|b| b.arena_bytes))?,
-            private: Area::new("scratch", private_stride * u64::from(pool.threads()))?,
+            private: Area::new(SCRATCH, private_stride * u64::from(pool.threads()))?,
             private_stride: private_stride as usize,
             output: Area::new("output", output_bytes)?,
             page_table: (0..pages as i32).collect(),

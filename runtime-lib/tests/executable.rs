@@ -830,6 +830,10 @@ fn weights_may_lie_beside() {
         assert_eq!(exe.ok(&[&["generate", "-p", "ab", "-n", "2"], flags].concat()), "cd\n");
     }
     exe.ok(&["verify"]);
+    // They are mapped once, however many sessions read them.
+    let script = ["-c", "ulimit -v 400000; exec \"$0\" bench -p 0 -n 1 -r 1 -t \"$1\""];
+    let many = Command::new("sh").args(script).arg(&exe.path).arg(["1"; 100].join(",")).output().unwrap();
+    assert!(many.status.success(), "{many:?}");
     let weights = exe.path.with_file_name("counter.weights");
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[1..]).unwrap();
@@ -847,8 +851,38 @@ fn weights_may_lie_beside() {
     fs::write(&weights, &other).unwrap();
     assert!(exe.fails(&["verify"], 9).contains("counter.weights: weights: hash differs"));
     fs::remove_file(&weights).unwrap();
-    exe.fails(&["generate", "-p", "ab"], 3);
+    assert!(exe.fails(&["generate", "-p", "ab"], 3).contains("help: the weights file lies beside the executable"));
     exe.ok(&["info"]);
+    // There, but not to be opened.
+    std::os::unix::fs::symlink(&weights, &weights).unwrap();
+    let error = exe.fails(&["generate", "-p", "ab"], 3);
+    assert!(error.contains("counter.weights: cannot be read: ") && !error.contains("lies beside"), "{error}");
+}
+
+#[test]
+fn no_room_for_the_weights_is_no_missing_file() {
+    let exe = build("room", Variant { split: true, ..Variant::default() });
+    // As if it had been built with weights of 1 TiB, all of it holes.
+    let mut bytes = fs::read(&exe.path).unwrap();
+    let at = bytes.windows(8).rposition(|w| w == PAYLOAD_MAGIC).unwrap();
+    // SAFETY: `build` wrote a header there, of integers and bytes.
+    let mut header = unsafe { bytes.as_ptr().add(at).cast::<PayloadHeader>().read_unaligned() };
+    header.weights_len = 1 << 40;
+    header.header_hash = header_hash(&header);
+    // SAFETY: repr(C) without padding.
+    let raw = unsafe { std::slice::from_raw_parts((&raw const header).cast::<u8>(), size_of::<PayloadHeader>()) };
+    bytes[at..at + raw.len()].copy_from_slice(raw);
+    place(&exe.path, &bytes);
+    let weights = fs::File::create(exe.path.with_file_name("counter.weights")).unwrap();
+    weights.set_len(header.weights_len + WEIGHTS_HASH_BYTES).unwrap();
+    let script = ["-c", "ulimit -v 400000; exec \"$0\" generate --tokens 1"];
+    let run = Command::new("sh").args(script).arg(&exe.path).output().unwrap();
+    let error = String::from_utf8(run.stderr).unwrap();
+    assert_eq!(run.status.code(), Some(7), "{error}");
+    assert!(
+        error.starts_with("error[E7-memory]: memory: ") && error.contains("counter.weights: needs 1048577 MiB of addresses"),
+        "{error}"
+    );
 }
 
 #[test]

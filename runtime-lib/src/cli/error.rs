@@ -8,11 +8,12 @@
 use std::fmt;
 use std::io::{self, Write};
 
+use crate::copy::COPY;
 use crate::decode::DecodeError;
 use crate::encode::EncodeError;
 use crate::kv::ContextFull;
 use crate::payload::PayloadError;
-use crate::step::StepError;
+use crate::step::{SCRATCH, StepError};
 use crate::text::TextError;
 
 /// No line is longer than this, in bytes.
@@ -119,7 +120,11 @@ impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
         match error {
             StepError::Token { .. } => Self::usage(error),
-            StepError::Memory { .. } => Self::new(7, "memory", error).help("build with a smaller --ctx-size, --parallel or largest bucket"),
+            StepError::Memory { what, .. } => Self::new(7, "memory", error).help(match what {
+                COPY => "run without --copy-weights",
+                SCRATCH => "use fewer threads: -t 1",
+                _ => "build with a smaller --ctx-size, --parallel or largest bucket",
+            }),
             StepError::Threads(_) => Self::new(7, "threads", error).help("use fewer threads: -t 1"),
             StepError::TooLarge { .. } | StepError::Bound { .. } => Self::new(7, "step", error),
             StepError::Broken(_) => Self::new(9, "executable", error),
@@ -160,9 +165,15 @@ impl From<TextError> for Failure {
 
 impl From<PayloadError> for Failure {
     fn from(error: PayloadError) -> Self {
-        let failure = Self::new(error.exit_code(), "executable", &error);
+        let topic = if matches!(error, PayloadError::Memory { .. }) { "memory" } else { "executable" };
+        let failure = Self::new(error.exit_code(), topic, &error);
         match error {
-            PayloadError::Unreadable { .. } => failure.help("allow it to be read: chmod +r"),
+            PayloadError::Memory { .. } => failure.help("raise the limit of addresses: ulimit -v"),
+            PayloadError::Unreadable { error, .. } => failure.help(match error.raw_os_error() {
+                Some(libc::EACCES | libc::EPERM) => "allow it to be read: chmod +r, and +x for its folders",
+                Some(libc::EMFILE | libc::ENFILE) => "raise the limit of open files: ulimit -n",
+                _ => "check the disk that it lies on, or copy it again",
+            }),
             PayloadError::Missing { .. } => failure.help("the weights file lies beside the executable: copy both"),
             _ => failure.help("the file was changed after it was built: copy or build it again"),
         }
@@ -196,5 +207,14 @@ mod tests {
         let failure = Failure::from(DecodeError::Full(full));
         assert_eq!(failure.exit, 7);
         assert!(failure.lines()[0].contains('9') && failure.lines()[0].contains('8'));
+    }
+
+    #[test]
+    fn help_names_what_takes_the_memory() {
+        for (what, help) in [(COPY, "--copy-weights"), (SCRATCH, "-t 1"), ("KV cache", "--ctx-size")] {
+            let failure = Failure::from(StepError::Memory { what, bytes: 1 << 40 });
+            assert_eq!(failure.exit, 7);
+            assert!(failure.lines()[0].contains(what) && failure.lines()[1].contains(help), "{:?}", failure.lines());
+        }
     }
 }
