@@ -33,11 +33,6 @@ impl Slots {
         self.len[slot]
     }
 
-    /// True if no slot is in use.
-    pub fn is_empty(&self) -> bool {
-        self.len.iter().all(|&len| len == 0)
-    }
-
     /// Positions left in a slot.
     pub fn room(&self, slot: usize) -> usize {
         self.ctx_size - self.len[slot]

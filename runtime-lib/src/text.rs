@@ -222,10 +222,9 @@ impl<'a> Text<'a> {
         self.inner.decode(ids, skip_special).map_err(|e| TextError::Failed(format!("tokenizer: {e}")))
     }
 
-    /// Whether [`Text::decode`] leaves an id out: it has no token, or a special one.
-    fn leaves_out(&self, id: u32, skip_special: bool) -> bool {
-        let special = |token: String| self.inner.get_added_vocabulary().is_special_token(&token);
-        self.inner.id_to_token(id).is_none_or(|token| skip_special && special(token))
+    /// Whether [`Text::decode`] leaves an id out when it skips special tokens: it has no token, or a special one.
+    fn leaves_out(&self, id: u32) -> bool {
+        self.inner.id_to_token(id).is_none_or(|token| self.inner.get_added_vocabulary().is_special_token(&token))
     }
 
     /// The ids that the tokenizer puts in front of a text (BOS, CLS) and behind it (EOS, SEP), empty where it puts none.
@@ -243,6 +242,11 @@ impl<'a> Text<'a> {
     /// Id of a token, added tokens included.
     pub fn token_to_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// Id of a special token, which decoding may leave out.
+    pub fn special_to_id(&self, token: &str) -> Option<u32> {
+        self.token_to_id(token).filter(|_| self.inner.get_added_vocabulary().is_special_token(token))
     }
 
     /// The token behind an id, as the vocabulary writes it.

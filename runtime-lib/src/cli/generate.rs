@@ -178,12 +178,13 @@ struct Answer {
     tokens: Vec<u32>,
     text: String,
     stream: Stream,
+    stops: Vec<String>,
     filter: StopFilter,
 }
 
 impl Answer {
     fn new(stops: Vec<String>) -> Self {
-        Self { tokens: Vec::new(), text: String::new(), stream: Stream::default(), filter: StopFilter::new(stops) }
+        Self { tokens: Vec::new(), text: String::new(), stream: Stream::default(), filter: StopFilter::new(stops.clone()), stops }
     }
 
     /// Generates behind what slot 0 holds. `each` is called after every token with the text that became certain.
@@ -195,6 +196,8 @@ impl Answer {
         limits: &Limits,
         mut each: impl FnMut(&Self, &str) -> Result<(), Failure>,
     ) -> Result<FinishReason, Failure> {
+        // Special tokens have no text that the filter would see.
+        let stop_ids: Vec<u32> = self.stops.iter().filter_map(|stop| text?.special_to_id(stop)).collect();
         let reason = loop {
             if self.tokens.len() >= limits.n_predict {
                 break FinishReason::Length;
@@ -205,6 +208,10 @@ impl Answer {
             if limits.eos.contains(&token) {
                 each(self, "")?;
                 break FinishReason::Eos;
+            }
+            if stop_ids.contains(&token) {
+                each(self, "")?;
+                break FinishReason::Stop;
             }
             let mut shown = String::new();
             let mut stopped = false;
@@ -418,6 +425,27 @@ mod tests {
         assert_eq!(grow(5, 4, &[0]), (FinishReason::Eos, 1));
         assert_eq!(grow(598, 100, &[]), (FinishReason::Length, 3));
         assert_eq!(grow(600, 100, &[]), (FinishReason::Length, 1));
+    }
+
+    #[test]
+    fn a_special_token_may_be_a_stop() {
+        let json = r#"{"added_tokens":[{"id":0,"content":"</s>","single_word":false,"lstrip":false,"rstrip":false,"normalized":false,"special":true}],
+            "normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":{"type":"Fuse"},
+            "model":{"type":"BPE","vocab":{"</s>":0,"a":1},"merges":[]}}"#;
+        let bytes = crate::text::compact(json.as_bytes()).unwrap();
+        let text = Text::load(&bytes).unwrap();
+        let grow = |stop: &str| {
+            let mut decoder = Decoder::new(decoder_session(&[1, 8, 64], 1, 1));
+            decoder.feed(0, &[3]).unwrap();
+            let mut sampler = Sampler::new(Sampling::GREEDY, VOCAB as usize);
+            let mut answer = Answer::new(vec![stop.into()]);
+            let limits = Limits { n_predict: 4, eos: &[] };
+            let reason = answer.grow(&mut decoder, &mut sampler, Some(&text), &limits, |_, _| Ok(())).unwrap();
+            (reason, answer.tokens.len())
+        };
+        // Token 0 follows everything.
+        assert_eq!(grow("</s>"), (FinishReason::Stop, 1));
+        assert_eq!(grow("a"), (FinishReason::Length, 4));
     }
 
     #[test]
