@@ -190,10 +190,10 @@ pub struct Pool {
 impl Pool {
     /// A pool of `threads` threads, the caller's included, on `available` CPUs.
     ///
-    /// With `pin`, worker `i` is bound to CPU `pin[i]`, and round again behind the list's end. The caller binds itself if it
+    /// With `pin`, a list of distinct CPUs, worker `i` is bound to CPU `pin[i]`, and round again behind the list's end. The caller binds itself if it
     /// wants to, and afterwards: workers start with the caller's mask.
     pub fn new(threads: usize, available: usize, pin: Option<&[usize]>) -> io::Result<Self> {
-        let own_cpus = threads <= available;
+        let own_cpus = threads <= pin.map_or(available, <[usize]>::len);
         let shared = Arc::new(Shared {
             start: Gate::default(),
             barrier: Barrier::new(threads.max(1) as u32, own_cpus),
@@ -317,6 +317,8 @@ pub fn pin_to(cpu: usize) -> io::Result<()> {
 pub struct Cpus {
     /// One CPU of each distinct physical core in the affinity mask.
     pub cores: Vec<usize>,
+    /// The whole mask, in the order in which threads are pinned: `cores`, then the CPUs that share a core with one of them.
+    pub spread: Vec<usize>,
     /// CPUs that can run at the same time: the mask's size. A quota takes time from all of them alike, so that threads within the mask
     /// still have a CPU each while they run.
     pub available: usize,
@@ -341,20 +343,24 @@ impl Cpus {
     }
 
     fn of(mask: &[usize], topology: &Path, quota: Option<usize>) -> Self {
-        let mut cores = Vec::new();
+        let (mut cores, mut shared) = (Vec::new(), Vec::new());
         let mut taken = Vec::new();
         for &cpu in mask {
             let file = |name: &str| std::fs::read_to_string(topology.join(format!("cpu{cpu}/topology/{name}"))).ok();
             let siblings = file("core_cpus_list").or_else(|| file("thread_siblings_list"));
             match siblings {
-                Some(list) if taken.contains(&list) => continue,
+                Some(list) if taken.contains(&list) => {
+                    shared.push(cpu);
+                    continue;
+                }
                 Some(list) => taken.push(list),
                 None => {}
             }
             cores.push(cpu);
         }
         let cap = quota.unwrap_or(usize::MAX);
-        Self { available: mask.len().max(1), default_threads: cores.len().min(cap).max(1), cores }
+        let spread = [&cores[..], &shared].concat();
+        Self { available: mask.len().max(1), default_threads: cores.len().min(cap).max(1), cores, spread }
     }
 }
 
@@ -477,6 +483,12 @@ mod tests {
     }
 
     #[test]
+    fn pinned_threads_have_a_cpu_each_where_the_list_has_enough() {
+        let own_cpus = |threads, pin: &[usize]| Pool::new(threads, 64, Some(pin)).unwrap().shared.own_cpus;
+        assert_eq!([own_cpus(2, &[0]), own_cpus(2, &[0, 1]), own_cpus(1, &[0])], [false, true, true]);
+    }
+
+    #[test]
     fn siblings_count_once_and_quota_caps() {
         let root = std::env::temp_dir().join(format!("rc-topology-{}", std::process::id()));
         for cpu in 0..4 {
@@ -486,7 +498,8 @@ mod tests {
             std::fs::write(folder.join("core_cpus_list"), pair).unwrap();
         }
         let cpus = Cpus::of(&[0, 1, 2, 3], &root, None);
-        assert_eq!((cpus.cores, cpus.available, cpus.default_threads), (vec![0, 1], 4, 2));
+        assert_eq!((cpus.cores, cpus.spread, cpus.available, cpus.default_threads), (vec![0, 1], vec![0, 1, 2, 3], 4, 2));
+        assert_eq!(Cpus::of(&[0, 2, 3], &root, None).spread, [0, 3, 2]);
         assert_eq!(Cpus::of(&[2], &root, None).cores, [2]);
         let capped = Cpus::of(&[0, 1, 2, 3], &root, Some(1));
         assert_eq!((capped.available, capped.default_threads), (4, 1));

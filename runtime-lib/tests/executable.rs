@@ -460,7 +460,7 @@ fn ids_that_do_not_exist_have_no_text() {
     }
 }
 
-/// Every thread is bound to one core; with more threads than cores they go round.
+/// Every thread is bound to one CPU, each of another core as long as there are some; with more threads than CPUs they go round.
 #[test]
 fn pinned_threads_share_the_cores_evenly() {
     let exe = build("pin", Variant::default());
@@ -485,7 +485,7 @@ fn pinned_threads_share_the_cores_evenly() {
     places.sort();
     let names: Vec<&str> = places.iter().map(|p| p.0.as_str()).collect();
     assert_eq!(names, ["counter", "step-1", "step-2", "step-3", "step-4"]);
-    let cpus = rcompile_runtime::threads::Cpus::detect().cores;
+    let cpus = rcompile_runtime::threads::Cpus::detect().spread;
     for (thread, (_, place)) in places.iter().enumerate() {
         assert_eq!(*place, cpus[thread % cpus.len()].to_string(), "{places:?}");
     }

@@ -27,7 +27,7 @@ pub struct MachineArgs {
 /// Where threads run and weights lie.
 #[derive(Args, Debug, Clone, Default)]
 pub struct PlaceArgs {
-    /// Bind each thread to one core
+    /// Bind each thread to one CPU, to those of different cores first
     #[arg(long)]
     pub pin: bool,
     /// Copy the weights into large pages of memory first: a later start, but tokens as fast as memory allows where the file's

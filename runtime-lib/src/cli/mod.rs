@@ -177,9 +177,9 @@ impl Cx {
     fn pool(&self, threads: Option<usize>, pin: bool) -> Result<Pool, Failure> {
         let cpus = Cpus::of_process();
         let threads = threads.unwrap_or(cpus.default_threads);
-        let pinned = pin.then_some(&cpus.cores[..]);
+        let pinned = pin.then_some(&cpus.spread[..]);
         let pool = Pool::new(threads, cpus.available, pinned).map_err(StepError::Threads)?;
-        if let Some(&first) = pinned.and_then(|cores| cores.first()) {
+        if let Some(&first) = pinned.and_then(|cpus| cpus.first()) {
             // Without the right to pin, threads run unpinned.
             let _ = pin_to(first);
         }
