@@ -436,6 +436,22 @@ fn a_full_context_starts_the_conversation_anew() {
     assert!(left_out.len() == 1 && left_out[0].contains("41") && left_out[0].contains("40"), "{remarks}");
 }
 
+/// Who reads may have made the pipe non-blocking for both sides.
+#[test]
+fn a_pipe_that_is_full_for_a_while_loses_nothing() {
+    let exe = build("slow", Variant::default());
+    let text = text_beside(&exe, 20_000);
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    rustix::fs::fcntl_setfl(&writer, rustix::fs::OFlags::NONBLOCK).unwrap();
+    let args = ["tokenize", "-f", text.to_str().unwrap()];
+    let expected = exe.ok(&args);
+    let mut run = exe.command(&args).stdout(writer).stderr(Stdio::null()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let mut found = String::new();
+    reader.read_to_string(&mut found).unwrap();
+    assert!(run.wait().unwrap().success() && found == expected, "{} of {} bytes", found.len(), expected.len());
+}
+
 #[test]
 fn chat_takes_utf8_only() {
     let exe = build("utf8", Variant::default());

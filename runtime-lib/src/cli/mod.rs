@@ -18,7 +18,7 @@ mod text;
 
 use std::cell::OnceCell;
 use std::ffi::OsString;
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
 use std::thread::JoinHandle;
@@ -270,8 +270,28 @@ pub(crate) fn utf8(path: &str, begin: usize, bytes: Vec<u8>) -> Result<String, F
 /// Prints data.
 pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())?;
-    Ok(out.flush()?)
+    let mut rest = text.as_bytes();
+    while !rest.is_empty() {
+        let written = when_ready(|| out.write(rest))?;
+        rest = &rest[written..];
+    }
+    Ok(when_ready(|| out.flush())?)
+}
+
+/// Writes to stdout, which whoever started this process may have made non-blocking: then waits until it takes more.
+fn when_ready<T>(mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
+    use rustix::event::{PollFd, PollFlags, poll};
+    loop {
+        match write() {
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
+                let stdout = io::stdout();
+                // An error or a signal shows at the next write.
+                let _ = poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], None);
+            }
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
+    }
 }
 
 /// Prints one JSON value on one line.
