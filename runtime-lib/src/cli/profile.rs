@@ -9,7 +9,7 @@
 //! operation's bound is the larger of its bytes of weights and KV cache over the read rate and its operations over the peak.
 
 use std::collections::HashMap;
-use std::io::Write;
+use std::io::{self, BufWriter, Write};
 use std::time::Instant;
 
 use serde::Serialize;
@@ -100,9 +100,10 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
         }
         limits.measure(decoder.session());
     }
-    if let (Some(mut file), Some(path)) = (trace_file, &args.trace) {
-        let written = file.write_all(trace(&phases).to_string().as_bytes()).and_then(|()| file.finish());
-        written.map_err(|e| output::failed(path, e))?;
+    if let (Some(file), Some(path)) = (trace_file, &args.trace) {
+        let mut file = BufWriter::new(file);
+        let written = trace(&phases, &mut file).and_then(|()| file.into_inner().map_err(|e| e.into_error()));
+        written.and_then(OutputFile::finish).map_err(|e| output::failed(path, e))?;
         let dropped: u64 = phases.iter().map(|p| p.1.dropped()).sum();
         if dropped > 0 {
             warn("trace", format!("{dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket"));
@@ -380,16 +381,24 @@ fn percent(share: Option<f64>) -> String {
 }
 
 /// Chrome's trace format: complete events in microseconds, one lane per thread. Steps hold regions and waits.
-fn trace(phases: &[(Phase, Profile)]) -> Value {
+fn trace(phases: &[(Phase, Profile)], out: &mut impl Write) -> io::Result<()> {
     let threads = phases.first().map_or(0, |p| p.1.threads());
-    let mut events: Vec<Value> = (0..threads)
-        .map(|thread| json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": format!("thread {thread}")}}))
-        .collect();
+    out.write_all(br#"{"displayTimeUnit":"ms","traceEvents":["#)?;
+    let mut separator = "";
+    // There may be millions of events: none is kept.
+    let mut event = |event: Value| {
+        write!(out, "{separator}{event}")?;
+        separator = ",\n";
+        io::Result::Ok(())
+    };
     let origin = phases.iter().flat_map(|p| p.1.spans()).map(|s| s.begin_ns).min().unwrap_or(0);
     let complete = |name: &str, thread: usize, begin_ns: u64, took_ns: u64, args: Value| {
         let (ts, dur) = ((begin_ns - origin) as f64 / 1e3, took_ns as f64 / 1e3);
         json!({"name": name, "ph": "X", "pid": 0, "tid": thread, "ts": ts, "dur": dur, "args": args})
     };
+    for thread in 0..threads {
+        event(json!({"name": "thread_name", "ph": "M", "pid": 0, "tid": thread, "args": {"name": format!("thread {thread}")}}))?;
+    }
     for (phase, profile) in phases {
         let rows: Vec<u32> = profile.buckets().collect();
         let names: Vec<Vec<&str>> = (0..rows.len()).map(|b| profile.regions(b).map(|r| r.info.name.as_str()).collect()).collect();
@@ -397,7 +406,7 @@ fn trace(phases: &[(Phase, Profile)]) -> Value {
             let mut laps: Vec<_> = (0..rows.len()).map(|b| profile.events(b, thread).peekable()).collect();
             for span in profile.spans().iter().filter(|span| span.thread.is_none_or(|t| t == thread)) {
                 let args = json!({"bucket": rows[span.bucket], "rows": span.rows});
-                events.push(complete(&format!("{} step", phase.phase), thread, span.begin_ns, span.took_ns, args));
+                event(complete(&format!("{} step", phase.phase), thread, span.begin_ns, span.took_ns, args))?;
                 let end = span.begin_ns + span.took_ns;
                 let mut calls = vec![0u32; names[span.bucket].len()];
                 while let Some(lap) = laps[span.bucket].next_if(|lap| lap.begin_ns + lap.took_ns <= end) {
@@ -409,12 +418,12 @@ fn trace(phases: &[(Phase, Profile)]) -> Value {
                             (names[span.bucket][region], json!({"call": calls[region]}))
                         }
                     };
-                    events.push(complete(name, thread, lap.begin_ns, lap.took_ns, args));
+                    event(complete(name, thread, lap.begin_ns, lap.took_ns, args))?;
                 }
             }
         }
     }
-    json!({"displayTimeUnit": "ms", "traceEvents": events})
+    out.write_all(b"]}")
 }
 
 #[cfg(test)]
@@ -498,8 +507,9 @@ mod tests {
     #[test]
     fn a_trace_is_nested_and_complete() {
         let phases = profiled(100);
-        let text = trace(&phases).to_string();
-        let trace: Value = serde_json::from_str(&text).unwrap();
+        let mut text = Vec::new();
+        trace(&phases, &mut text).unwrap();
+        let trace: Value = serde_json::from_slice(&text).unwrap();
         check_trace(&trace, 2, &["prefill step", "decode step", "write", "(wait)", "(start)"]);
         let count = |name: &str| trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["name"] == name).count();
         assert_eq!((count("prefill step"), count("write"), count("(start)")), (3 * 2, 6 * 2, 6 * 2));
