@@ -526,6 +526,18 @@ fn flags_come_from_the_environment_too() {
     assert_eq!(run(&["generate"], &short), (Some(0), "cd\n".into()));
     assert_eq!(run(&["generate"], &[short[0], short[1], ("RCOMPILE_ARG_N_PREDICT", "1")]), (Some(0), "c\n".into()));
     assert!(run(&["--help"], &[]).1.contains("RCOMPILE_ARG_N_PREDICT"));
+    // What is set for another verb is no mistake, and an empty one is not set.
+    assert_eq!(run(&["generate", "-p", "a", "-n", "1"], &[("RCOMPILE_ARG_SYSTEM", "x")]), (Some(0), "b\n".into()));
+    assert_eq!(run(&["generate", "-p", "a", "-n", "1"], &[("RCOMPILE_ARG_TOKENS", "")]), (Some(0), "b\n".into()));
+    assert_eq!(run(&["generate", "-p", "a"], &[short[1], ("RCOMPILE_ARG_N_PREDICT", "")]), (Some(0), "bc\n".into()));
+    assert_eq!(run(&["generate", "--tokens", "0", "-n", "1"], &[("RCOMPILE_ARG_CHAT", "1")]), (Some(0), "b\n".into()));
+    assert_eq!(run(&["generate", "-p", "a", "--system", "x"], &[]).0, Some(2));
+    assert_eq!(run(&["generate", "--tokens", "0", "--chat"], &[]).0, Some(2));
+    let exe = build("environment-embed", Variant { embeds: true, ..Variant::default() });
+    for verb in [&["bench", "-p", "4", "-r", "1"][..], &["profile", "-p", "4"]] {
+        let run = |n: &[&str], value| exe.command(&[verb, n].concat()).env("RCOMPILE_ARG_N_GEN", value).output().unwrap().status.code();
+        assert_eq!((run(&[], "5"), run(&["-n", "5"], "0")), (Some(0), Some(2)), "{verb:?}");
+    }
 }
 
 #[test]

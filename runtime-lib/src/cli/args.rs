@@ -5,6 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 
 use clap::builder::{BoolishValueParser, OsStr, OsStringValueParser, TypedValueParser};
+use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Command, ValueEnum};
 
 use super::error::Failure;
@@ -381,22 +382,29 @@ pub fn with_environment(command: Command) -> Command {
         }
         let name = format!("{VARIABLE}{}", long.replace('-', "_").to_uppercase());
         let short = arg.get_short().map(|s| format!("{VARIABLE}{}", s.to_uppercase()));
-        let is_set = |name: &String| std::env::var_os(name).is_some();
-        let name = if is_set(&name) { name } else { short.filter(is_set).unwrap_or(name) };
-        // The names live as long as the process: one small string per flag.
-        let name: &'static str = Box::leak(name.into_boxed_str());
+        // An empty one is as good as none, as a script's `VARIABLE= program` means it.
+        let is_set = |name: &String| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let name = Some(name).filter(is_set).or(short.filter(is_set));
         let arg = match (arg.get_action(), arg.get_value_delimiter()) {
             (ArgAction::SetTrue, _) => arg.value_parser(BoolishValueParser::new()),
             (_, Some(_)) => arg.allow_hyphen_values(true),
             (_, None) => arg.allow_negative_numbers(true),
         };
-        arg.env(OsStr::from(name)).hide_env(true)
+        // The names live as long as the process: one small string per flag that is set.
+        match name {
+            Some(name) => arg.env(OsStr::from(&*Box::leak(name.into_boxed_str()))).hide_env(true),
+            None => arg,
+        }
     })
+}
+
+/// Whether a flag was given on the command line, and not by a variable.
+pub fn on_command_line(matches: &ArgMatches, name: &str) -> bool {
+    matches.value_source(name) == Some(ValueSource::CommandLine)
 }
 
 /// Which of several flags is meant: exactly one on the command line, otherwise exactly one in the environment.
 pub fn only_one<'n>(matches: &ArgMatches, names: &[&'n str]) -> Result<Option<&'n str>, Failure> {
-    use clap::parser::ValueSource;
     for source in [ValueSource::CommandLine, ValueSource::EnvVariable] {
         let given: Vec<&str> = names.iter().copied().filter(|name| matches.value_source(name) == Some(source)).collect();
         match given[..] {

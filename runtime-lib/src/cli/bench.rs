@@ -4,9 +4,10 @@
 
 use std::time::Instant;
 
+use clap::ArgMatches;
 use serde::Serialize;
 
-use super::args::{BenchArgs, MachineArgs, TableForm};
+use super::args::{BenchArgs, MachineArgs, TableForm, on_command_line};
 use super::error::Failure;
 use super::{Cx, print, print_json};
 use crate::abi::{Manifest, Task};
@@ -47,7 +48,7 @@ struct Measured {
     samples_ms: Option<Vec<f64>>,
 }
 
-pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
+pub(super) fn bench(cx: &Cx, args: &BenchArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let encoder = cx.manifest().task == Task::Embed;
     let mut results = Results::new(cx.manifest(), args.output);
     let threads: Vec<Option<usize>> = match &args.threads[..] {
@@ -62,6 +63,10 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs) -> Result<(), Failure> {
         let entry = if encoder { "encode" } else { "step" };
         let session = cx.session(entry, &MachineArgs { threads, place: args.place.clone() })?;
         if encoder {
+            let continues = args.depth.iter().any(|&d| d > 0) && on_command_line(flags, "depth");
+            if continues || args.n_gen.iter().any(|&n| n > 0) && on_command_line(flags, "n_gen") {
+                return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
+            }
             bench_encoder(cx, args, session, &mut results)?;
         } else {
             bench_decoder(cx, args, session, &mut results)?;
@@ -157,9 +162,6 @@ pub(super) fn check_batch(decoder: &Decoder, batch: usize) -> Result<(), Failure
 }
 
 fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: &mut Results) -> Result<(), Failure> {
-    if args.depth.iter().any(|&d| d > 0) || args.n_gen.iter().any(|&n| n > 0) {
-        return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
-    }
     let manifest = cx.manifest();
     let threads = session.threads() as usize;
     let mut encoder = Encoder::new(session);

@@ -8,7 +8,7 @@ use clap::ArgMatches;
 use serde::Serialize;
 use serde_json::json;
 
-use super::args::{ChatArgs, GenerateArgs, SamplingArgs};
+use super::args::{ChatArgs, GenerateArgs, SamplingArgs, on_command_line};
 use super::error::{Failure, warn};
 use super::{Cx, Input, LoadingText, input, joined, print, print_json, utf8};
 use crate::abi::GenerationInfo;
@@ -47,11 +47,12 @@ struct Timings {
 
 pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let input = input(&args.input, flags)?;
-    if args.system.is_some() && !args.chat {
+    // A variable that is set for another verb or run is no mistake.
+    if args.system.is_some() && !args.chat && on_command_line(flags, "system") {
         return Err(Failure::usage("--system: expected together with --chat"));
     }
     let from_text = matches!(input, Input::Text(_));
-    if args.chat && !from_text {
+    if args.chat && !from_text && on_command_line(flags, "chat") {
         return Err(Failure::usage("--chat: expected -p TEXT or -f FILE, found --tokens"));
     }
     // With token ids the tokenizer is needed for the answer only: it loads while the prompt is computed.

@@ -108,8 +108,8 @@ impl Cx {
             "logits" => score::logits(self, &parsed(flags)?, flags),
             "perplexity" => score::perplexity(self, &parsed(flags)?),
             "embed" => embed::embed(self, &parsed(flags)?, flags),
-            "bench" => bench::bench(self, &parsed(flags)?),
-            "profile" => profile::profile(self, &parsed(flags)?),
+            "bench" => bench::bench(self, &parsed(flags)?, flags),
+            "profile" => profile::profile(self, &parsed(flags)?, flags),
             "tokenize" => text::tokenize(self, &parsed(flags)?, flags),
             "detokenize" => text::detokenize(self, &parsed(flags)?),
             "info" => info::info(self, &parsed(flags)?),
@@ -325,7 +325,8 @@ fn usage_error(error: &clap::Error) -> Result<(), Failure> {
     let usage = lines.filter_map(|l| l.trim().strip_prefix("Usage: ")).next_back().map(str::to_owned);
     let failure = Failure::usage(what.join(" ")).help(usage.as_deref().unwrap_or("see --help"));
     // A value may come from there without the user's knowing.
-    let set = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).filter(|name| name.starts_with(args::VARIABLE));
+    let set = std::env::vars_os().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| name.into_string().ok());
+    let set = set.filter(|name| name.starts_with(args::VARIABLE));
     let set: Vec<String> = set.collect();
     Err(if set.is_empty() { failure } else { failure.help(format!("set in the environment: {}", set.join(", "))) })
 }

@@ -12,10 +12,11 @@ use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
 use std::time::Instant;
 
+use clap::ArgMatches;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::args::ProfileArgs;
+use super::args::{ProfileArgs, on_command_line};
 use super::bench::{Ids, PROMPT, check_batch};
 use super::error::{Failure, warn};
 use super::output::{self, OutputFile};
@@ -38,13 +39,13 @@ const PROBE_READ_MAX: usize = 1 << 31;
 /// Rows of a compute probe: some 5 ms.
 const PROBE_ROWS: u32 = 500;
 
-pub(super) fn profile(cx: &Cx, args: &ProfileArgs) -> Result<(), Failure> {
+pub(super) fn profile(cx: &Cx, args: &ProfileArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let manifest = cx.manifest();
     let encodes = manifest.task == Task::Embed;
     if args.n_prompt == Some(0) && (encodes || args.n_gen == Some(0)) {
         return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
     }
-    if encodes && args.n_gen.is_some_and(|n| n > 0) {
+    if encodes && args.n_gen.is_some_and(|n| n > 0) && on_command_line(flags, "n_gen") {
         return Err(Failure::usage("-n: an encoder does not generate"));
     }
     let mut ids = Ids::new(manifest.vocab_size);
