@@ -178,7 +178,7 @@ fn manifest(task: Task, text: Option<TextInfo>) -> Manifest {
         weight_bytes: WEIGHTS as u64,
         inputs: vec![InputFile { name: "config.json".into(), bytes: 2, sha256: "00".into() }],
         text,
-        generation: GenerationInfo { eos_token_ids: vec![10], ..GenerationInfo::default() },
+        generation: GenerationInfo { bos_token_id: Some(9), eos_token_ids: vec![10], ..GenerationInfo::default() },
         pooling: Some(PoolingInfo { mode: "mean".into(), normalize: true }),
         notes: Vec::new(),
     }
@@ -375,6 +375,11 @@ fn a_decoder_answers() {
 
     let logits = exe.json(&["logits", "--tokens", "0,1", "--top", "3", "--json"]);
     assert_eq!(logits["top"], serde_json::json!([[2, 3.0], [3, 2.0], [4, 1.0]]));
+    // A text without tokens begins with BOS, as in `generate`.
+    for verb in ["logits", "generate"] {
+        let report = exe.json(&[verb, "-p", "", "--json"]);
+        assert!(report["tokens"] == serde_json::json!([9]) || report["prompt_tokens"] == serde_json::json!([9]), "{report}");
+    }
     assert_eq!(exe.ok(&["tokenize", "-p", "cab"]), "2,0,1\n");
     assert_eq!(exe.ok(&["detokenize", "--tokens", "2,0,1"]), "cab\n");
     assert_eq!(exe.json(&["detokenize", "--tokens", "2", "--json"])["text"], "c");
@@ -434,6 +439,16 @@ fn a_full_context_starts_the_conversation_anew() {
     assert_eq!((code, answers.as_str()), (Some(0), "de\ncd\n"), "{remarks}");
     let left_out: Vec<&str> = remarks.lines().filter(|l| l.starts_with("warning[W-context]: ")).collect();
     assert!(left_out.len() == 1 && left_out[0].contains("41") && left_out[0].contains("40"), "{remarks}");
+}
+
+/// A template has a limit of its own, which is reached long before the context is full.
+#[test]
+fn a_message_beyond_the_templates_limit_is_left_out() {
+    let template = "{% for m in messages %}{% if m.content == 'b' %}{{ 'a' * 1000000000 }}{% endif %}{{ m.content }}{% endfor %}";
+    let exe = build("limit", Variant { template: Some(template), ..Variant::default() });
+    let (code, answers, remarks) = talk(&exe, &["-n", "1"], b"c\nb\ne\n");
+    assert_eq!((code, answers.as_str()), (Some(0), "d\nf\n"), "{remarks}");
+    assert!(remarks.contains("warning[W-context]: the message was left out: chat template, line 1: "), "{remarks}");
 }
 
 /// Who reads may have made the pipe non-blocking for both sides.

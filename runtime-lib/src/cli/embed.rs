@@ -8,6 +8,7 @@ use super::error::{Failure, warn};
 use super::progress::Progress;
 use super::{Cx, print, print_json, read_text};
 use crate::encode::Encoder;
+use crate::text::Text;
 
 /// Pooled vectors come in this order, then again normalised.
 fn vector_of(pooling: Pooling, normalize: bool) -> usize {
@@ -67,19 +68,29 @@ fn encoded(cx: &Cx, texts: &[&str]) -> Result<Vec<Vec<u32>>, Failure> {
     let loading = cx.load_text()?;
     let limit = cx.manifest().text.as_ref().and_then(|t| t.max_length).map_or(usize::MAX, |n| n as usize);
     let tokenizer = loading.wait()?;
-    let mut cut = 0;
-    let all = texts
-        .iter()
-        .map(|text| {
-            let encoded = tokenizer.encode_cut(text, limit)?;
-            cut += usize::from(encoded.truncated > 0);
-            Ok(encoded.ids)
-        })
-        .collect::<Result<Vec<_>, Failure>>()?;
+    let (all, cut) = ids(&tokenizer, texts, limit)?;
     if cut > 0 {
         warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the tokenizer says", texts.len()));
     }
     Ok(all)
+}
+
+/// Ids of all texts, at most `limit` of each, and how many texts were cut.
+fn ids(tokenizer: &Text, texts: &[&str], limit: usize) -> Result<(Vec<Vec<u32>>, usize), Failure> {
+    let mut cut = 0;
+    let all = texts
+        .iter()
+        .enumerate()
+        .map(|(index, text)| {
+            let encoded = tokenizer.encode_cut(text, limit).map_err(|error| match texts {
+                [_] => error.into(),
+                _ => Failure::new(error.exit_code(), "tokenizer", format!("text {}: {error}", index + 1)),
+            })?;
+            cut += usize::from(encoded.truncated > 0);
+            Ok(encoded.ids)
+        })
+        .collect::<Result<Vec<_>, Failure>>()?;
+    Ok((all, cut))
 }
 
 #[cfg(test)]
@@ -92,5 +103,17 @@ mod tests {
         assert_eq!(vector_of(Pooling::Last, false), 3);
         assert_eq!(vector_of(Pooling::Mean, true), 4);
         assert_eq!(vector_of(Pooling::Max, true), 6);
+    }
+
+    #[test]
+    fn the_text_that_has_no_tokens_is_named() {
+        let json = r#"{"added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":null,
+            "model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"[UNK]"}}"#;
+        let bytes = crate::text::compact(json.as_bytes()).unwrap();
+        let text = Text::load(&bytes).unwrap();
+        assert_eq!(ids(&text, &["a", "a"], 9).unwrap(), (vec![vec![0], vec![0]], 0));
+        let line = |texts: &[&str]| ids(&text, texts, 9).unwrap_err().lines().concat();
+        assert!(line(&["a", "b"]).starts_with("error[E7-tokenizer]: text 2: tokenizer: "), "{}", line(&["a", "b"]));
+        assert!(line(&["b"]).starts_with("error[E7-tokenizer]: tokenizer: "), "{}", line(&["b"]));
     }
 }

@@ -1,7 +1,7 @@
 //! `generate` and `chat`: prompts in, text out as it comes.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, IsTerminal, Write};
+use std::io::{BufRead, IsTerminal, Read, Write};
 use std::time::Instant;
 
 use clap::ArgMatches;
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::args::{ChatArgs, GenerateArgs, SamplingArgs, on_command_line};
 use super::error::{Failure, warn};
-use super::{Cx, Input, LoadingText, input, joined, print, print_json, utf8};
+use super::{Cx, Input, LoadingText, MAX_INPUT_BYTES, input, joined, print, print_json, too_large, utf8};
 use crate::abi::GenerationInfo;
 use crate::decode::Decoder;
 use crate::sample::{Sampler, Sampling, StopFilter};
@@ -147,7 +147,7 @@ fn wait(loading: &mut Option<LoadingText>) -> Result<Text<'static>, Failure> {
 }
 
 /// A prompt must have a first token; the model's BOS is one.
-fn or_bos(prompt: Vec<u32>, generation: &GenerationInfo) -> Result<Vec<u32>, Failure> {
+pub(super) fn or_bos(prompt: Vec<u32>, generation: &GenerationInfo) -> Result<Vec<u32>, Failure> {
     match (prompt.is_empty(), generation.bos_token_id) {
         (false, _) => Ok(prompt),
         (true, Some(bos)) => Ok(vec![bos]),
@@ -263,15 +263,15 @@ impl<'m> Chat<'m> {
         Ok(Self { template: Template::new(source)?, special_tokens: &info.special_tokens })
     }
 
-    fn render(&self, messages: &[serde_json::Value]) -> Result<String, Failure> {
-        Ok(self.template.render(&TemplateInput {
+    fn render(&self, messages: &[serde_json::Value]) -> Result<String, TemplateError> {
+        self.template.render(&TemplateInput {
             messages: messages.to_vec().into(),
             tools: None,
             add_generation_prompt: true,
             special_tokens: self.special_tokens,
             extra: None,
             now: None,
-        })?)
+        })
     }
 }
 
@@ -313,8 +313,18 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
         messages.push(json!({"role": "system", "content": system}));
     }
     let always = messages.len();
-    let ids_of = |messages: &[serde_json::Value]| or_bos(text.encode(&chat.render(messages)?, false)?, &cx.manifest().generation);
     let ctx_size = cx.manifest().ctx_size as usize;
+    // The ids of a conversation, or why it is too long.
+    let ids_of = |messages: &[serde_json::Value]| -> Result<Result<Vec<u32>, String>, Failure> {
+        let rendered = match chat.render(messages) {
+            Err(error) if error.kind == TemplateErrorKind::Limit => return Ok(Err(error.to_string())),
+            rendered => rendered?,
+        };
+        let ids = or_bos(text.encode(&rendered, false)?, &cx.manifest().generation)?;
+        let needed = ids.len();
+        let too_long = || format!("{needed} positions are needed, the executable was built for {ctx_size}");
+        Ok(if needed > ctx_size { Err(too_long()) } else { Ok(ids) })
+    };
     // Tokens whose keys and values lie in slot 0.
     let mut cached: Vec<u32> = Vec::new();
     let mut lines = stdin.lock();
@@ -323,7 +333,11 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
         prompt("> ");
         let mut line = Vec::new();
         let begin = read;
-        read += lines.read_until(b'\n', &mut line).map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
+        let mut bounded = (&mut lines).take(MAX_INPUT_BYTES + 1);
+        read += bounded.read_until(b'\n', &mut line).map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
+        if line.len() as u64 > MAX_INPUT_BYTES {
+            return Err(too_large("stdin"));
+        }
         let line = utf8("stdin", begin, line)?;
         let line = line.trim_end_matches(['\n', '\r']);
         if read == begin || line == "/exit" {
@@ -333,21 +347,24 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
             continue;
         }
         messages.push(json!({"role": "user", "content": line}));
-        let mut rendered = ids_of(&messages)?;
-        if rendered.len() > ctx_size {
-            let anew = [&messages[..always], &messages[messages.len() - 1..]].concat();
-            let needed = rendered.len();
-            rendered = ids_of(&anew)?;
-            let left_out = rendered.len() > ctx_size;
-            let (what, needed) =
-                if left_out { ("the message was left out", rendered.len()) } else { ("the conversation starts anew", needed) };
-            warn("context", format!("{what}: {needed} positions are needed, the executable was built for {ctx_size}"));
-            if left_out {
-                messages.pop();
-                continue;
+        let rendered = match ids_of(&messages)? {
+            Ok(ids) => ids,
+            Err(too_long) => {
+                let anew = [&messages[..always], &messages[messages.len() - 1..]].concat();
+                match ids_of(&anew)? {
+                    Ok(ids) => {
+                        warn("context", format!("the conversation starts anew: {too_long}"));
+                        messages = anew;
+                        ids
+                    }
+                    Err(too_long) => {
+                        warn("context", format!("the message was left out: {too_long}"));
+                        messages.pop();
+                        continue;
+                    }
+                }
             }
-            messages = anew;
-        }
+        };
         let reuse = common_prefix(&cached, &rendered).min(rendered.len() - 1);
         decoder.truncate(0, reuse);
         decoder.feed(0, &rendered[reuse..])?;

@@ -254,9 +254,14 @@ pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
     };
     reader.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
-        return Err(Failure::new(7, "input", format!("{name}: expected at most {MAX_INPUT_BYTES} bytes, found more")));
+        return Err(too_large(&name));
     }
     utf8(&name, 0, bytes)
+}
+
+/// More than [`MAX_INPUT_BYTES`].
+pub(crate) fn too_large(name: &str) -> Failure {
+    Failure::new(7, "input", format!("{name}: expected at most {MAX_INPUT_BYTES} bytes, found more"))
 }
 
 /// The bytes of an input from byte `begin` on, as text.

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::Failure;
+use super::generate::or_bos;
 use super::output::{self, OutputFile};
 use super::progress::Progress;
 use super::{Cx, Input, input, print, print_json, read_text};
@@ -25,9 +26,7 @@ pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(
         Input::Tokens(tokens) => tokens,
         Input::Text(text) => cx.load_text()?.wait()?.encode(&text, true)?,
     };
-    if tokens.is_empty() {
-        return Err(Failure::usage("the input has no tokens"));
-    }
+    let tokens = or_bos(tokens, &cx.manifest().generation)?;
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     decoder.feed(0, &tokens)?;
     let top = top(decoder.logits(0), args.top);
