@@ -369,6 +369,20 @@ pub fn rope(config: &ConfigReader<'_>, max_positions: usize, layer_types: &[&str
     Ok(all.swap_remove(0))
 }
 
+/// Where the config says `field` of its RoPE parameters, for messages.
+pub fn rope_place(config: &ConfigReader<'_>, field: &str) -> String {
+    for key in ["rope_scaling", "rope_parameters"] {
+        let Some(Value::Object(section)) = config.value(key) else { continue };
+        if section.contains_key(field) {
+            return config.place(&format!("{key}.{field}"));
+        }
+        if let Some((layer_type, _)) = section.iter().find(|(_, inner)| inner.get(field).is_some()) {
+            return config.place(&format!("{key}.{layer_type}.{field}"));
+        }
+    }
+    config.place(field)
+}
+
 /// What a RoPE section falls back on.
 struct Outer<'a, 'b> {
     theta: f64,

@@ -141,6 +141,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     let net = (entry.load)(&config)?;
     let facts = net.facts();
     check_context(facts, options)?;
+    check_causal(&config, facts)?;
     if config.value("auto_map").is_some() {
         let what = "names code in the model directory, which is never run; the built-in architecture is used";
         warnings.push(Warning::new(CONFIG, "auto_map", what));
@@ -157,6 +158,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
         weights.gather_codes(scheme)?;
     }
     weights.check(&*net, options.strict, &mut warnings)?;
+    if let Some(rope) = &facts.rope {
+        rope::check(&config, rope, facts.head_dim, facts.max_positions)?;
+    }
 
     let reads_text = options.tokenizer != TokenizerUse::Unread;
     let tokenizer = if reads_text { tokenizer::read(&dir, facts.vocab_size, &mut warnings)? } else { None };
@@ -191,6 +195,15 @@ fn refuse_unsupported(config: &ConfigReader<'_>) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+/// The reference gives a decoder whose config says so the attention of an encoder; an encoder has it anyway.
+fn check_causal(config: &ConfigReader<'_>, facts: &Facts) -> Result<(), Error> {
+    if !facts.causal || config.bool_or("is_causal", true)? {
+        return Ok(());
+    }
+    let what = "lets attention look at later tokens, which is not supported";
+    Err(Error::new(Kind::Unsupported, CONFIG, "is_causal", what, "true", "false"))
 }
 
 /// A context beyond what the positions of the model allow is refused where the result would be wrong.

@@ -7,7 +7,13 @@
 //!
 //! Source: HF `modeling_rope_utils.py` and `LlamaRotaryEmbedding`; YaRN: Peng et al. 2023; Llama 3.1's scaling.
 
-use crate::config::{RopeConfig, RopeKind};
+use crate::config::{self, ConfigReader, RopeConfig, RopeKind};
+use crate::error::{Error, Kind};
+
+/// Largest inverse frequency: its product with any position is finite in f32.
+const FREQUENCY_MAX: f32 = 1e20;
+/// Largest factor on cos and sin.
+const ATTENTION_FACTOR_MAX: f32 = 1e6;
 
 /// How many of a head's elements are rotated: `int(head_dim * partial_rotary_factor)`.
 pub fn rotary_dim(rope: &RopeConfig, head_dim: usize) -> usize {
@@ -74,6 +80,27 @@ pub fn inv_freq(rope: &RopeConfig, head_dim: usize, max_positions: usize) -> (Ve
             (frequencies.collect(), yarn_attention_factor(&rope.kind) as f32)
         }
     }
+}
+
+/// Refuses parameters, each sound in itself, that together give frequencies or a factor of which cos and sin are not finite.
+pub fn check(config: &ConfigReader<'_>, rope: &RopeConfig, head_dim: usize, max_positions: usize) -> Result<(), Error> {
+    let (frequencies, factor) = inv_freq(rope, head_dim, max_positions);
+    let bad = |frequencies: &[f32]| frequencies.iter().copied().find(|f| !(0.0..=FREQUENCY_MAX).contains(f));
+    let refuse = |field: &str, what: &str, expected: String, found: f32| {
+        let place = config::rope_place(config, field);
+        Err(Error::new(Kind::Malformed, config.file(), place, what, expected, format!("{found:e}")))
+    };
+    if let Some(found) = bad(&frequencies) {
+        let of_theta = bad(&plain(rope.theta, rotary_dim(rope, head_dim))).is_some();
+        let field = if of_theta { "rope_theta" } else { "factor" };
+        return refuse(field, "gives frequencies that are out of range", format!("0 to {FREQUENCY_MAX:e}"), found);
+    }
+    if !(-ATTENTION_FACTOR_MAX..=ATTENTION_FACTOR_MAX).contains(&factor) {
+        let given = matches!(rope.kind, RopeKind::Yarn { attention_factor: Some(_), .. });
+        let field = if given { "attention_factor" } else { "mscale_all_dim" };
+        return refuse(field, "gives a factor on cos and sin that is out of range", format!("at most {ATTENTION_FACTOR_MAX:e}"), factor);
+    }
+    Ok(())
 }
 
 /// YaRN's factor on cos and sin: given, or from `mscale` and `mscale_all_dim`, or from `factor`.

@@ -185,6 +185,25 @@ fn config_values() {
         ("rope_factor_missing", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "linear"}))),
         ("rope_factor_zero", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "linear", "factor": 0}))),
         ("rope_factor_negative", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "yarn", "factor": -1}))),
+        ("rope_factor_subnormal", 4, &["rope_scaling.factor", "frequencies"], |t| {
+            t.config("rope_scaling", json!({"type": "linear", "factor": 1e-45}));
+        }),
+        ("rope_factor_1e30", 4, &["rope_scaling.factor", "frequencies"], |t| {
+            t.config("rope_scaling", json!({"type": "dynamic", "factor": 1e30}));
+        }),
+        ("rope_parameters_1e30", 4, &["rope_parameters.full_attention.factor", "frequencies"], |t| {
+            t.config("rope_parameters", json!({"full_attention": {"rope_type": "dynamic", "factor": 1e30}}));
+            t.config("layer_types", json!(["full_attention", "full_attention"]));
+        }),
+        ("rope_theta_subnormal", 4, &["rope_theta", "frequencies"], |t| t.config("rope_theta", json!(1e-45))),
+        ("rope_attention_factor_1e38", 4, &["rope_scaling.attention_factor", "found 1e38"], |t| {
+            t.config("rope_scaling", json!({"type": "yarn", "factor": 2, "attention_factor": 1e38}));
+        }),
+        ("rope_mscale_over_zero", 4, &["rope_scaling.mscale_all_dim"], |t| {
+            // 0.1 * -10 * ln(e) + 1 = 0
+            let scaling = json!({"type": "yarn", "factor": std::f64::consts::E, "mscale": 1, "mscale_all_dim": -10});
+            t.config("rope_scaling", scaling);
+        }),
         ("rope_theta_zero", 4, &["rope_theta"], |t| t.config("rope_theta", json!(0))),
         ("rms_eps_negative", 4, &["rms_norm_eps"], |t| t.config("rms_norm_eps", json!(-1e-6))),
         ("hidden_act_unknown", 6, &["foo"], |t| t.config("hidden_act", json!("foo"))),
@@ -223,6 +242,20 @@ fn config_values() {
             t.json("generation_config.json", &json!({"eos_token_id": [1, VOCAB]}));
         }),
         ("encoder_decoder", 6, &["is_encoder_decoder"], |t| t.config("is_encoder_decoder", json!(true))),
+        ("not_causal", 6, &["is_causal", "later tokens", "found false"], |t| t.config("is_causal", json!(false))),
+        ("not_causal_gpt2", 6, &["is_causal", "later tokens"], |t| {
+            gpt2(t, |_| {});
+            t.config("is_causal", json!(false));
+        }),
+        ("causal_of_wrong_type", 4, &["is_causal", "true or false"], |t| t.config("is_causal", json!("no"))),
+    ]);
+    accept(&[
+        ("gpt2", "", |t| gpt2(t, |_| {})),
+        ("causal", "", |t| t.config("is_causal", json!(true))),
+        ("encoder_that_says_so", "", |t| {
+            bert(t);
+            t.config("is_causal", json!(false));
+        }),
     ]);
     let huge = |t: &Toy| t.config("max_position_embeddings", json!(1_000_000_000_000u64));
     let options = OpenOptions { ctx_size: Some(64), ..OpenOptions::default() };
@@ -230,6 +263,58 @@ fn config_values() {
     let dynamic = |t: &Toy| t.config("rope_scaling", json!({"type": "dynamic", "factor": 2}));
     let options = OpenOptions { ctx_size: Some(129), ..OpenOptions::default() };
     assert_eq!(outcome(dynamic, &options).unwrap_err().0, 6, "dynamic RoPE beyond the trained length");
+}
+
+/// A GPT-2 of one layer in place of the toy, its tensors changed.
+fn gpt2(t: &Toy, change: impl FnOnce(&mut Vec<ToyTensor>)) {
+    let (n, zeros) = (64, |name: &str, shape: &[usize]| ToyTensor::zeros(&format!("transformer.{name}"), "F16", 2, shape));
+    t.json(
+        "config.json",
+        &json!({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2", "n_embd": n, "n_layer": 1, "n_head": 4, "n_inner": 96,
+            "vocab_size": VOCAB, "n_positions": 32, "bos_token_id": 1, "eos_token_id": 2}),
+    );
+    let mut list = vec![zeros("wte.weight", &[VOCAB, n]), zeros("wpe.weight", &[32, n])];
+    for (name, shape) in [
+        ("h.0.ln_1", &[n][..]),
+        ("h.0.attn.c_attn", &[n, 3 * n]),
+        ("h.0.attn.c_proj", &[n, n]),
+        ("h.0.ln_2", &[n]),
+        ("h.0.mlp.c_fc", &[n, 96]),
+        ("h.0.mlp.c_proj", &[96, n]),
+        ("ln_f", &[n]),
+    ] {
+        list.extend([zeros(&format!("{name}.weight"), shape), zeros(&format!("{name}.bias"), &shape[shape.len() - 1..])]);
+    }
+    change(&mut list);
+    t.weights("model.safetensors", &list);
+}
+
+/// A BERT of one layer in place of the toy.
+fn bert(t: &Toy) {
+    let (n, zeros) = (64, |name: &str, shape: &[usize]| ToyTensor::zeros(name, "F16", 2, shape));
+    t.json(
+        "config.json",
+        &json!({"architectures": ["BertModel"], "model_type": "bert", "hidden_size": n, "num_hidden_layers": 1, "num_attention_heads": 4,
+            "intermediate_size": 96, "vocab_size": VOCAB, "max_position_embeddings": 32, "type_vocab_size": 2}),
+    );
+    let mut list = Vec::new();
+    for (name, rows) in [("word", VOCAB), ("position", 32), ("token_type", 2)] {
+        list.push(zeros(&format!("embeddings.{name}_embeddings.weight"), &[rows, n]));
+    }
+    for (name, shape) in [
+        ("embeddings.LayerNorm", &[n][..]),
+        ("encoder.layer.0.attention.self.query", &[n, n]),
+        ("encoder.layer.0.attention.self.key", &[n, n]),
+        ("encoder.layer.0.attention.self.value", &[n, n]),
+        ("encoder.layer.0.attention.output.dense", &[n, n]),
+        ("encoder.layer.0.attention.output.LayerNorm", &[n]),
+        ("encoder.layer.0.intermediate.dense", &[96, n]),
+        ("encoder.layer.0.output.dense", &[n, 96]),
+        ("encoder.layer.0.output.LayerNorm", &[n]),
+    ] {
+        list.extend([zeros(&format!("{name}.weight"), shape), zeros(&format!("{name}.bias"), &shape[..1])]);
+    }
+    t.weights("model.safetensors", &list);
 }
 
 /// The toy with its layers as GPTQ codes by 32, changed.
