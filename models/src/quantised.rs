@@ -96,7 +96,7 @@ impl Scheme {
 }
 
 /// What helps where codes are not supported.
-const ORIGINAL: &str = "give the model's original checkpoint and choose --quantize int8 or int4";
+pub(crate) const ORIGINAL: &str = "give the model's original checkpoint and choose --quantize int8 or int4";
 
 /// Reads `quantization_config`; `None` where the checkpoint has none. What is not supported is refused by name.
 pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
@@ -308,6 +308,11 @@ fn order(weights: &WeightIndex, g_idx: &TensorInfo, groups: usize, size: usize) 
 }
 
 impl Coded {
+    /// The tensor of its codes, for messages.
+    pub(crate) fn qweight(&self) -> &TensorInfo {
+        &self.qweight
+    }
+
     /// Number of elements.
     pub fn elements(&self) -> u64 {
         self.shape[0] as u64 * self.shape[1] as u64

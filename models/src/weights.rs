@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use safetensors::Dtype;
 
-use crate::arch::{Architecture, Naming, TensorSpec};
+use crate::arch::{Architecture, Naming, Role, TensorSpec};
 use crate::dir::{self, File, ModelDir};
 use crate::error::{Error, Kind, Warning, cut};
 use crate::json;
@@ -274,6 +274,7 @@ impl WeightIndex {
             }
             return Err(if untied_head { e.help("set tie_word_embeddings if the head is the token embedding") } else { e });
         }
+        self.check_codes(&specs)?;
         for spec in &specs {
             let Some(shape) = self.shape(&spec.name) else { continue };
             if shape != spec.shape {
@@ -315,8 +316,28 @@ impl WeightIndex {
         Ok(())
     }
 
+    /// Only matrices of linear layers may be codes: other uses would read them as if they were floats, and in the order of their columns.
+    fn check_codes(&self, specs: &[TensorSpec]) -> Result<(), Error> {
+        for spec in specs {
+            let Some(coded) = self.coded(&spec.name) else { continue };
+            let what = match spec.role {
+                Role::Linear => continue,
+                Role::Conv1d => "codes of Conv1D layers are not supported",
+                Role::Other => "codes of a tensor that is no linear layer are not supported",
+            };
+            let found = format!("codes of {}", coded.dtype);
+            return Err(self.error(coded.qweight(), Kind::Unsupported, what, "F32, F16 or BF16", &found).help(quantised::ORIGINAL));
+        }
+        Ok(())
+    }
+
     /// A tied checkpoint may store the head again, but then it must be the same; otherwise nobody knows which is meant.
     fn check_tied(&self, embedding: &str, head: &str) -> Result<(), Error> {
+        if let Some(coded) = self.coded(head) {
+            let what = "is a head of its own although tie_word_embeddings is true";
+            let found = format!("codes of {}", coded.dtype);
+            return Err(self.error(coded.qweight(), Kind::Disagree, what, "no head, or the token embedding again", &found));
+        }
         let (Some(a), Some(b)) = (self.get(embedding), self.get(head)) else { return Ok(()) };
         let differ = || {
             let what = "differs from the token embedding although tie_word_embeddings is true";

@@ -317,6 +317,21 @@ fn bert(t: &Toy) {
     t.weights("model.safetensors", &list);
 }
 
+/// Parts of a layer of `k` inputs and `n` outputs as GPTQ codes by 32.
+fn codes_of(layer: &str, n: usize, k: usize) -> [ToyTensor; 3] {
+    [
+        ToyTensor::zeros(&format!("{layer}.qweight"), "I32", 4, &[k / 8, n]),
+        ToyTensor::zeros(&format!("{layer}.qzeros"), "I32", 4, &[k / 32, n / 8]),
+        ToyTensor::zeros(&format!("{layer}.scales"), "F16", 2, &[k / 32, n]),
+    ]
+}
+
+/// The tensor `layer.weight` of `list` as GPTQ codes of these outputs and inputs.
+fn code(list: &mut Vec<ToyTensor>, layer: &str, n: usize, k: usize) {
+    list.retain(|t| t.name != format!("{layer}.weight"));
+    list.extend(codes_of(layer, n, k));
+}
+
 /// The toy with its layers as GPTQ codes by 32, changed.
 fn gptq(t: &Toy, change: impl FnOnce(&mut Vec<ToyTensor>)) {
     t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}));
@@ -332,12 +347,8 @@ fn gptq(t: &Toy, change: impl FnOnce(&mut Vec<ToyTensor>)) {
             for (i, group) in g_idx.data.chunks_exact_mut(4).enumerate() {
                 group.copy_from_slice(&(i as u32 / 32).to_le_bytes());
             }
-            coded.extend([
-                ToyTensor::zeros(&format!("{layer}.qweight"), "I32", 4, &[k / 8, n]),
-                ToyTensor::zeros(&format!("{layer}.qzeros"), "I32", 4, &[k / 32, n / 8]),
-                ToyTensor::zeros(&format!("{layer}.scales"), "F16", 2, &[k / 32, n]),
-                g_idx,
-            ]);
+            coded.extend(codes_of(&layer, n, k));
+            coded.push(g_idx);
         }
         *list = coded;
         change(list);
@@ -381,6 +392,8 @@ fn codes() {
         ("gptq_biases_of_no_layer", "is ignored (1 in all)", |t| {
             gptq(t, |list| list.push(ToyTensor::zeros("model.layers.0.self_attn.q_proj.bias", "F16", 2, &[64])));
         }),
+        ("gptq_head", "", |t| gptq(t, |list| code(list, "lm_head", VOCAB, 64))),
+        ("gptq_of_no_layer", "model.bogus.qweight", |t| gptq(t, |list| list.extend(codes_of("model.bogus", 64, 64)))),
     ]);
     refuse(&[
         ("gptq_no_config", 5, &["q_proj.weight", "is missing"], |t| {
@@ -440,6 +453,26 @@ fn codes() {
         }),
         ("gptq_and_floats", 5, &["down_proj.weight", "is there twice"], |t| {
             gptq(t, |list| list.push(ToyTensor::zeros("model.layers.1.mlp.down_proj.weight", "F16", 2, &[64, 96])));
+        }),
+        ("gptq_embedding", 6, &["model.embed_tokens.qweight", "no linear layer"], |t| {
+            gptq(t, |list| code(list, "model.embed_tokens", VOCAB, 64));
+        }),
+        ("gptq_norm", 6, &["model.norm.qweight", "no linear layer"], |t| gptq(t, |list| code(list, "model.norm", 64, 64))),
+        ("gptq_tied_head", 5, &["lm_head.qweight", "tie_word_embeddings"], |t| {
+            gptq(t, |list| code(list, "lm_head", VOCAB, 64));
+            t.config("tie_word_embeddings", json!(true));
+        }),
+        ("gptq_conv1d", 6, &["h.0.attn.c_proj.qweight", "codes of Conv1D layers are not supported"], |t| {
+            gpt2(t, |list| code(list, "transformer.h.0.attn.c_proj", 64, 64));
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}));
+        }),
+        ("gptq_gpt2", 6, &["h.0.", "qweight", "codes of Conv1D layers are not supported"], |t| {
+            gpt2(t, |list| {
+                for (layer, n, k) in [("attn.c_attn", 192, 64), ("attn.c_proj", 64, 64), ("mlp.c_fc", 96, 64), ("mlp.c_proj", 64, 96)] {
+                    code(list, &format!("transformer.h.0.{layer}"), n, k);
+                }
+            });
+            t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true}));
         }),
     ]);
 }

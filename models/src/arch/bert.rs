@@ -56,7 +56,8 @@ impl Architecture for BertConfig {
             TensorSpec::required("embeddings.token_type_embeddings.weight", &[self.segments, hidden]),
         ];
         let mut pair = |name: String, shape: &[usize]| {
-            specs.push(TensorSpec::required(format!("{name}.weight"), shape));
+            let weight = if shape.len() == 2 { TensorSpec::linear } else { TensorSpec::required };
+            specs.push(weight(format!("{name}.weight"), shape));
             specs.push(TensorSpec::required(format!("{name}.bias"), &shape[..1]));
         };
         pair("embeddings.LayerNorm".to_string(), &[hidden]);

@@ -88,7 +88,7 @@ impl Architecture for DecoderConfig {
         for layer in 0..self.layers {
             let mut linear = |name: &str, out: usize, input: usize, bias: bool| {
                 let name = format!("model.layers.{layer}.{name}");
-                specs.push(TensorSpec::required(format!("{name}.weight"), &[out, input]));
+                specs.push(TensorSpec::linear(format!("{name}.weight"), &[out, input]));
                 if bias {
                     specs.push(TensorSpec::required(format!("{name}.bias"), &[out]));
                 }
@@ -119,8 +119,7 @@ impl Architecture for DecoderConfig {
             }
         }
         specs.push(TensorSpec::required("model.norm.weight", &[hidden]));
-        let head = [self.vocab, hidden];
-        specs.push(TensorSpec { name: HEAD.to_string(), shape: head.to_vec(), optional: self.tied });
+        specs.push(TensorSpec::head(HEAD, &[self.vocab, hidden], self.tied));
         specs
     }
 

@@ -3,7 +3,7 @@
 //! Checkpoints with a head prefix every name but the head's by `transformer.`; bare ones do not.
 //! Source: HF `modeling_gpt2.py`.
 
-use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec};
+use super::{ArchEntry, Architecture, Facts, Naming, Role, Task, TensorSpec};
 use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
 use crate::error::Error;
 use crate::trace::Trace;
@@ -64,7 +64,8 @@ impl Architecture for Gpt2Config {
         for layer in 0..self.layers {
             let mut pair = |name: &str, shape: &[usize]| {
                 let name = format!("transformer.h.{layer}.{name}");
-                specs.push(TensorSpec::required(format!("{name}.weight"), shape));
+                let role = if shape.len() == 2 { Role::Conv1d } else { Role::Other };
+                specs.push(TensorSpec { role, ..TensorSpec::required(format!("{name}.weight"), shape) });
                 specs.push(TensorSpec::required(format!("{name}.bias"), &shape[shape.len() - 1..]));
             };
             pair("ln_1", &[hidden]);
@@ -76,7 +77,7 @@ impl Architecture for Gpt2Config {
         }
         specs.push(TensorSpec::required("transformer.ln_f.weight", &[hidden]));
         specs.push(TensorSpec::required("transformer.ln_f.bias", &[hidden]));
-        specs.push(TensorSpec { name: HEAD.to_string(), shape: vec![self.vocab, hidden], optional: self.tied });
+        specs.push(TensorSpec::head(HEAD, &[self.vocab, hidden], self.tied));
         specs
     }
 

@@ -103,17 +103,35 @@ pub struct TensorSpec {
     pub shape: Vec<usize>,
     /// Whether the checkpoint may lack it.
     pub optional: bool,
+    /// What is done with it.
+    pub role: Role,
+}
+
+/// What the forward computation does with a tensor, as far as it matters to how it may be stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Matrix `[out, in]` of a linear layer, read by [`Trace::matmul`] alone: it may be codes.
+    Linear,
+    /// Matrix `[in, out]` of a `Conv1D`.
+    Conv1d,
+    /// Anything else: embeddings, norms, biases.
+    Other,
 }
 
 impl TensorSpec {
     /// A tensor that must be there.
     pub fn required(name: impl Into<String>, shape: &[usize]) -> TensorSpec {
-        TensorSpec { name: name.into(), shape: shape.to_vec(), optional: false }
+        TensorSpec { name: name.into(), shape: shape.to_vec(), optional: false, role: Role::Other }
     }
 
-    /// A tensor that may be there.
-    pub fn optional(name: impl Into<String>, shape: &[usize]) -> TensorSpec {
-        TensorSpec { name: name.into(), shape: shape.to_vec(), optional: true }
+    /// The matrix of a linear layer, which must be there.
+    pub fn linear(name: impl Into<String>, shape: &[usize]) -> TensorSpec {
+        TensorSpec { role: Role::Linear, ..TensorSpec::required(name, shape) }
+    }
+
+    /// The head, which a checkpoint may lack if it reads the token embedding.
+    pub fn head(name: &str, shape: &[usize], tied: bool) -> TensorSpec {
+        TensorSpec { optional: tied, ..TensorSpec::linear(name, shape) }
     }
 }
 
