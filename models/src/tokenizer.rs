@@ -34,8 +34,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
 /// Longest fixed padding, truncation stride and the like.
 const LENGTH_MAX: u64 = 1 << 24;
-/// A probe that takes longer is refused; sound tokenizers take milliseconds.
-const PROBE_TIME_MAX: Duration = Duration::from_secs(2);
+/// All patterns of a file, or all texts of the probe, that take longer are refused; sound ones take milliseconds.
+const PROBE_TIME_MAX: Duration = Duration::from_secs(4);
 
 /// A checked tokenizer.
 #[derive(Clone, Debug)]
@@ -132,8 +132,8 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>,
         let expected = format!("at most {} s", PROBE_TIME_MAX.as_secs());
         Error::new(Kind::Limit, FILE, "pre_tokenizer", format!("takes too long for {what}"), expected, "more")
     };
+    let start = Instant::now();
     for (what, text) in probe_texts() {
-        let start = Instant::now();
         match guard::catch(|| tokenizer.encode(text.as_str(), true).map(drop)) {
             Err(panic) => return Err(crate_panics(&format!("encoding {what}"), &panic)),
             // An unknown character can be an error of the tokenizer; at run time it is one too.
@@ -147,7 +147,7 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>,
         if let Err(panic) = guard::catch(|| tokenizer.decode(ids, false).map(drop)) {
             return Err(crate_panics("decoding", &panic));
         }
-        if start.elapsed() > 4 * PROBE_TIME_MAX {
+        if start.elapsed() > 2 * PROBE_TIME_MAX {
             return Err(too_slow("decoding"));
         }
     }

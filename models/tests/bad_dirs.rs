@@ -696,6 +696,38 @@ fn tokenizers() {
             let part = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1000)});
             tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": [part, part, part]}));
         }),
+        ("tok_bytes_of_bytes", 7, &["normalizer.normalizers[12]", "too long", "8192 times"], |t| {
+            tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 40]}));
+        }),
+        ("tok_bytes_before_bytes", 7, &["pre_tokenizer.pretokenizers[6]", "too long"], |t| {
+            let part = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
+            tok(t, |v| {
+                v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 6]});
+                v["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": vec![part; 20]});
+            });
+        }),
+        ("tok_compatible_forms", 7, &["normalizer.normalizers[2]", "5832 times"], |t| {
+            tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFKD"}); 3]}));
+        }),
+        ("tok_replace_nothing", 7, &["normalizer.normalizers[12]", "8192 times"], |t| {
+            let part = json!({"type": "Replace", "pattern": {"Regex": "(?=x)|q*"}, "content": "a"});
+            tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![part; 40]}));
+        }),
+        ("tok_replace_boundaries", 7, &["normalizer.normalizers[12]", "8192 times"], |t| {
+            let part = json!({"type": "Replace", "pattern": {"Regex": "\\B"}, "content": "a"});
+            tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![part; 40]}));
+        }),
+        ("tok_replace_empty_text", 7, &["normalizer.normalizers[12]", "8192 times"], |t| {
+            let part = json!({"type": "Replace", "pattern": {"String": ""}, "content": "a"});
+            tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![part; 40]}));
+        }),
+        ("tok_65_parts", 7, &["normalizer.normalizers[64]", "at most 64"], |t| {
+            tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFC"}); 70]}));
+        }),
+        ("tok_parts_of_parts", 7, &["pre_tokenizer.pretokenizers[", "at most 64"], |t| {
+            let inner = json!({"type": "Sequence", "pretokenizers": vec![json!({"type": "WhitespaceSplit"}); 30]});
+            tok(t, |v| v["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [inner, inner, inner]}));
+        }),
         ("tok_missing_field", 4, &["tokenizers crate"], |t| tok(t, |v| v["pre_tokenizer"]["behavior"] = Value::Null)),
         ("tok_special_wrong_type", 4, &["tokenizer_config.json", "bos_token"], |t| {
             t.json("tokenizer_config.json", &json!({"bos_token": 1}));

@@ -8,8 +8,8 @@ use crate::error::Error;
 /// The binary table of SentencePiece normalizers: no byte sequence may lead out of its arrays.
 ///
 /// Layout: trie size in bytes (u32), the trie as u32 units of a double array, then texts that end with NUL. The crate
-/// indexes both without a check, so every state that can be reached from the root is visited here.
-pub(super) fn check_charsmap(place: &str, value: Option<&Value>) -> Result<(), Error> {
+/// indexes both without a check, so every state that can be reached from the root is visited here. Returns the length of the longest text.
+pub(super) fn check_charsmap(place: &str, value: Option<&Value>) -> Result<usize, Error> {
     let wrong = |found: &str| malformed(place, "is no valid charsmap", "a SentencePiece table in base64", found);
     let text = value.and_then(Value::as_str).ok_or_else(|| wrong("no string"))?;
     let bytes = base64(text).ok_or_else(|| wrong("invalid base64"))?;
@@ -43,7 +43,7 @@ pub(super) fn check_charsmap(place: &str, value: Option<&Value>) -> Result<(), E
             }
         }
     }
-    Ok(())
+    Ok(texts.split('\0').map(str::len).max().unwrap_or(0))
 }
 
 /// Standard base64 with padding.

@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::charsmap::check_charsmap;
-use super::patterns::check_pattern;
+use super::patterns::{Patterns, can_be_empty};
 use super::vocabulary::Vocabulary;
 use super::{FILE, LENGTH_MAX, malformed};
 use crate::error::{Error, Kind, cut};
@@ -11,6 +11,8 @@ use crate::json;
 
 /// Deepest nesting of sequences of normalizers and the like.
 const DEPTH_MAX: usize = 8;
+/// Most parts of a stage's sequences together.
+const PARTS_MAX: usize = 64;
 /// How much longer normalizers may make a text.
 const GROWTH_MAX: usize = 4096;
 
@@ -64,14 +66,36 @@ const STAGES: &[(&str, &[&str], &str)] = &[
 
 /// Checks all stages of the parsed file.
 pub(super) fn check_stages(root: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Result<(), Error> {
-    let mut growth = 1;
+    let mut spent = Spent { growth: 1, parts: 0, patterns: Patterns::default() };
     for (stage, known, list) in STAGES {
         if let Some(part) = root.get(*stage).filter(|v| !v.is_null()) {
             let component = Component { stage, known, list, vocabulary };
-            component.check(stage, part, 0, &mut growth)?;
+            spent.parts = 0;
+            component.check(stage, part, 0, &mut spent)?;
         }
     }
     Ok(())
+}
+
+/// What the parts that were checked so far may cost together.
+struct Spent {
+    /// How much longer texts may have become.
+    growth: usize,
+    /// Parts of sequences of this stage.
+    parts: usize,
+    patterns: Patterns,
+}
+
+impl Spent {
+    /// Replacements multiply; their product is how much longer a text can get.
+    fn grow(&mut self, place: &str, times: usize) -> Result<(), Error> {
+        self.growth = self.growth.saturating_mul(times.max(1));
+        if self.growth > GROWTH_MAX {
+            let (expected, found) = (format!("texts that grow at most {GROWTH_MAX} times"), format!("{} times", self.growth));
+            return Err(Error::new(Kind::Limit, FILE, place, "makes texts too long", expected, found));
+        }
+        Ok(())
+    }
 }
 
 /// One stage of a tokenizer while it is checked.
@@ -83,8 +107,8 @@ struct Component<'a> {
 }
 
 impl Component<'_> {
-    /// Checks `part` and, in a sequence, its parts. `growth` is how much longer texts may have become.
-    fn check(&self, place: &str, part: &Value, depth: usize, growth: &mut usize) -> Result<(), Error> {
+    /// Checks `part` and, in a sequence, its parts.
+    fn check(&self, place: &str, part: &Value, depth: usize, spent: &mut Spent) -> Result<(), Error> {
         let Value::Object(fields) = part else {
             return Err(malformed(place, "has the wrong type", "an object", json::kind_of(part)));
         };
@@ -98,6 +122,7 @@ impl Component<'_> {
             }
             None => return Err(malformed(&at("type"), "is missing", "a name", "nothing")),
         };
+        let length = |key: &str| fields.get(key).and_then(Value::as_str).map_or(1, str::len);
         match (self.stage, kind) {
             (_, "Sequence") => {
                 if depth == DEPTH_MAX {
@@ -107,16 +132,32 @@ impl Component<'_> {
                     return Err(malformed(&at(self.list), "is missing", "a list", "nothing"));
                 };
                 for (index, part) in parts.iter().enumerate() {
-                    self.check(&format!("{place}.{}[{index}]", self.list), part, depth + 1, growth)?;
+                    let place = format!("{place}.{}[{index}]", self.list);
+                    spent.parts += 1;
+                    if spent.parts > PARTS_MAX {
+                        let (what, expected) = ("is one part too many", format!("at most {PARTS_MAX} in all"));
+                        return Err(Error::new(Kind::Limit, FILE, place, what, expected, "more"));
+                    }
+                    self.check(&place, part, depth + 1, spent)?;
                 }
             }
-            ("normalizer", "Precompiled") => check_charsmap(&at("precompiled_charsmap"), fields.get("precompiled_charsmap"))?,
-            (_, "Replace") => {
-                check_pattern(&at("pattern"), fields.get("pattern"))?;
-                self.grow(&at("content"), fields.get("content"), growth)?;
+            ("normalizer", "Precompiled") => {
+                let place = at("precompiled_charsmap");
+                let longest = check_charsmap(&place, fields.get("precompiled_charsmap"))?;
+                spent.grow(&place, longest)?;
             }
-            ("normalizer", "Prepend") => self.grow(&at("prepend"), fields.get("prepend"), growth)?,
-            ("pre_tokenizer", "Split") => check_pattern(&at("pattern"), fields.get("pattern"))?,
+            (_, "Replace") => {
+                let pattern = fields.get("pattern");
+                spent.patterns.check(&at("pattern"), pattern)?;
+                // Between any two characters there is room for one more match of nothing.
+                spent.grow(&at("content"), length("content") + usize::from(can_be_empty(pattern)))?;
+            }
+            ("normalizer", "Prepend") => spent.grow(&at("prepend"), length("prepend"))?,
+            // Half of the bytes become characters of two bytes.
+            ("normalizer" | "pre_tokenizer", "ByteLevel") => spent.grow(place, 2)?,
+            // U+FDFA becomes 18 characters.
+            ("normalizer", "NFKC" | "NFKD") => spent.grow(place, 18)?,
+            ("pre_tokenizer", "Split") => spent.patterns.check(&at("pattern"), fields.get("pattern"))?,
             ("pre_tokenizer", "FixedLength") if fields.get("length").is_some_and(|n| n.as_u64() == Some(0)) => {
                 return Err(malformed(&at("length"), "is out of range", "an integer >= 1", 0));
             }
@@ -134,17 +175,6 @@ impl Component<'_> {
                 }
             }
             _ => {}
-        }
-        Ok(())
-    }
-
-    /// Replacements multiply; their product is how much longer a text can get.
-    fn grow(&self, place: &str, content: Option<&Value>, growth: &mut usize) -> Result<(), Error> {
-        let length = content.and_then(Value::as_str).map_or(1, |text| text.len().max(1));
-        *growth = growth.saturating_mul(length);
-        if *growth > GROWTH_MAX {
-            let expected = format!("texts that grow at most {GROWTH_MAX} times");
-            return Err(Error::new(Kind::Limit, FILE, place, "makes texts too long", expected, format!("{growth} times")));
         }
         Ok(())
     }

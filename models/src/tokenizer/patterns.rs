@@ -1,6 +1,7 @@
 //! Regular expressions, and the texts that they, and whole tokenizers, are tried with.
 
-use std::time::Instant;
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
@@ -12,9 +13,44 @@ use crate::json;
 /// Longest regular expression in bytes.
 const PATTERN_BYTES_MAX: usize = 1 << 16;
 
-/// A pattern compiles and does not ask for exponential time.
-pub(super) fn check_pattern(place: &str, pattern: Option<&Value>) -> Result<(), Error> {
-    let Some(regex) = pattern.and_then(|p| p.get("Regex")) else { return Ok(()) };
+/// The patterns of a file, which share one time limit; equal ones are tried once.
+pub(super) struct Patterns {
+    tried: BTreeSet<String>,
+    left: Duration,
+}
+
+impl Default for Patterns {
+    fn default() -> Patterns {
+        Patterns { tried: BTreeSet::new(), left: PROBE_TIME_MAX }
+    }
+}
+
+impl Patterns {
+    /// A pattern compiles and does not ask for exponential time.
+    pub(super) fn check(&mut self, place: &str, pattern: Option<&Value>) -> Result<(), Error> {
+        let Some(regex) = pattern.and_then(|p| p.get("Regex")) else { return Ok(()) };
+        if regex.as_str().is_some_and(|regex| !self.tried.insert(regex.to_string())) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let checked = check_regex(place, regex, self.left);
+        self.left = self.left.saturating_sub(start.elapsed());
+        checked
+    }
+}
+
+/// Whether a pattern may match where there is no text. A look around may do so though it does not match the empty text.
+pub(super) fn can_be_empty(pattern: Option<&Value>) -> bool {
+    let Some(regex) = pattern.and_then(|p| p.get("Regex")).and_then(Value::as_str) else {
+        return pattern.and_then(|p| p.get("String")).and_then(Value::as_str) == Some("");
+    };
+    let looks = ["(?=", "(?!", "(?<=", "(?<!", "^", "$", "\\b", "\\B", "\\A", "\\z", "\\Z", "\\G", "\\K", "\\<", "\\>"];
+    let positive = regex.replace("[^", "[");
+    looks.iter().any(|look| positive.contains(look)) || fancy_regex::Regex::new(regex).is_ok_and(|r| r.is_match("").unwrap_or(true))
+}
+
+fn check_regex(place: &str, regex: &Value, time_max: Duration) -> Result<(), Error> {
+    let start = Instant::now();
     let Some(regex) = regex.as_str() else {
         return Err(malformed(place, "has the wrong type", "a regular expression", json::show(regex)));
     };
@@ -31,17 +67,14 @@ pub(super) fn check_pattern(place: &str, pattern: Option<&Value>) -> Result<(), 
     let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(regex).ok()) else {
         return Err(malformed(place, "is no valid regular expression", "a pattern that compiles", shown));
     };
+    let in_time = || if start.elapsed() > time_max { Err("takes too long") } else { Ok(()) };
     for (what, text) in probe_texts() {
-        let start = Instant::now();
         let searched = guard::catch(|| {
-            compiled.find_iter(&text).try_for_each(|found| match found {
-                Err(_) => Err("takes too many steps"),
-                Ok(_) if start.elapsed() > PROBE_TIME_MAX => Err("takes too long"),
-                Ok(_) => Ok(()),
-            })
+            compiled.find_iter(&text).try_for_each(|found| found.map_or(Err("takes too many steps"), |_| in_time()))?;
+            in_time()
         });
         if let Err(why) = searched.unwrap_or(Err("panics")) {
-            let expected = "a search that ends soon";
+            let expected = format!("searches that end soon, all patterns within {} s", PROBE_TIME_MAX.as_secs());
             return Err(Error::new(Kind::Limit, FILE, place, format!("{why} for {what}"), expected, shown));
         }
     }
@@ -168,6 +201,33 @@ fn nested_repetition(pattern: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn patterns_share_their_time() {
+        let pattern = |regex: &str| serde_json::json!({ "Regex": regex });
+        let mut patterns = Patterns::default();
+        let check = |patterns: &mut Patterns, regex: &str| patterns.check("pattern", Some(&pattern(regex)));
+        check(&mut patterns, "a+").unwrap();
+        assert!(patterns.left < PROBE_TIME_MAX);
+        patterns.left = Duration::ZERO;
+        // It was tried already.
+        check(&mut patterns, "a+").unwrap();
+        let e = check(&mut patterns, "b+").unwrap_err();
+        assert_eq!(e.exit_code(), 7, "{e}");
+        assert!(e.to_string().contains("takes too long"), "{e}");
+    }
+
+    #[test]
+    fn matches_of_nothing() {
+        let empty = |key: &str, pattern: &str| can_be_empty(Some(&serde_json::json!({ key: pattern })));
+        for regex in ["a*", "a?", "(?=b)", "(?<!x)", r"\bx*", "^", "x|$", "()", "a{0,2}", r"\B", ""] {
+            assert!(empty("Regex", regex), "{regex}");
+        }
+        for regex in ["a", " {2,}", r"\s+", "[^a]", "a|b", "``"] {
+            assert!(!empty("Regex", regex), "{regex}");
+        }
+        assert!(empty("String", "") && !empty("String", "^"));
+    }
 
     #[test]
     fn repetitions_of_repetitions() {
