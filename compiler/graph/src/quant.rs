@@ -41,6 +41,10 @@ const SCALES_BESIDE: i32 = 4;
 /// `x` with [`SCALE_BITS`] significant bits, ties away from zero, and then so many values of this kind on, as f16 has it.
 fn short_scale(x: f32, on: i32) -> f32 {
     const DROPPED: u32 = f32::MANTISSA_DIGITS - SCALE_BITS;
+    // A NaN of many bits would be rounded to zero.
+    if x.is_nan() {
+        return x;
+    }
     let nearest = (x.to_bits() + (1 << (DROPPED - 1))) & !((1 << DROPPED) - 1);
     round(DType::F16, f64::from(f32::from_bits(nearest.wrapping_add_signed(on << DROPPED)))) as f32
 }
@@ -308,6 +312,10 @@ mod tests {
         assert_eq!(codes, [127, -63]);
         assert_eq!(quantise_group(DType::Q8(Group::G32), &[127.1, -63.4], &mut codes), 2.0);
         assert_eq!(codes, [64, -32]);
+        for bits in [0x7fc0_0000, 0x7fff_ffff, 0x7fff_e000, 0x7fff_0000, 0xffff_ffff, 0x7f80_0001] {
+            assert!((-4..=4).all(|on| short_scale(f32::from_bits(bits), on).is_nan()), "{bits:x}");
+            assert!(quantise_group(DType::Q4(Group::G32), &[1.0, f32::from_bits(bits)], &mut codes).is_nan(), "{bits:x}");
+        }
     }
 
     #[test]
