@@ -3,6 +3,8 @@
 //! [`infer`] is the type rule of every op, shared by the builder, the parser and the verifier. [`Builder`] is what architecture code
 //! uses: it keeps the scope (HF module path) and offers one method per op.
 
+use std::collections::HashMap;
+
 use crate::ops::{AttnExpr, Binary, Compare, Op, Pool, Reduce, Unary};
 use crate::types::{DType, Dim, FuncId, Function, Module, Node, Param, ParamId, Recipe, State, StateId, Symbol, SymbolId, Type, ValueId};
 
@@ -374,6 +376,7 @@ pub type Built = Result<ValueId, TypeError>;
 pub struct Builder {
     module: Module,
     scope: Vec<String>,
+    params: HashMap<String, ParamId>,
 }
 
 impl Builder {
@@ -381,7 +384,7 @@ impl Builder {
     pub fn new(entry: &str) -> Builder {
         let mut module = Module::default();
         module.functions.push(Function { name: entry.to_string(), ..Function::default() });
-        Builder { module, scope: Vec::new() }
+        Builder { module, ..Builder::default() }
     }
     /// The module so far.
     pub fn module(&self) -> &Module {
@@ -426,13 +429,12 @@ impl Builder {
     }
     /// A parameter with a recipe (the same name gives the same parameter) and the node that reads it.
     pub fn param(&mut self, name: &str, ty: Type, recipe: Recipe) -> ValueId {
-        let found = self.module.params.iter().position(|p| p.name == name);
-        let id = found.unwrap_or_else(|| {
-            self.module.params.push(Param { name: name.to_string(), ty: ty.clone(), recipe });
-            self.module.params.len() - 1
+        let id = *self.params.entry(name.to_string()).or_insert_with(|| {
+            self.module.params.push(Param { name: name.to_string(), ty, recipe });
+            ParamId(self.module.params.len() as u32 - 1)
         });
-        let ty = self.module.params[id].ty.clone();
-        self.push(Op::Param(ParamId(id as u32)), vec![], ty)
+        let ty = self.module.params[id.index()].ty.clone();
+        self.push(Op::Param(id), vec![], ty)
     }
     /// A parameter that is a tensor of the checkpoint.
     pub fn weight(&mut self, tensor: &str, dtype: DType, shape: &[usize]) -> ValueId {

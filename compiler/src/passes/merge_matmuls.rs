@@ -16,9 +16,11 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     let mut changed = 0;
     for func in 0..module.functions.len() {
         let groups = groups(module, &module.functions[func]);
+        let group_of: HashMap<ValueId, usize> = groups.iter().zip(0..).flat_map(|(g, n)| g.iter().map(move |id| (*id, n))).collect();
         let mut merged: HashMap<usize, ValueId> = HashMap::new();
         changed += rewrite(module, FuncId(func as u32), "merge-matmuls", |rw, f, id| {
-            let Some((number, group)) = groups.iter().enumerate().find(|(_, g)| g.contains(&id)) else { return Ok(None) };
+            let Some(&number) = group_of.get(&id) else { return Ok(None) };
+            let group = &groups[number];
             let rows_of = |id: ValueId| match f.ty(f.node(id).inputs[1]).shape[0] {
                 Dim::Const(n) => n,
                 Dim::Sym(_) => 0,
@@ -46,19 +48,22 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
 
 /// Matmuls with a parameter on the right, by input; only groups of two and more with one weight type from one source.
 fn groups(module: &Module, f: &Function) -> Vec<Vec<ValueId>> {
-    let mut groups: Vec<((ValueId, DType, bool), Vec<ValueId>)> = Vec::new();
+    let mut groups: Vec<Vec<ValueId>> = Vec::new();
+    // Looked up, never gone through: groups are in the order of their first members.
+    let mut number_of: HashMap<(ValueId, DType, bool), usize> = HashMap::new();
     for id in f.ids() {
         let node = f.node(id);
         let Op::Mm { rhs_t: true } = node.op else { continue };
         let Some(w) = param(f, node.inputs[1]) else { continue };
         let weight = &module.params[w.index()];
         let key = (node.inputs[0], weight.ty.dtype, codes_made_here(weight));
-        match groups.iter_mut().find(|(k, _)| *k == key) {
-            Some((_, members)) => members.push(id),
-            None => groups.push((key, vec![id])),
+        let number = *number_of.entry(key).or_insert(groups.len());
+        if number == groups.len() {
+            groups.push(Vec::new());
         }
+        groups[number].push(id);
     }
-    groups.into_iter().map(|g| g.1).filter(|g| g.len() > 1).collect()
+    groups.into_iter().filter(|g| g.len() > 1).collect()
 }
 
 /// Codes that `pack` makes from floats; those of the checkpoint lie in other tensors, so that the two do not concatenate.

@@ -18,24 +18,25 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     if segments.is_empty() {
         return Ok(false);
     }
-    let mut known: Vec<(String, FuncId)> = Vec::new();
+    let users = f.users();
+    let mut starts = segments.into_iter().peekable();
+    let mut known: HashMap<String, FuncId> = HashMap::new();
     let mut nodes: Vec<Node> = Vec::new();
     let mut map: HashMap<ValueId, ValueId> = HashMap::new();
     let mut next = 0;
     let mut outlined = 0;
     while next < f.nodes.len() {
-        let segment = segments.iter().find(|s| s.start == next);
-        if let Some(segment) = segment {
-            match extract(module, &f, segment.clone()) {
+        if let Some(segment) = starts.next_if(|s| s.start == next) {
+            match extract(module, &f, &users, segment.clone()) {
                 Ok(body) => {
-                    let func = match known.iter().find(|(key, _)| *key == body.key) {
-                        Some((_, func)) => *func,
+                    let func = match known.get(&body.key) {
+                        Some(func) => *func,
                         None => {
                             let func = FuncId(module.functions.len() as u32);
                             let mut function = body.function;
                             function.name = format!("layer{}", known.len());
                             module.functions.push(function);
-                            known.push((body.key, func));
+                            known.insert(body.key, func);
                             func
                         }
                     };
@@ -111,11 +112,10 @@ struct Body {
     states: Vec<StateId>,
 }
 
-fn extract(module: &Module, f: &Function, range: std::ops::Range<usize>) -> Result<Body, &'static str> {
+fn extract(module: &Module, f: &Function, users: &[Vec<ValueId>], range: std::ops::Range<usize>) -> Result<Body, &'static str> {
     let inside = |v: ValueId| range.contains(&v.index()) && !is_leaf(f.node(v));
-    let users = f.users();
     let escapes = |v: &ValueId| inside(*v) && (f.outputs.contains(v) || users[v.index()].iter().any(|u| !range.contains(&u.index())));
-    let live_out: Vec<ValueId> = f.ids().filter(escapes).collect();
+    let live_out: Vec<ValueId> = range.clone().map(|i| ValueId(i as u32)).filter(escapes).collect();
     let [live_out] = live_out[..] else { return Err("more than one value leaves the layer") };
     let live_in: Vec<ValueId> = {
         let mut seen = Vec::new();
