@@ -6,7 +6,7 @@
 //! ```
 //! The fused op rounds once. Needs fold-const and canonicalise.
 
-use super::rewrite::{binary, constant, rewrite_all};
+use super::rewrite::{binary, constant, is_eps, rewrite_all};
 use super::{PassCx, PassError};
 use rcompile_graph::{Binary, Function, Module, Op, Reduce, Unary, ValueId};
 
@@ -31,7 +31,7 @@ fn matches(f: &Function, id: ValueId) -> Option<(ValueId, ValueId, ValueId, f64)
         return None;
     }
     let (v, eps) = binary(f, f.node(r).inputs[0], Binary::Add)?;
-    let eps = constant(f, eps)?;
+    let eps = constant(f, eps).filter(|eps| is_eps(*eps))?;
     if binary(f, mean(v)?, Binary::Mul)? != (c, c) {
         return None;
     }

@@ -6,7 +6,7 @@
 //! ```
 //! The fused op rounds once where the raw form rounds after each step. Needs fold-const (eps a literal) and canonicalise (params right).
 
-use super::rewrite::{binary, constant, rewrite_all};
+use super::rewrite::{binary, constant, is_eps, rewrite_all};
 use super::{PassCx, PassError};
 use rcompile_graph::{Binary, Function, Module, Op, Reduce, Unary, ValueId};
 
@@ -37,6 +37,9 @@ fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, f64)>,
         return Err("mean is not of x * x");
     }
     let Some(eps) = constant(f, eps) else { return Err("eps is not a literal") };
+    if !is_eps(eps) {
+        return Err("eps is negative or not finite");
+    }
     if f.ty(w).shape != f.ty(x).shape[axis as usize..] {
         return Err("weight does not span the last axis");
     }

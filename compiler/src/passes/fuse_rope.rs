@@ -50,7 +50,11 @@ fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, ValueI
     }
     let (Op::Reshape, Op::Reshape) = (&f.node(c).op, &f.node(s).op) else { return Err("tables are not reshaped rows") };
     let (cos, sin) = (f.node(c).inputs[0], f.node(s).inputs[0]);
-    if f.ty(c).shape[1] != Dim::Const(1) || f.ty(cos).rank() != 2 || f.ty(cos) != f.ty(sin) || f.ty(c) != f.ty(s) {
+    let rows = f.ty(x).shape[0];
+    let half = Dim::Const(half);
+    // A table of one row for all would broadcast; the op wants a row for each.
+    let shapes = f.ty(cos).shape == [rows, half] && f.ty(c).shape == [rows, Dim::Const(1), half];
+    if !shapes || f.ty(cos) != f.ty(sin) || f.ty(c) != f.ty(s) {
         return Err("tables are not [T, 1, half]");
     }
     if f.ty(cos).dtype != DType::F32 {

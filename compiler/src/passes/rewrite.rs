@@ -102,3 +102,8 @@ pub fn constant(f: &Function, id: ValueId) -> Option<f64> {
         _ => None,
     }
 }
+
+/// What a norm may add under its root.
+pub fn is_eps(value: f64) -> bool {
+    value.is_finite() && value >= 0.0
+}
