@@ -8,13 +8,14 @@
 
 use super::rewrite::{constant, rewrite_all};
 use super::{PassCx, PassError};
+use rcompile_graph::tensor::round;
 use rcompile_graph::{Binary, DType, Module, Op, Unary};
 
 /// Runs the pass.
 pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
     let replaced = rewrite_all(module, "fold-const", |rw, f, id| {
         let node = f.node(id);
-        let operands: Vec<Option<f64>> = node.inputs.iter().map(|i| constant(f, *i)).collect();
+        let operands: Vec<Option<f64>> = node.inputs.iter().map(|i| constant(f, *i).map(|value| round(f.ty(*i).dtype, value))).collect();
         let value = match (&node.op, &operands[..]) {
             (Op::Binary(Binary::Mul | Binary::Div), [None, Some(1.0)]) if f.ty(node.inputs[0]) == &node.ty => {
                 return Ok(Some(rw.map(node.inputs[0])));
@@ -24,6 +25,7 @@ pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
                 Binary::Sub => a - b,
                 Binary::Mul => a * b,
                 Binary::Div => a / b,
+                Binary::Minimum | Binary::Maximum if a.is_nan() || b.is_nan() => f64::NAN,
                 Binary::Minimum => a.min(*b),
                 Binary::Maximum => a.max(*b),
                 Binary::And | Binary::Or => return Ok(None),
@@ -40,7 +42,7 @@ pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
         if node.ty.dtype != DType::F32 || node.ty.rank() != 0 {
             return Ok(None);
         }
-        Ok(Some(rw.add(Op::Const(f64::from(value as f32)), &[], Some(node.ty.clone()))?))
+        Ok(Some(rw.add(Op::Const(round(DType::F32, value)), &[], Some(node.ty.clone()))?))
     })?;
     Ok(replaced > 0)
 }
