@@ -1,10 +1,11 @@
 //! Common subexpressions: two pure nodes with equal op, operands and type become one.
 //!
-//! Needs nothing; promises that equal values have one name (fusion passes compare names). Writes of state and calls are left alone.
+//! Needs nothing; promises that equal values have one name (fusion passes compare names). Writes of state and calls are left alone,
+//! and two readings of state are equal only if neither stands between them.
 
 use super::rewrite::rewrite;
 use super::{PassCx, PassError};
-use rcompile_graph::{FuncId, Module, ValueId};
+use rcompile_graph::{FuncId, Module, Op, ValueId};
 use std::collections::HashMap;
 
 /// Runs the pass.
@@ -13,13 +14,16 @@ pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
     for func in 0..module.functions.len() {
         // Keyed by text: ops hold floats, and order of insertion decides, never order of the map.
         let mut seen: HashMap<String, ValueId> = HashMap::new();
+        let mut writes = 0;
         changed += rewrite(module, FuncId(func as u32), "cse", |rw, f, id| {
             let node = f.node(id);
             if !node.op.is_pure() {
+                writes += usize::from(!matches!(node.op, Op::Input { .. }));
                 return Ok(None);
             }
+            let read = if matches!(node.op, Op::Sdpa { .. }) { writes } else { 0 };
             let inputs: Vec<ValueId> = node.inputs.iter().map(|i| rw.map(*i)).collect();
-            let key = format!("{:?} {:?} {:?}", node.op, inputs, node.ty);
+            let key = format!("{:?} {:?} {:?} {read}", node.op, inputs, node.ty);
             if let Some(first) = seen.get(&key) {
                 return Ok(Some(*first));
             }

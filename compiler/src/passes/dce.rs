@@ -8,17 +8,45 @@ use rcompile_graph::{Function, Module, Op, ParamId, ValueId};
 /// Runs the pass.
 pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
     let mut changed = false;
+    let writers = writers(module);
     for func in &mut module.functions {
-        changed |= sweep(func);
+        changed |= sweep(func, &writers);
     }
     changed |= drop_params(module);
     Ok(changed)
 }
 
-fn sweep(func: &mut Function) -> bool {
+/// For each function, whether it writes a state, itself or in a call.
+fn writers(module: &Module) -> Vec<bool> {
+    let mut writers = vec![false; module.functions.len()];
+    // Callees come in any order: until nothing is added.
+    loop {
+        let mut added = false;
+        for (index, func) in module.functions.iter().enumerate() {
+            if !writers[index] && func.nodes.iter().any(|node| is_write(&node.op, &writers)) {
+                writers[index] = true;
+                added = true;
+            }
+        }
+        if !added {
+            return writers;
+        }
+    }
+}
+
+fn is_write(op: &Op, writers: &[bool]) -> bool {
+    match op {
+        Op::KvAppend { .. } => true,
+        Op::Call { func, .. } => writers[func.index()],
+        _ => false,
+    }
+}
+
+fn sweep(func: &mut Function, writers: &[bool]) -> bool {
     let mut live = vec![false; func.nodes.len()];
     let mut work: Vec<ValueId> = func.outputs.clone();
-    work.extend(func.ids().filter(|id| matches!(func.node(*id).op, Op::KvAppend { .. } | Op::Input { .. })));
+    let is_root = |op: &Op| matches!(op, Op::Input { .. }) || is_write(op, writers);
+    work.extend(func.ids().filter(|id| is_root(&func.node(*id).op)));
     while let Some(id) = work.pop() {
         if !std::mem::replace(&mut live[id.index()], true) {
             work.extend(&func.node(id).inputs);
