@@ -290,7 +290,7 @@ impl Compare {
 }
 
 impl Op {
-    /// True for ops whose result depends only on operands and attributes (all but state writes).
+    /// True for ops without effects. Their results depend on operands and attributes only, those of `Sdpa` also on earlier writes of its state.
     pub fn is_pure(&self) -> bool {
         !matches!(self, Op::KvAppend { .. } | Op::Call { .. } | Op::Input { .. })
     }
