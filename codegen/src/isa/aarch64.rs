@@ -17,27 +17,22 @@ const MATRIX: &[&str] = &["bf16", "i8mm"];
 /// Features that code may come to use; of a host's features only these count.
 const KNOWN: &[&[&str]] = &[V8, V82, MATRIX];
 
-/// A row: name, extra features on top of armv8-a, KiB of second cache per core (of the servers' larger choice; Apple's and the A72's share
-/// of one that several cores have).
+/// A row: name, extra features on top of armv8-a.
 struct Row {
     name: &'static str,
     features: &'static [&'static [&'static str]],
-    l2: u64,
 }
 
-/// L2 of CPUs that are not named.
-const GENERIC_L2: u64 = 1024;
-
 const ROWS: &[Row] = &[
-    Row { name: "generic", features: &[], l2: GENERIC_L2 },
-    Row { name: "cortex-a72", features: &[], l2: 512 },
-    Row { name: "neoverse-n1", features: &[V82], l2: 1024 },
-    Row { name: "neoverse-n2", features: &[V82, MATRIX], l2: 1024 },
-    Row { name: "neoverse-v1", features: &[V82, MATRIX], l2: 1024 },
-    Row { name: "neoverse-v2", features: &[V82, MATRIX], l2: 2048 },
-    Row { name: "ampere1", features: &[V82, MATRIX], l2: 2048 },
-    Row { name: "apple-m1", features: &[V82], l2: 2048 },
-    Row { name: "apple-m2", features: &[V82, MATRIX], l2: 2048 },
+    Row { name: "generic", features: &[] },
+    Row { name: "cortex-a72", features: &[] },
+    Row { name: "neoverse-n1", features: &[V82] },
+    Row { name: "neoverse-n2", features: &[V82, MATRIX] },
+    Row { name: "neoverse-v1", features: &[V82, MATRIX] },
+    Row { name: "neoverse-v2", features: &[V82, MATRIX] },
+    Row { name: "ampere1", features: &[V82, MATRIX] },
+    Row { name: "apple-m1", features: &[V82] },
+    Row { name: "apple-m2", features: &[V82, MATRIX] },
 ];
 
 pub(super) fn names() -> Vec<&'static str> {
@@ -74,14 +69,16 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         triple: triple.to_string(),
         llvm_cpu: "generic".into(),
         tune_cpu: name.clone(),
+        name,
         lanes: 4,
         registers: 32,
         panel_nr: 8,
         tile_rows: 8,
         code_rows: 8,
         tile_vectors: 2,
-        l2_bytes: ROWS.iter().find(|r| r.name == name).map_or(GENERIC_L2, |r| r.l2) << 10,
-        // As on the x86-64 server that they were measured on; no Arm machine was.
+        // As on the x86-64 server that they were measured on; no Arm machine was. (N1, V1 and N2 have 1 MB of L2, which a block of weights,
+        // the next one and a pass of rows fill; half of each would double what packing rows takes, see docs/graviton.md.)
+        l2_bytes: 2 << 20,
         streams: Streams {
             row: Stream { side_by_side: 4, l2: 8192, l1: 1024 },
             bytes: None,
@@ -90,7 +87,6 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             busy: None,
             near: None,
         },
-        name,
         lane_fma: true,
         bf16_dot: false,
         bf16_dot_fast: false,
