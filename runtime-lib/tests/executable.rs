@@ -928,11 +928,18 @@ fn no_room_for_the_weights_is_no_missing_file() {
     );
 }
 
+/// Runs the executable with signals that end a process: what is ignored, as by `nohup` and by jobs of a shell's background, stays ignored.
+fn with_default(exe: &Exe, signals: &str) -> Command {
+    let mut command = Command::new("env");
+    command.arg(format!("--default-signal={signals}")).arg(&exe.path);
+    command
+}
+
 #[test]
 fn control_c_ends_with_130() {
     let exe = build("signal", Variant::default());
     for (signal, code) in [("-INT", 130), ("-TERM", 143)] {
-        let mut chat = exe.command(&["chat"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut chat = with_default(&exe, "INT,TERM").arg("chat").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         chat.stdin.as_mut().unwrap().write_all(b"a\n").unwrap();
         let mut line = String::new();
         std::io::BufReader::new(chat.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
@@ -1039,9 +1046,7 @@ fn a_signal_leaves_no_part_of_a_file() {
     let logits = exe.path.with_file_name("logits");
     for (signal, code) in [(Signal::INT, 130), (Signal::HUP, 129)] {
         let args = ["perplexity", "-f", path, "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
-        // Also where the tests run under `nohup`: what is ignored stays ignored.
-        let default_signals = ["--default-signal=INT,HUP".as_ref(), exe.path.as_os_str()];
-        let mut run = Command::new("env").args(default_signals).args(args).stdout(Stdio::null()).spawn().unwrap();
+        let mut run = with_default(&exe, "INT,HUP").args(args).stdout(Stdio::null()).spawn().unwrap();
         while names(&exe).len() == 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -1064,7 +1069,7 @@ fn a_rare_signal_leaves_no_part_of_a_file() {
     let logits = exe.path.with_file_name("logits");
     let args = ["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
     for signal in [Signal::QUIT, Signal::ALARM, Signal::USR1, Signal::USR2, Signal::XCPU, Signal::VTALARM, Signal::PROF] {
-        let script = ["-c", "ulimit -c 0; exec \"$0\" \"$@\""];
+        let script = ["-c", "ulimit -c 0; exec env --default-signal \"$0\" \"$@\""];
         let mut run = Command::new("sh").args(script).arg(&exe.path).args(args).stdout(Stdio::null()).spawn().unwrap();
         while names(&exe).len() == 2 {
             std::thread::sleep(Duration::from_millis(1));
