@@ -412,8 +412,8 @@ impl<'a> Verifier<'a> {
             self.quantise(q, Some(m), layers);
         }
         if let Some(nest) = &m.prologue {
-            let stored = nest.stores().filter_map(|s| nest.operands.get(s.operand.index()));
-            self.check(stored.into_iter().all(private), || "a prologue stores what is not private".into());
+            let mut stored = nest.stores().filter_map(|s| nest.operands.get(s.operand.index()));
+            self.check(stored.all(private), || "a prologue stores what is not private".into());
             self.nest(nest, Some(&[rows]), layers);
         }
         for g in &m.group_nests {

@@ -53,7 +53,10 @@ pub struct Cx<'a> {
 
 /// Refuses a CPU that this machine is not.
 pub fn check(isa: &Isa) -> Result<(), Error> {
-    let native = Isa::native()?;
+    check_on(&Isa::native()?, isa)
+}
+
+fn check_on(native: &Isa, isa: &Isa) -> Result<(), Error> {
     let missing: Vec<&str> = isa.features.difference(&native.features).map(String::as_str).collect();
     // Which choices are fast depends on caches and on how lines are fetched, and so on the CPU's table row.
     let alike = isa.is_level() || (isa.streams, isa.l2_bytes) == (native.streams, native.l2_bytes);
@@ -183,6 +186,23 @@ fn choose(rates: &[Vec<f64>]) -> (usize, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_this_machine_or_a_level_is_measured() {
+        let isa = |cpu: &str| Isa::lookup("x86_64-unknown-linux-gnu", cpu, &[]).unwrap();
+        let refused = |native: &str, cpu: &str| check_on(&isa(native), &isa(cpu)).err().map(|e| e.to_string());
+        if !HOST_TRIPLE.starts_with("x86_64") {
+            return assert!(refused("znver5", "znver5").is_some());
+        }
+        for cpu in ["emeraldrapids", "sapphirerapids", "x86-64-v4", "x86-64-v3"] {
+            assert_eq!(refused("emeraldrapids", cpu), None, "{cpu}");
+        }
+        // It could run the code of both.
+        for cpu in ["znver4", "haswell"] {
+            assert!(refused("emeraldrapids", cpu).is_some_and(|e| e.contains("measures this machine")), "{cpu}");
+        }
+        assert!(refused("znver3", "znver4").is_some_and(|e| e.contains("missing avx512")));
+    }
 
     #[test]
     fn only_what_is_clearly_faster_is_chosen() {

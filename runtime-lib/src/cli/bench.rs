@@ -59,14 +59,14 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs, flags: &ArgMatches) -> Result<(),
     if only(&args.n_prompt) && (encoder || only(&args.n_gen)) {
         return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
     }
+    let asked = |list: &[usize], flag| list.iter().any(|&n| n > 0) && on_command_line(flags, flag);
+    if encoder && (asked(&args.depth, "depth") || asked(&args.n_gen, "n_gen")) {
+        return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
+    }
     for threads in threads {
         let entry = if encoder { "encode" } else { "step" };
         let session = cx.session(entry, &MachineArgs { threads, place: args.place.clone() })?;
         if encoder {
-            let continues = args.depth.iter().any(|&d| d > 0) && on_command_line(flags, "depth");
-            if continues || args.n_gen.iter().any(|&n| n > 0) && on_command_line(flags, "n_gen") {
-                return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
-            }
             bench_encoder(cx, args, session, &mut results)?;
         } else {
             bench_decoder(cx, args, session, &mut results)?;

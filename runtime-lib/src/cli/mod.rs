@@ -156,7 +156,7 @@ impl Cx {
             .subcommand(verb::<args::TokenizeArgs>("tokenize", "Token ids of a text"))
             .subcommand(verb::<args::DetokenizeArgs>("detokenize", "Text of token ids"))
             .subcommand(verb::<args::InfoArgs>("info", "What this executable was built from and for"))
-            .subcommand(verb::<args::InfoArgs>("verify", "Check every byte against the hashes of the build"))
+            .subcommand(verb::<args::InfoArgs>("verify", "Check everything that is loaded against the hashes of the build"))
     }
 
     /// Starts to load the tokenizer on a thread of its own.
