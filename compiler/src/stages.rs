@@ -26,7 +26,7 @@ use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::{Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
-use rcompile_graph::Module;
+use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
@@ -154,6 +154,12 @@ impl<'o> Building<'o> {
                 settings.ctx_size, facts.max_positions
             )));
         }
+        if let (Some(stored), DType::BF16) = (settings.weight_dtype.filter(|d| *d != DType::BF16), settings.compute) {
+            self.warn(Some(format!(
+                "warning[W-dtype]: --compute bf16: weights of matrix products are rounded and stored in bf16; --dtype {} is for the others",
+                stored.name()
+            )));
+        }
         if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
             let count = model.weights.coded_count();
             self.warn(Some(format!(
@@ -209,13 +215,20 @@ impl<'o> Building<'o> {
 
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
     pub fn passes(&mut self, passes: &[Pass], source: &Source, modules: &mut [Module]) -> Result<(), Error> {
+        let settings = &source.settings;
         let stage = self.progress.stage("passes", modules.len() as u64, false);
-        for module in modules {
+        for module in modules.iter_mut() {
             stage.message(bucket_name(module));
-            run_passes(self.o, passes, module, &source.settings, &mut self.report)?;
+            run_passes(self.o, passes, module, settings, &mut self.report)?;
             stage.advance(1);
         }
         stage.finish(&format!("{} passes", passes.len()));
+        // A build that stops early may not have come to that pass.
+        let has_codes = |m: &Module| m.params.iter().any(|p| p.ty.dtype.is_quantised());
+        if self.o.stop_after.is_none() && settings.quantisation.is_any() && !modules.iter().any(has_codes) {
+            let what = "--keep: expected to leave a weight that --quantize makes codes of, found that it keeps them all".into();
+            return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
+        }
         Ok(())
     }
 

@@ -249,6 +249,28 @@ fn keep_by_names_of_the_checkpoint() {
     refused(&case, &build("transformer.h.0.mlp.c_fc.weight=auto"), 2, &["--keep", "transformer.h.0.mlp.c_fc.weight"]);
 }
 
+/// What flags say together is done or said, and not one of them dropped.
+#[test]
+fn types_that_flags_contradict() {
+    let case = Case::new("llama-gqa-tied");
+    let dry = |flags: &[&str]| case.build(&[&["--no-tokenizer", "--dry-run"], flags].concat());
+    refused(&case, &dry(&["--quantize", "int4", "--keep", "*=auto"]), 2, &["--keep", "--quantize", "keeps them all"]);
+    assert_eq!(dry(&["--quantize", "int4", "--keep", "model.layers.*=auto"]).status.code(), Some(0));
+    for (flags, warned) in [
+        (&["--dtype", "f16", "--compute", "bf16"][..], true),
+        (&["--dtype", "f32", "--compute", "bf16"], true),
+        (&["--dtype", "bf16", "--compute", "bf16"], false),
+        (&["--compute", "bf16"], false),
+        (&["--dtype", "f16"], false),
+    ] {
+        let output = dry(flags);
+        let messages = String::from_utf8_lossy(&output.stderr).into_owned();
+        let warnings = messages.lines().filter(|line| line.starts_with("warning[")).collect::<Vec<_>>();
+        assert_eq!((output.status.code(), warnings.len()), (Some(0), usize::from(warned)), "{flags:?}: {messages}");
+        assert!(warnings.iter().all(|line| line.contains("W-dtype") && line.contains(flags[1])), "{messages}");
+    }
+}
+
 #[test]
 fn wrong_command_lines() {
     let case = Case::new("llama-gqa-tied");

@@ -105,17 +105,18 @@ pub(super) fn names() -> Vec<&'static str> {
     ROWS.iter().map(|r| r.name).collect()
 }
 
-/// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that Intel's servers have it is like
-/// the last of those, whether its tiles may be used or not.
+/// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that the servers of its maker have it is
+/// like the last of those, whether Intel's tiles may be used or not.
 fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
-    let like_intel = INTEL.iter().all(|f| features.contains(*f)) && !name.starts_with("znver");
-    ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().rev().find(|r| like_intel && r.features.contains(&INTEL)))
+    let (last, has) = if name.starts_with("znver") { ("znver5", VNNI) } else { ("graniterapids", INTEL) };
+    let is_server = has.iter().all(|f| features.contains(*f));
+    ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().find(|r| is_server && r.name == last))
 }
 
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
     let set =
         |lists: &[&[&str]]| -> BTreeSet<String> { V3.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };
-    let (name, tune, mut features, fast) = if cpu == "native" {
+    let (name, mut features) = if cpu == "native" {
         let Some((host, have)) = object::host_of(Arch::X86_64) else {
             return Err(Error::Target(format!(
                 "CPU 'native' is this machine's, which is none of {triple}; name one of: {}",
@@ -124,14 +125,13 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         };
         let features: BTreeSet<String> =
             KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(**f)).map(|f| f.to_string()).collect();
-        let fast = host.starts_with("znver");
-        (host.clone(), host, features, fast)
+        (host, features)
     } else {
         let row = ROWS
             .iter()
             .find(|r| r.name == cpu)
             .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
-        (row.name.to_string(), row.name.to_string(), set(row.features), row.bf16_fast)
+        (row.name.to_string(), set(row.features))
     };
     super::edit(&mut features, feature_edits, KNOWN)?;
     for needed in ["avx2", "fma", "f16c"] {
@@ -159,9 +159,9 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
     Ok(Isa {
         arch: Arch::X86_64,
         triple: triple.to_string(),
-        name,
         llvm_cpu: "x86-64".into(),
-        tune_cpu: tune,
+        tune_cpu: name.clone(),
+        name,
         lanes: if wide { 16 } else { 8 },
         registers: if wide { 32 } else { 16 },
         // The width of the largest tile: pieces of wider panels would use every second line only, and half of L1's sets.
@@ -178,7 +178,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         streams: row.streams,
         lane_fma: false,
         bf16_dot,
-        bf16_dot_fast: bf16_dot && fast,
+        bf16_dot_fast: bf16_dot && row.bf16_fast,
         bf16_mmla: false,
         int8_mmla: false,
         int8_tiles: tiles && features.contains("amx-int8"),
@@ -230,10 +230,13 @@ mod tests {
         let row = |name: &str, isa: &Isa| row_of(name, &isa.features).map(|row| row.name);
         for edits in [&[][..], &["-amx-tile"]] {
             let server = isa("graniterapids", edits);
-            let rows = ["rocketlake", "sapphirerapids", "znver6"].map(|name| row(name, &server));
-            assert_eq!(rows, [Some("graniterapids"), Some("sapphirerapids"), None]);
+            let rows = ["rocketlake", "sapphirerapids"].map(|name| row(name, &server));
+            assert_eq!(rows, [Some("graniterapids"), Some("sapphirerapids")]);
         }
         assert_eq!(row("rocketlake", &isa("icelake-server", &[])), None);
+        let zen = isa("znver4", &[]);
+        assert_eq!(["znver4", "znver6"].map(|name| row(name, &zen)), [Some("znver4"), Some("znver5")]);
+        assert_eq!(row("znver1", &isa("znver3", &[])), None);
     }
 
     /// Tiles need what scales their sums and what few rows take; without them nothing asks for their permission.

@@ -33,6 +33,8 @@ const K_BLOCK_CODES: u32 = 2048;
 /// share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads
 /// a prompt of 512 0.93 to 0.98 times as fast with six. By 128 eight rows are at 91 % either way.)
 const SHORT_BLOCK_ROWS: u32 = 6;
+/// Panels that a pass goes over together at most.
+const MOST_PANELS: u64 = 64;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
 /// Vector instructions that take a line of nibbles apart.
@@ -56,40 +58,26 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-    // As the loops over registers read them: nibbles that were taken apart one to a byte.
-    let read = if compute.takes_codes() && !beside {
-        u64::from(k_block * panels.nr)
-    } else if widen {
-        u64::from(k_block * panels.nr) * DType::F32.size()
-    } else {
-        panels.bytes_before(k_block, dtype)
-    };
-    let panel_bytes = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
-    let row_bytes = u64::from(k_block)
-        * match compute {
-            Compute::F32 => 4,
-            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles | Compute::CodesInBf16Tiles => 2,
-            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles => 1,
-        };
     let mr = isa.rows(compute).min(rows as u32);
     let block_mr = if beside && panels.coding.group() == Some(SHORT_GROUP) { SHORT_BLOCK_ROWS.min(mr) } else { mr };
     let stream = isa.streams.of(rows, panels.coding);
     let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
     let near = isa.streams.near.filter(|_| rows > 1);
-    let (m_block, n_block) = if compute.by_tiles() {
-        // Sums of a pass, which wait between turns of k, in the other half of L2.
-        let sums = u64::from(TILES_PASS_ROWS * panels.nr * panels.ways) * DType::F32.size();
-        (TILES_PASS_ROWS, isa.l2_bytes / 2 / sums)
-    } else {
-        (((isa.l2_bytes / L2_ROWS / row_bytes) as u32).max(PASS_ROWS), isa.l2_bytes / L2_WEIGHTS / panel_bytes)
+    // As the loops over registers read them: nibbles that were taken apart one to a byte.
+    let read = match (compute.takes_codes() && !beside, widen) {
+        (true, _) => u64::from(k_block * panels.nr),
+        (false, true) => u64::from(k_block * panels.nr) * DType::F32.size(),
+        (false, false) => panels.bytes_before(k_block, dtype),
     };
+    let panel = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
+    let (m_block, n_block) = pass(isa, panels, compute, (k_block, panel));
     MatmulTile {
         mr,
         block_mr,
         streams: stream.side_by_side,
         k_block,
         m_block,
-        n_block: n_block.clamp(1, 64) as u32,
+        n_block,
         widen,
         prefetch: stream.l2,
         prefetch_l1: stream.l1,
@@ -99,6 +87,27 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
         near: near.map_or(0, |near| near.l2),
         near_l1: near.map_or(0, |near| near.l1),
     }
+}
+
+/// Rows of a pass, and panels that it goes over together, whose block of `k_block` k takes `panel` bytes each.
+fn pass(isa: &Isa, panels: &Panels, compute: Compute, (k_block, panel): (u32, u64)) -> (u32, u32) {
+    let element = match compute {
+        Compute::F32 => 4,
+        Compute::Bf16Dot | Compute::Bf16Mmla => 2,
+        Compute::Int8Dot | Compute::Int8Mmla => 1,
+        Compute::Bf16Tiles | Compute::CodesInBf16Tiles | Compute::Int8Tiles => {
+            // Panels whose sums, which wait between turns of k, take the other half of L2.
+            let sums = u64::from(TILES_PASS_ROWS * panels.nr * panels.ways) * DType::F32.size();
+            return (TILES_PASS_ROWS, panels_of(isa.l2_bytes / 2, sums));
+        }
+    };
+    let rows = isa.l2_bytes / L2_ROWS / (u64::from(k_block) * element);
+    ((rows as u32).max(PASS_ROWS), panels_of(isa.l2_bytes / L2_WEIGHTS, panel))
+}
+
+/// Panels of `each` bytes in `bytes`.
+fn panels_of(bytes: u64, each: u64) -> u32 {
+    (bytes / each).clamp(1, MOST_PANELS) as u32
 }
 
 /// Rows that take at least so many vector instructions over a line of weights; a single row is not asked.
