@@ -3,8 +3,9 @@
 //! A cache append is a loop nest whose index expressions are the cache's layout ([`Attention`]); the attention itself is one region per
 //! layer.
 
+use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::KernelBuilder;
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, binary, compare, storage};
+use super::lower::{Stop, WeightSource, binary, compare};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table};

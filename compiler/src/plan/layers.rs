@@ -4,7 +4,7 @@
 //! layers in turn: period 2). The value that goes through is overwritten in place where nothing needs it any more; everything else that
 //! calls share is stored before.
 
-use super::lower::{Cols, Frame, Home};
+use super::frame::{Cols, Frame, Home};
 use super::{Plan, PlanError};
 use rcompile_codegen::program::{BufferId, Expr, ExprId, Exprs, Item, Kernel, LoopNest, Operand, Place, StageKind, Store};
 use rcompile_graph as g;

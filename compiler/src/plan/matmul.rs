@@ -4,8 +4,9 @@
 //! - At few rows, the norm before it: every thread computes it for itself instead of meeting at a barrier.
 //! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
 
+use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::{Cols, Frame, Home, Stop, WeightSource, storage};
+use super::lower::{Stop, WeightSource};
 use super::panels::panels;
 use super::{Plan, PlanError};
 use rcompile_codegen::expr::children;

@@ -4,8 +4,8 @@
 //! collected in [`WeightTable`], which all buckets share. Steps, one file each:
 //!
 //! ```text
-//! regions   which values are stored, what is fused: matmul, attention, layers (lower: values -> scalar expressions;
-//!           kernel: expressions with ranges; tiling: tiles)
+//! regions   which values are stored, what is fused: matmul, attention, layers (frame: where values lie; lower: values ->
+//!           scalar expressions; kernel: expressions with ranges; tiling: tiles)
 //! weights   layouts (panels) and offsets, in execution order
 //! memory    buffers -> arena offsets by liveness
 //! barriers  where threads meet
@@ -15,6 +15,7 @@
 mod attention;
 mod barriers;
 pub mod cost;
+mod frame;
 mod kernel;
 mod layers;
 mod lower;
@@ -25,7 +26,8 @@ mod regions;
 mod tiling;
 
 use crate::tuning::Tuning;
-use lower::{Frame, Home, WeightSource};
+use frame::{Frame, Home};
+use lower::WeightSource;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{DType, Item, Kernel, Layout, Panels, Program, Table, Weight, WeightId};
 use rcompile_graph::{Dim, Module, Op, ParamId, Recipe, ValueId};

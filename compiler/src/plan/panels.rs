@@ -1,7 +1,7 @@
 //! Panels of weights: the layout that a matmul wants, and where an element lies in it for lookups, which read the same bytes.
 
+use super::frame::storage;
 use super::kernel::KernelBuilder;
-use super::lower::storage;
 use crate::passes::quantise;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{BinaryOp, CmpOp, Coding, Compute, DType, Expr, ExprId, Panels, Place, UnaryOp, WeightId};

@@ -4,8 +4,9 @@
 //! (`memory.rs`). Anchors are matmuls (`matmul.rs`), attentions and cache appends (`attention.rs`) and calls of layers (`layers.rs`);
 //! everything else is computed where it is used unless several regions need it.
 
+use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::KernelBuilder;
-use super::lower::{Cols, Frame, Home, Stop, in_pieces, storage};
+use super::lower::{Stop, in_pieces};
 use super::tiling;
 use super::{Plan, PlanError};
 use rcompile_codegen::program::{
