@@ -26,11 +26,21 @@
 //! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
 //! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.
 //!
+//! In files: `check` (what may be asked for), `blocks` (what a pass goes over), `by_registers` and `by_tiles` (the loops of a pass and its
+//! functions), `epilogue`; here the kernel itself, who does what, and addresses.
+//!
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
 
+mod blocks;
+mod by_registers;
 mod by_tiles;
+mod check;
+mod epilogue;
 
+use self::blocks::{Blocks, streamed_blocks};
+use self::by_registers::Weights;
+use self::check::check;
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, L2, LINE_WORDS, Microkernel, Start, Walk};
 use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_mmla, int_tiles, loops, mmla, quantise, tiles};
 use crate::error::Error;
@@ -85,165 +95,9 @@ fn weight_type(program: &Program, kernel: &Matmul) -> DType {
     program.weights[kernel.weight.index()].dtype
 }
 
-/// Combinations that the planner must not ask for.
-fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<(), Error> {
-    let dtype = program.weights[kernel.weight.index()].dtype;
-    let panels = &kernel.panels;
-    let mut problems = vec![];
-    let wanted_pack = match (dtype, panels.coding) {
-        (DType::F32 | DType::F16, Coding::Elements) => 1,
-        (DType::Bf16, Coding::Elements) if kernel.compute == Compute::Bf16Mmla => mmla::K,
-        (DType::Bf16, Coding::Elements) => 2,
-        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 | 256 } | Coding::Int8Groups { group: 32 | 64 | 128, .. })
-        | (DType::U8, Coding::Int4 { group: 32 | 64 | 128, .. }) => panels.coding.k_pack(kernel.compute).expect("codes"),
-        (dtype, coding) => {
-            problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));
-            panels.k_pack
-        }
-    };
-    if panels.k_pack != wanted_pack {
-        problems.push(format!("{name}: {dtype} weights with k_pack {}", panels.k_pack));
-    }
-    if !panels.nr.is_multiple_of(isa.lanes) || !(panels.nr / isa.lanes).is_power_of_two() || !(1..=2).contains(&panels.ways) {
-        problems.push(format!("{name}: panels of {} columns, {} ways on vectors of {}", panels.nr, panels.ways, isa.lanes));
-    }
-    if kernel.compute == Compute::Bf16Dot && (!isa.bf16_dot || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
-        problems.push(format!("{name}: bf16 dot of {} and {dtype} on {}", kernel.a.dtype, isa.name));
-    }
-    let signed = panels.coding.has_bytes().then(|| isa.code_type());
-    let has_dot = isa.int8_dot(isa.lanes).is_some() && signed.is_none_or(|wanted| dtype == wanted);
-    let has_codes = panels.coding != Coding::Elements && kernel.a.dtype == DType::U8;
-    if kernel.compute.dots_codes() && !(has_dot && has_codes) {
-        problems.push(format!("{name}: int8 dot of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
-    }
-    if kernel.compute == Compute::Int8Mmla
-        && !(isa.int8_mmla && signed.is_none_or(|wanted| dtype == wanted) && has_codes && panels.coding.fits_mmla())
-    {
-        problems.push(format!("{name}: int8 matrix product of {} and {dtype}, {:?} on {}", kernel.a.dtype, panels.coding, isa.name));
-    }
-    let has_tiles = match kernel.compute {
-        Compute::Int8Tiles => isa.int8_tiles,
-        Compute::CodesInBf16Tiles => isa.bf16_tiles && panels.coding == Coding::Int4 { group: SHORT_GROUP, zeros: false },
-        Compute::Bf16Tiles => {
-            isa.bf16_tiles && dtype == DType::Bf16 && kernel.a.dtype == DType::Bf16 && panels.k.is_multiple_of(BF16_TILE_K)
-        }
-        _ => true,
-    };
-    if !has_tiles || kernel.compute.by_tiles() && ![1, 2].contains(&(panels.nr / tiles::SIDE)) {
-        problems.push(format!(
-            "{name}: tiles of {} and {dtype}, {} k, panels of {} columns on {}",
-            kernel.a.dtype, panels.k, panels.nr, isa.name
-        ));
-    }
-    if kernel.compute == Compute::Bf16Mmla && (!isa.bf16_mmla || dtype != DType::Bf16 || kernel.a.dtype != DType::Bf16) {
-        problems.push(format!("{name}: bf16 matrix product of {} and {dtype} on {}", kernel.a.dtype, isa.name));
-    }
-    let needed = private_bytes(isa, program, kernel);
-    if program.private_bytes < needed {
-        problems.push(format!("{name}: needs {needed} bytes of private scratch, has {}", program.private_bytes));
-    }
-    if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
-}
-
-/// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more
-/// blocks read what the first one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and
-/// four blocks are as fast either way.)
-const STREAMED_BLOCKS: u32 = 2;
-/// The same where a single block of rows by tiles takes nibbles apart as it goes (measured on Emerald Rapids with int4 by 128: 12 sequences
-/// 1.48 times as fast by tiles; on Granite Rapids, nibbles by 32 made bf16: 9 sequences 0.98, 12 1.11).
-const STREAMED_BLOCKS_TILES: u32 = 1;
-/// The same where tiles spend most of their time on scaling the sums of short groups: nibbles by 32 with zero points. (Measured on Granite
-/// Rapids without zero points, before a single block of rows took nibbles apart itself: 24 sequences 0.91 of the tokens/s by tiles, 32
-/// 1.05; not measured since.)
-const STREAMED_BLOCKS_SHORT: u32 = 3;
-
 /// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less
 /// than a core that waits, and of whole walks narrow matmuls have too few.
 const PIECES_OF_WALK: u32 = 4;
-
-/// [`STREAMED_BLOCKS`] of a kernel.
-fn streamed_blocks(kernel: &Matmul) -> u32 {
-    match (kernel.compute, kernel.panels.coding.group()) {
-        (Compute::Int8Tiles, Some(SHORT_GROUP)) => STREAMED_BLOCKS_SHORT,
-        (Compute::Int8Tiles | Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_TILES,
-        _ => STREAMED_BLOCKS,
-    }
-}
-
-/// How several blocks of rows pass over the weights; `None` in kernels of few rows.
-#[derive(Clone, Copy, Debug)]
-struct Blocks {
-    /// Units (groups, or panels of a single group) per block.
-    units: u32,
-    /// k per block.
-    k: u32,
-    /// Blocks of k.
-    count: u32,
-    /// Blocks of k in a turn of tiles, see [`by_tiles`].
-    turn: u32,
-    /// Weights are widened to f32 first, `f32[panel][way][k][nr]` at the start of the scratch (nibbles for integer dots: taken apart).
-    widen: bool,
-    /// Bytes of a widened panel of one way.
-    widened_panel: u64,
-    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a
-    /// pass by tiles: of that).
-    tiles: u64,
-    /// Bytes of tiles per row.
-    tile_row: u64,
-    /// Scratch in all, a multiple of 128.
-    bytes: u64,
-}
-
-impl Blocks {
-    fn new(isa: &Isa, program: &Program, kernel: &Matmul) -> Option<Blocks> {
-        let rows = program.capacity(kernel.rows);
-        if rows <= kernel.tile.mr {
-            return None;
-        }
-        let panels = &kernel.panels;
-        let (units, unit_panels) = kernel.units();
-        let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
-        let takes_apart = match kernel.compute {
-            Compute::F32 => weight_type(program, kernel) != DType::F32,
-            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => false,
-            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
-                matches!(panels.coding, Coding::Int4 { .. })
-            }
-        };
-        // Tiles want bytes, or bf16.
-        let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
-        // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
-        let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.block_mr);
-        let (depth, unit) = (depth(kernel), micro.k_unit());
-        let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
-        let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
-        let count = if whole { 1 } else { depth.div_ceil(kernel.tile.k_block) };
-        let k = depth.div_ceil(count).next_multiple_of(unit.max(2));
-        let count = depth.div_ceil(k);
-        let turn = if kernel.compute.by_tiles() { by_tiles::turn(isa, program, kernel, k) } else { count };
-        let all_panels = block_units * unit_panels;
-        // Panels of which weights are widened and sums are kept at a time; tiles keep all sums where they come back to a panel.
-        let (block_units, block_panels, kept_panels) = match by_tiles::panels(kernel) {
-            Some(panels) if turn >= count => (panels.div_ceil(unit_panels).min(units), panels, panels),
-            Some(panels) => (block_units, panels, all_panels),
-            None => (block_units, all_panels, all_panels),
-        };
-        // A single block of rows by tiles keeps nothing in scratch.
-        if kernel.compute.by_tiles() && rows <= tiles::ROWS {
-            return Some(Blocks { units: block_units, k, count, turn, widen, widened_panel: 0, tiles: 0, tile_row: 0, bytes: 0 });
-        }
-        let pass_rows = if kernel.compute.by_tiles() { by_tiles::pass_rows(program, kernel) } else { rows };
-        let widened_panel = match kernel.compute {
-            Compute::CodesInBf16Tiles => u64::from(k * panels.nr) * DType::Bf16.size(),
-            compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
-            _ => u64::from(k * panels.nr) * 4,
-        };
-        let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
-        let tile_row = if kernel.compute.by_tiles() || count > 1 { u64::from(kept_panels * panels.ways * panels.nr) * 4 } else { 0 };
-        let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
-        Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })
-    }
-}
 
 /// k that the loops go through: records are padded to whole groups.
 fn depth(kernel: &Matmul) -> u32 {
@@ -279,17 +133,6 @@ enum BlockFunctions<'c> {
         /// For a single one, of one tile of rows, or of two.
         alone: Vec<Function<'c>>,
     },
-}
-
-/// What a block of rows reads.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Weights {
-    /// Weights as stored.
-    Stored,
-    /// Weights as stored, which it widens for the blocks of rows after it.
-    Widen,
-    /// Widened weights.
-    Widened,
 }
 
 /// A block of rows.
@@ -487,21 +330,6 @@ impl<'c> Generator<'_, 'c> {
         call.fb.offset(call.private(), call.fb.sub(call.u64_field(field::PRIVATE_STRIDE), call.fb.int(bytes as i64)))
     }
 
-    /// Rows as the register tile wants them: `k` k of the `m` rows at `a`, packed in scratch for matrix instructions.
-    fn rows(&self, fb: &Fb<'_, 'c>, call: &[Value<'c>], m: u32, a: Value<'c>, k: Value<'c>) -> Value<'c> {
-        let pack = match self.kernel.compute {
-            Compute::Bf16Mmla => mmla::pack,
-            Compute::Int8Mmla => int_mmla::pack,
-            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => {
-                return a;
-            }
-        };
-        let offset = block_bytes(self.mb.isa(), self.program, self.kernel);
-        let to = fb.offset_const(self.scratch(&Call::new(fb, self.program, call)), offset);
-        pack(fb, self.kernel, m, a, k, to);
-        to
-    }
-
     /// Calls `then` for the function of `rows`, which are counted from `first`.
     fn dispatch(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, first: u32, functions: &[Function<'c>], then: impl Fn(&Function<'c>)) {
         for (m, function) in (i64::from(first)..).zip(functions) {
@@ -541,47 +369,10 @@ impl<'c> Generator<'_, 'c> {
         pass: (Value<'c>, Value<'c>),
         nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
     ) {
-        let (kernel, blocks) = (self.kernel, &blocked.blocks);
-        let unit_panels = i64::from(kernel.units().1);
-        let BlockFunctions::Registers { least, rows: functions, first } = &blocked.functions else {
-            return self.pass_by_tiles(fb, share, blocked, scratch, pass, nests);
-        };
-        self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
-            let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
-            let block_w = fb.offset(share.w, fb.mul_int(first_panel, self.panel_bytes()));
-            let block_bytes = fb.mul_int(fb.sub(last_panel, first_panel), self.panel_bytes());
-            fb.for_(fb.int(0), fb.int(blocks.count.into()), 1, |kb| {
-                let k0 = fb.mul_int(kb, blocks.k.into());
-                let k = fb.min(fb.int(blocks.k.into()), fb.sub(fb.int(depth(kernel).into()), k0));
-                let before = self.bytes_before(fb, k0);
-                let w = fb.offset(block_w, before);
-                let is_last = fb.cmp(Cmp::Eq, kb, fb.int(i64::from(blocks.count) - 1));
-                // What comes next is brought to L2 meanwhile, a part of it by each block of rows.
-                let next = fb.int(kernel.panels.bytes_before(blocks.k, self.dtype) as i64);
-                let ahead = fb.select(is_last, fb.sub(block_bytes, before), next);
-                let stage = self.stage(fb, kb, is_last);
-                self.blocks_of_rows(fb, pass, kernel.tile.block_mr, |RowBlock { number, count, row, rows }| {
-                    let ahead_part = fb.div(self.bytes_before(fb, k), count);
-                    let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
-                    let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
-                    let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
-                    let call = |function: &Function<'c>| {
-                        let rest = [a, w, scratch, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
-                        fb.call(function, &[&share.call[..], &rest].concat());
-                    };
-                    let others = || self.dispatch(fb, rows, *least, functions, call);
-                    match first {
-                        None => others(),
-                        Some(first) => {
-                            let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
-                            let first = || self.dispatch(fb, rows, *least, first, call);
-                            fb.either(is_first, first, others);
-                        }
-                    }
-                    fb.if_(is_last, || nests(row, fb.add(row, rows), first_unit, last_unit));
-                });
-            });
-        });
+        match &blocked.functions {
+            BlockFunctions::Registers { .. } => self.pass_by_registers(fb, share, blocked, scratch, pass, nests),
+            BlockFunctions::Tiles { .. } => self.pass_by_tiles(fb, share, blocked, scratch, pass, nests),
+        }
     }
 
     /// [`Block::stage`] of block `kb` of k.
@@ -640,83 +431,6 @@ impl<'c> Generator<'_, 'c> {
             }
             _ => k,
         }
-    }
-
-    /// `stream.m(.., a, w, row, first_panel, last_panel)`: the `m` rows at `a`, of which `row` is the first, times these panels, with
-    /// epilogue.
-    fn stream(&self, m: u32, epilogue: &Function<'c>) -> Function<'c> {
-        self.define_panels(&format!("{}.stream{m}", self.name), |fb, call, [a, w, row, first, last]| {
-            let panels = &self.kernel.panels;
-            let micro = Microkernel::stored(fb.isa(), self.kernel, self.dtype, m);
-            let k = fb.int(depth(self.kernel).into());
-            let a = self.rows(fb, call, m, a, k);
-            let mut walk = Walk::stream(fb.isa(), &micro, m, panels.panels());
-            let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
-            let mut first = first;
-            loop {
-                // Whole walks; what is left is walked with about half as many panels side by side.
-                let count = fb.sub(last, first);
-                let end = if walk.panels == 1 { last } else { fb.sub(last, fb.rem(count, fb.int(walk.panels.into()))) };
-                fb.for_(first, end, walk.panels.into(), |panel| {
-                    let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
-                    let steps = micro.steps(fb, k);
-                    self.pieces(&micro, walk, fb, (a, w, tile), |at, _, _| {
-                        micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream, None)
-                    });
-                    let column = fb.mul_int(panel, panels.nr.into());
-                    let columns = fb.int((walk.panels * panels.nr).into());
-                    fb.call(epilogue, &[call, &[tile, row, fb.int(m.into()), column, columns]].concat());
-                });
-                if walk.panels == 1 {
-                    break;
-                }
-                (first, walk) = (end, Walk::stream(fb.isa(), &micro, m, walk.panels.div_ceil(2).min(walk.panels - 1)));
-            }
-        })
-    }
-
-    /// `block.m(.., a, w, widened, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part)`: a block of k of the `m` rows
-    /// at `a` times the panels from `w` on, and the epilogue after the last block of k.
-    fn block(
-        &self,
-        m: u32,
-        blocks: &Blocks,
-        weights: Weights,
-        epilogue: &Function<'c>,
-        epilogue_ahead: Option<&Function<'c>>,
-    ) -> Function<'c> {
-        let name = format!("{}.{}{m}", self.name, if weights == Weights::Widen { "widen" } else { "block" });
-        self.define_block(&name, |fb, call, block| {
-            let panels = &self.kernel.panels;
-            let kept = Microkernel::kept(fb.isa(), self.kernel, blocks.widened_panel, m);
-            let (kept_vector, kept_codes) = (kept.vector_bytes(fb.lanes()), kept.codes_bytes());
-            let (micro, w) = match weights {
-                Weights::Widened => (kept, block.widened),
-                _ => (Microkernel::cached(fb.isa(), self.kernel, self.dtype, m), block.w),
-            };
-            let walk = Walk::block(fb.isa(), &micro, m);
-            let one_tile = (blocks.count == 1).then(|| fb.stack(u64::from(m * panels.nr * panels.ways) * 4, 64));
-            let a = self.rows(fb, call, m, block.a, block.k);
-            let steps = micro.steps(fb, block.k);
-            let rounds = walk.pieces * (panels.ways / walk.ways);
-            let step = fb.div(fb.mul_int(block.ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
-            let start = self.start(fb, blocks, &block);
-            let block = Block { w, rows: fb.int(m.into()), ..block };
-            self.panels_of_block(fb, call, &block, blocks, (micro.panel_bytes, one_tile), (epilogue, epilogue_ahead), |at| {
-                self.pieces(&micro, walk, fb, (a, at.w, at.tile), |piece_at, way, piece| {
-                    let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
-                    let part = fb.div(fb.mul(round, block.ahead_part), fb.int(rounds.into()));
-                    let feed = Feed::Ahead { at: fb.offset(at.ahead, part), step, stream: panels.panel_bytes(self.dtype) };
-                    let widened = (weights == Weights::Widen).then(|| {
-                        let vector = fb.mul_int(piece, walk.vectors.into());
-                        let widened = fb.index(at.widened, way, blocks.widened_panel);
-                        let scales = fb.index(fb.offset_const(widened, kept_codes), vector, u64::from(fb.lanes()) * 4);
-                        Keep { to: fb.index(widened, vector, kept_vector), scales, stream: blocks.widened_panel }
-                    });
-                    micro.emit(fb, walk, piece_at, steps, start, feed, widened);
-                });
-            });
-        })
     }
 
     /// A function of rows that go through panels once: `(.., a, w, row or rows, first_panel, last_panel)`.
@@ -787,116 +501,5 @@ impl<'c> Generator<'_, 'c> {
                 fb.call(epilogue, &[call, &[tile, row, rows, column, fb.int(panels.nr.into())]].concat());
             });
         });
-    }
-
-    /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by
-    /// side.
-    fn pieces(
-        &self,
-        micro: &Microkernel<'_>,
-        walk: Walk,
-        fb: &Fb<'_, 'c>,
-        (a, panel, tile): (Value<'c>, Value<'c>, Value<'c>),
-        body: impl FnOnce(At<'c>, Value<'c>, Value<'c>),
-    ) {
-        let (codes, scale) = (micro.codes_bytes(), micro.scale_type().size());
-        let panels = &self.kernel.panels;
-        let way_tile = u64::from(walk.m * walk.panels * panels.nr) * 4;
-        // One round where all ways are walked side by side.
-        fb.for_(fb.int(0), fb.int((panels.ways / walk.ways).into()), 1, |way| {
-            let [panel, tile] = [(panel, micro.panel_bytes), (tile, way_tile)].map(|(at, bytes)| fb.index(at, way, bytes));
-            fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
-                let vector = fb.mul_int(piece, walk.vectors.into());
-                let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
-                let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
-                let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
-                body(At { a, panel, w, scales, tile }, way, piece);
-            });
-        });
-    }
-
-    /// `ahead(.., row, rows, column)`: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart
-    /// for prefetchers. None: it reads nothing by row and column.
-    fn ahead(&self) -> Option<Function<'c>> {
-        let kernel = self.kernel;
-        let values: Vec<_> = kernel.stores.iter().map(|s| s.value).collect();
-        let loads = loads_by_row_and_col(&kernel.exprs, &values, (kernel.row, kernel.col));
-        if loads.is_empty() {
-            return None;
-        }
-        let params = [&KERNEL_PARAMS[..], &[Ty::I64, Ty::I64, Ty::I64]].concat();
-        Some(self.mb.define(&format!("{}.ahead", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [row, rows, column] = *rest else { unreachable!() };
-            let scope = Call::new(fb, self.program, call).scope(&kernel.operands, &kernel.exprs);
-            fb.for_(row, fb.add(row, rows), 1, |row| {
-                let mut scope = scope.clone();
-                scope.set(kernel.row, row);
-                for &(operand, index) in &loads {
-                    let line = LINE_WORDS * 4 / kernel.operands[operand.index()].dtype.size() as u32;
-                    for c in (0..kernel.panels.nr).step_by(line as usize) {
-                        let first = fb.add_int(column, c.into());
-                        let point = Point { var: Some(kernel.col), first, divisor: 1, lanes: 1, active: 1, acc: vec![], score: None };
-                        fb.prefetch(Eval::new(fb, &scope, point).address(operand, index), L2);
-                    }
-                }
-            });
-        }))
-    }
-
-    /// `epilogue(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
-    fn epilogue(&self) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
-        let name = format!("{}.epilogue", self.name);
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [tile, row, rows, column, columns] = *rest else { unreachable!() };
-            let kernel = self.kernel;
-            let call = Call::new(fb, self.program, call);
-            let scope = call.scope(&kernel.operands, &kernel.exprs);
-            let lanes = fb.lanes();
-            // Scales of whole columns lie behind the codes of each panel.
-            let panels = &kernel.panels;
-            let codes = panels.bytes_before(panels.padded_k(), self.dtype);
-            let scales =
-                matches!(panels.coding, Coding::Int8 { .. }).then(|| fb.offset_const(call.base(&Place::Weight(kernel.weight)), codes));
-            let scale = |c: Value<'c>, way: u32| {
-                let scales = scales?;
-                let nr = fb.int(panels.nr.into());
-                let column = fb.add(column, c);
-                let panel = fb.add_int(fb.mul_int(fb.div(column, nr), panels.ways.into()), way.into());
-                let at = fb.offset(scales, fb.mul_int(panel, panels.panel_bytes(self.dtype) as i64));
-                Some(fb.load(Ty::vec(Elem::F32, lanes), fb.index(at, fb.rem(column, nr), 4), (lanes * 4).min(64)))
-            };
-            let roots: Vec<_> = kernel.stores.iter().flat_map(|s| [s.index, s.value]).collect();
-            fb.for_(fb.int(0), rows, 1, |r| {
-                let mut scope = scope.clone();
-                scope.set(kernel.row, fb.add(row, r));
-                let at = |c: Value<'c>, acc: Vec<Value<'c>>| Point {
-                    var: Some(kernel.col),
-                    first: fb.add(column, c),
-                    divisor: lanes.into(),
-                    lanes,
-                    active: lanes,
-                    acc,
-                    score: None,
-                };
-                let zero = fb.zero(Ty::vec(Elem::F32, lanes));
-                let outside = Eval::new(fb, &scope, at(fb.int(0), vec![zero; kernel.panels.ways as usize]));
-                outside.hoist(&roots);
-                fb.for_(fb.int(0), columns, lanes.into(), |c| {
-                    let acc = (0..kernel.panels.ways)
-                        .map(|way| {
-                            let r = fb.add(r, fb.mul_int(rows, way.into()));
-                            let at = fb.index(tile, fb.add(fb.mul(r, columns), c), 4);
-                            let acc = fb.load(Ty::vec(Elem::F32, lanes), at, lanes * 4);
-                            scale(c, way).map_or(acc, |scale| fb.mul(acc, scale))
-                        })
-                        .collect();
-                    let eval = outside.at(at(c, acc));
-                    eval.store(&kernel.stores);
-                });
-            });
-        })
     }
 }

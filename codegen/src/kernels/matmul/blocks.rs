@@ -1,0 +1,99 @@
+//! Blocks of panels and of k that several blocks of rows pass over, and what they keep in scratch meanwhile.
+
+use super::*;
+
+/// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more
+/// blocks read what the first one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and
+/// four blocks are as fast either way.)
+const STREAMED_BLOCKS: u32 = 2;
+/// The same where a single block of rows by tiles takes nibbles apart as it goes (measured on Emerald Rapids with int4 by 128: 12 sequences
+/// 1.48 times as fast by tiles; on Granite Rapids, nibbles by 32 made bf16: 9 sequences 0.98, 12 1.11).
+const STREAMED_BLOCKS_TILES: u32 = 1;
+/// The same where tiles spend most of their time on scaling the sums of short groups: nibbles by 32 with zero points. (Measured on Granite
+/// Rapids without zero points, before a single block of rows took nibbles apart itself: 24 sequences 0.91 of the tokens/s by tiles, 32
+/// 1.05; not measured since.)
+const STREAMED_BLOCKS_SHORT: u32 = 3;
+
+/// How several blocks of rows pass over the weights; `None` in kernels of few rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Blocks {
+    /// Units (groups, or panels of a single group) per block.
+    pub units: u32,
+    /// k per block.
+    pub k: u32,
+    /// Blocks of k.
+    pub count: u32,
+    /// Blocks of k in a turn of tiles, see [`by_tiles`].
+    pub turn: u32,
+    /// Weights are widened to f32 first, `f32[panel][way][k][nr]` at the start of the scratch (nibbles for integer dots: taken apart).
+    pub widen: bool,
+    /// Bytes of a widened panel of one way.
+    pub widened_panel: u64,
+    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a
+    /// pass by tiles: of that).
+    pub tiles: u64,
+    /// Bytes of tiles per row.
+    pub tile_row: u64,
+    /// Scratch in all, a multiple of 128.
+    pub bytes: u64,
+}
+
+impl Blocks {
+    pub fn new(isa: &Isa, program: &Program, kernel: &Matmul) -> Option<Blocks> {
+        let rows = program.capacity(kernel.rows);
+        if rows <= kernel.tile.mr {
+            return None;
+        }
+        let panels = &kernel.panels;
+        let (units, unit_panels) = kernel.units();
+        let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
+        let takes_apart = match kernel.compute {
+            Compute::F32 => weight_type(program, kernel) != DType::F32,
+            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => false,
+            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
+                matches!(panels.coding, Coding::Int4 { .. })
+            }
+        };
+        // Tiles want bytes, or bf16.
+        let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
+        // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
+        let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.block_mr);
+        let (depth, unit) = (depth(kernel), micro.k_unit());
+        let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
+        let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
+        let count = if whole { 1 } else { depth.div_ceil(kernel.tile.k_block) };
+        let k = depth.div_ceil(count).next_multiple_of(unit.max(2));
+        let count = depth.div_ceil(k);
+        let turn = if kernel.compute.by_tiles() { by_tiles::turn(isa, program, kernel, k) } else { count };
+        let all_panels = block_units * unit_panels;
+        // Panels of which weights are widened and sums are kept at a time; tiles keep all sums where they come back to a panel.
+        let (block_units, block_panels, kept_panels) = match by_tiles::panels(kernel) {
+            Some(panels) if turn >= count => (panels.div_ceil(unit_panels).min(units), panels, panels),
+            Some(panels) => (block_units, panels, all_panels),
+            None => (block_units, all_panels, all_panels),
+        };
+        // A single block of rows by tiles keeps nothing in scratch.
+        if kernel.compute.by_tiles() && rows <= tiles::ROWS {
+            return Some(Blocks { units: block_units, k, count, turn, widen, widened_panel: 0, tiles: 0, tile_row: 0, bytes: 0 });
+        }
+        let pass_rows = if kernel.compute.by_tiles() { by_tiles::pass_rows(program, kernel) } else { rows };
+        let widened_panel = match kernel.compute {
+            Compute::CodesInBf16Tiles => u64::from(k * panels.nr) * DType::Bf16.size(),
+            compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
+            _ => u64::from(k * panels.nr) * 4,
+        };
+        let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
+        let tile_row = if kernel.compute.by_tiles() || count > 1 { u64::from(kept_panels * panels.ways * panels.nr) * 4 } else { 0 };
+        let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
+        Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })
+    }
+}
+
+/// [`STREAMED_BLOCKS`] of a kernel.
+pub(super) fn streamed_blocks(kernel: &Matmul) -> u32 {
+    match (kernel.compute, kernel.panels.coding.group()) {
+        (Compute::Int8Tiles, Some(SHORT_GROUP)) => STREAMED_BLOCKS_SHORT,
+        (Compute::Int8Tiles | Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_TILES,
+        _ => STREAMED_BLOCKS,
+    }
+}
