@@ -21,7 +21,6 @@ mod guard;
 pub mod json;
 pub mod quantised;
 pub mod rope;
-pub mod template;
 pub mod tokenizer;
 pub mod trace;
 pub mod weights;
@@ -36,7 +35,7 @@ use dir::{InputFile, ModelDir};
 pub use error::{Error, Kind, Warning};
 use generation::{Generation, Pooling, SETTINGS_BYTES_MAX};
 use quantised::Scheme;
-use template::{Template, TemplateErrorKind, TemplateInput};
+use rcompile_template::{FUEL, NaiveDate, OUTPUT_BYTES_MAX, Template, TemplateError, TemplateErrorKind, TemplateInput};
 use tokenizer::Tokenizer;
 use weights::WeightIndex;
 
@@ -222,9 +221,9 @@ fn check_context(facts: &Facts, options: &OpenOptions) -> Result<(), Error> {
 /// Compiles the template and renders a few conversations, within its bounds.
 fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
     let place = |line: usize| if line == 0 { "chat_template".to_string() } else { format!("line {line}") };
-    let refuse = |e: &template::TemplateError| match e.kind {
+    let refuse = |e: &TemplateError| match e.kind {
         TemplateErrorKind::Limit => {
-            let expected = format!("at most {} steps and {} bytes of text", template::FUEL, template::OUTPUT_BYTES_MAX);
+            let expected = format!("at most {} steps and {} bytes of text", FUEL, OUTPUT_BYTES_MAX);
             Error::new(Kind::Limit, file, place(e.line), "takes too much to render", expected, &e.message)
         }
         _ => Error::new(Kind::Malformed, file, place(e.line), "is no valid chat template", "a template that renders", &e.message),
@@ -248,7 +247,7 @@ fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Re
             add_generation_prompt: true,
             special_tokens,
             extra: None,
-            now: Some(template::DateTime { year: 2026, month: 1, day: 1, hour: 0, minute: 0, second: 0 }),
+            now: NaiveDate::from_ymd_opt(2026, 1, 1).and_then(|day| day.and_hms_opt(0, 0, 0)),
         };
         match guard::catch(|| template.render(&input)).map_err(failed)? {
             // A template may refuse a conversation, but one that stumbles over all of them is of no use.

@@ -44,10 +44,6 @@ pub mod sample;
 #[cfg(feature = "exe")]
 pub mod step;
 #[cfg(feature = "exe")]
-#[path = "../../models/src/template.rs"]
-#[allow(dead_code, missing_docs, clippy::all, reason = "linted in the crate that it belongs to")]
-mod template;
-#[cfg(feature = "exe")]
 pub mod threads;
 
 #[cfg(feature = "exe")]

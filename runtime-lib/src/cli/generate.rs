@@ -14,8 +14,8 @@ use super::{Cx, Input, LoadingText, MAX_INPUT_BYTES, input, joined, print, print
 use crate::abi::GenerationInfo;
 use crate::decode::Decoder;
 use crate::sample::{Sampler, Sampling, StopFilter};
-use crate::template::{Template, TemplateError, TemplateErrorKind, TemplateInput};
 use crate::text::{Stream, Text};
+use rcompile_template::{Template, TemplateError, TemplateErrorKind, TemplateInput};
 
 /// Why a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -1,16 +1,18 @@
 //! Every chat template of the shared assets renders byte for byte as the reference recorded it.
 
-mod common;
-
-use std::collections::BTreeMap;
-
-use rcompile_models::template::{DateTime, Template, TemplateInput};
+use rcompile_template::{NaiveDate, Template, TemplateInput};
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::Path;
 
 #[test]
 fn renderings_equal_the_reference() {
-    let Some(folder) = common::assets("chat_templates") else { return };
-    let now = DateTime { year: 2026, month: 2, day: 14, hour: 9, minute: 30, second: 0 };
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/assets/chat_templates");
+    if !folder.is_dir() {
+        assert!(std::env::var_os("CI").is_none(), "{} is missing, and on CI nothing is skipped", folder.display());
+        return eprintln!("skipped: {} is missing", folder.display());
+    }
+    let now = NaiveDate::from_ymd_opt(2026, 2, 14).and_then(|day| day.and_hms_opt(9, 30, 0));
     let (mut cases, mut wrong) = (0, Vec::new());
     for family in std::fs::read_dir(folder).unwrap() {
         let family = family.unwrap().path();
@@ -27,7 +29,7 @@ fn renderings_equal_the_reference() {
                 add_generation_prompt: case["add_generation_prompt"].as_bool().unwrap(),
                 special_tokens: &tokens,
                 extra: Some(Value::Object(extra)),
-                now: Some(now),
+                now,
             };
             let found = template.render(&input);
             let label = format!("{} / {}", family.file_name().unwrap().display(), case["name"]);

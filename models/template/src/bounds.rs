@@ -1,0 +1,154 @@
+//! What bounds a rendering: fuel, the length of its text, and the sizes that numbers give to what filters make.
+//!
+//! In: the arguments of filters and functions. Out: an error marked [`LimitReached`] where they would make too much.
+
+use minijinja::value::{Rest, Value, ValueOrKwargs};
+use minijinja::{Environment, ErrorKind, State, filters};
+use std::fmt;
+use std::io;
+
+/// Instructions that one rendering may execute.
+pub const FUEL: u64 = 10_000_000;
+/// Longest text that a rendering may produce, in bytes.
+pub const OUTPUT_BYTES_MAX: usize = 16 << 20;
+/// Longest template, in bytes.
+pub const SOURCE_BYTES_MAX: usize = 1 << 20;
+/// Longest `range`.
+const RANGE_MAX: i64 = 100_000;
+
+/// Marks an error about a bound.
+#[derive(Debug)]
+pub(crate) struct LimitReached;
+
+impl fmt::Display for LimitReached {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a limit was reached")
+    }
+}
+
+impl std::error::Error for LimitReached {}
+
+/// Adds the filters and functions that make as much as their numbers say.
+pub(crate) fn add_sized(env: &mut Environment<'_>) {
+    let sized = [
+        ("batch", Value::from_function(filters::batch), check_count as Check),
+        ("format", Value::from_function(filters::format), check_format),
+        ("indent", Value::from_function(filters::indent), check_indent),
+        ("slice", Value::from_function(filters::slice), check_count),
+    ];
+    for (name, filter, check) in sized {
+        env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
+            check(&args)?;
+            filter.call(state, &args)
+        });
+    }
+    env.add_function("range", range);
+}
+
+/// A method that makes as much as its text says: Python's `str.format`.
+pub(crate) fn check_method(value: &Value, method: &str) -> Result<(), minijinja::Error> {
+    match (method, value.as_str()) {
+        ("format", Some(text)) => check_size("a format", widths(replacement_fields(text)), OUTPUT_BYTES_MAX as u64),
+        _ => Ok(()),
+    }
+}
+
+/// Looks at a filter's value and arguments before it runs.
+type Check = fn(&[Value]) -> Result<(), minijinja::Error>;
+
+fn check_size(what: &str, size: u64, most: u64) -> Result<(), minijinja::Error> {
+    if size <= most {
+        return Ok(());
+    }
+    let message = format!("{what} would have a size of {size}, at most {most} is allowed");
+    Err(minijinja::Error::new(ErrorKind::InvalidOperation, message).with_source(LimitReached))
+}
+
+/// `batch` and `slice`: lists of as many elements.
+fn check_count(args: &[Value]) -> Result<(), minijinja::Error> {
+    check_size("a list", number(args, 1, "count").unwrap_or(0), RANGE_MAX as u64)
+}
+
+/// `indent`: as many spaces in front of each line.
+fn check_indent(args: &[Value]) -> Result<(), minijinja::Error> {
+    let text = args.first().and_then(Value::as_str).unwrap_or_default();
+    let lines = 1 + text.matches('\n').count() as u64;
+    let spaces = number(args, 1, "width").unwrap_or(4).saturating_mul(lines);
+    check_size("an indented text", spaces.saturating_add(text.len() as u64), OUTPUT_BYTES_MAX as u64)
+}
+
+/// `format`: C's widths and precisions.
+fn check_format(args: &[Value]) -> Result<(), minijinja::Error> {
+    let format = args.first().and_then(Value::as_str).unwrap_or_default();
+    let format = format.replace("%%", "");
+    let specs = format.split('%').skip(1).map(|spec| {
+        let spec = if spec.starts_with('(') { spec.split_once(')').map_or("", |s| s.1) } else { spec };
+        let end = spec.find(|c: char| !c.is_ascii_digit() && !"#- +.".contains(c)).unwrap_or(spec.len());
+        &spec[..end]
+    });
+    check_size("a format", widths(specs), OUTPUT_BYTES_MAX as u64)
+}
+
+/// The part behind the colon of each `{name:spec}` of Python's `str.format`.
+fn replacement_fields(format: &str) -> impl Iterator<Item = &str> {
+    let fields = format.split('{').skip(1).map(|field| field.split('}').next().unwrap_or_default());
+    fields.filter_map(|field| field.split_once(':').map(|f| f.1))
+}
+
+/// The sum of all numbers in format specifications.
+fn widths<'s>(specs: impl Iterator<Item = &'s str>) -> u64 {
+    let numbers = specs.flat_map(|spec| spec.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
+    numbers.map(|n| n.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+}
+
+/// A number that a filter is given by place or by name.
+fn number(args: &[Value], at: usize, name: &str) -> Option<u64> {
+    let by_place = args.get(at).filter(|arg| !arg.is_kwargs()).cloned();
+    let by_name = || args.last().filter(|arg| arg.is_kwargs()).and_then(|arg| arg.get_attr(name).ok());
+    let value = by_place.or_else(by_name).filter(Value::is_number)?;
+    // What is no size is refused by the filter itself.
+    f64::try_from(value).ok().map(|n| n as u64)
+}
+
+/// `range` with a bound on its length that counts as a limit.
+fn range(a: i64, b: Option<i64>, step: Option<i64>) -> Result<Value, minijinja::Error> {
+    let (start, end) = b.map_or((0, a), |b| (a, b));
+    let step = step.unwrap_or(1);
+    if step == 0 {
+        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, "range() with step 0"));
+    }
+    let span = if step > 0 { end.saturating_sub(start) } else { start.saturating_sub(end) };
+    if span / step.saturating_abs() > RANGE_MAX {
+        let message = format!("range has more than {RANGE_MAX} elements");
+        return Err(minijinja::Error::new(ErrorKind::InvalidOperation, message).with_source(LimitReached));
+    }
+    let mut items = Vec::new();
+    let mut next = start;
+    while if step > 0 { next < end } else { next > end } {
+        items.push(Value::from(next));
+        next = next.saturating_add(step);
+    }
+    Ok(Value::from_iter(items))
+}
+
+/// Collects output up to [`OUTPUT_BYTES_MAX`].
+#[derive(Default)]
+pub(crate) struct Capped {
+    /// What was written.
+    pub bytes: Vec<u8>,
+}
+
+impl io::Write for Capped {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.bytes.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return Err(io::Error::other("the text is too long"));
+        }
+        self.bytes.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

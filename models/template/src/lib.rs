@@ -1,0 +1,227 @@
+//! Chat templates: compiling and rendering them as the reference library does, within bounds.
+//!
+//! In: the Jinja source of a model (untrusted) and a conversation as JSON. Out: the prompt text. The crate that checks models and the
+//! runtime of executables both use this one.
+//!
+//! Like the reference: `trim_blocks` and `lstrip_blocks`, loop controls, Python's methods on strings and maps,
+//! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
+//! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work,
+//! and the length of the text is bounded, as is what the numbers make that filters and formats are given. Not bounded is
+//! the memory of intermediate strings that a hostile template multiplies otherwise, by `+`, `replace` or `join` (`*` stops
+//! at the engine's own 100 MB); that needs a limit on the process.
+//!
+//! Sources: transformers `chat_template_utils.py`; Jinja2's template documentation; Python's `json` and `strftime`.
+
+mod bounds;
+mod error;
+mod json;
+mod source;
+mod time;
+
+pub use self::bounds::{FUEL, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX};
+pub use self::error::{TemplateError, TemplateErrorKind};
+pub use chrono::{NaiveDate, NaiveDateTime};
+
+use self::bounds::Capped;
+use self::error::{Raised, template_error};
+use self::json::{from_json, to_json_filter};
+use minijinja::syntax::SyntaxConfig;
+use minijinja::value::Value;
+use minijinja::{AutoEscape, Environment, ErrorKind};
+use serde_json::Value as Json;
+use std::collections::BTreeMap;
+
+/// What a template is rendered with.
+pub struct TemplateInput<'a> {
+    /// A list of objects with `role` and `content`.
+    pub messages: Json,
+    /// A list of tool schemas.
+    pub tools: Option<Json>,
+    /// Whether the text ends with the beginning of the assistant's answer.
+    pub add_generation_prompt: bool,
+    /// `bos_token`, `eos_token` and so on with their texts.
+    pub special_tokens: &'a BTreeMap<String, String>,
+    /// An object with further variables, such as `enable_thinking`.
+    pub extra: Option<Json>,
+    /// The time that `strftime_now` shows; UTC of the clock where absent.
+    pub now: Option<NaiveDateTime>,
+}
+
+/// A compiled chat template.
+pub struct Template {
+    environment: Environment<'static>,
+}
+
+const NAME: &str = "chat";
+
+impl Template {
+    /// Compiles `source`.
+    pub fn new(source: &str) -> Result<Template, TemplateError> {
+        if source.len() > SOURCE_BYTES_MAX {
+            let message = format!("the template has {} bytes, at most {SOURCE_BYTES_MAX} are allowed", source.len());
+            return Err(TemplateError { kind: TemplateErrorKind::Limit, line: 0, message });
+        }
+        let source = source::prepare(source)?;
+        let mut environment = environment();
+        environment.add_template_owned(NAME, source).map_err(|e| template_error(&e))?;
+        Ok(Template { environment })
+    }
+
+    /// The text of a conversation.
+    pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
+        let now = input.now.unwrap_or_else(time::utc_now);
+        let mut context: Vec<(String, Value)> = vec![
+            ("messages".into(), from_json(&alias_reasoning(&input.messages))),
+            ("tools".into(), input.tools.as_ref().map_or(Value::from(()), from_json)),
+            ("documents".into(), Value::from(())),
+            ("add_generation_prompt".into(), Value::from(input.add_generation_prompt)),
+            ("strftime_now".into(), Value::from_function(move |format: &str| time::strftime(now, format))),
+        ];
+        context.extend(input.special_tokens.iter().map(|(name, text)| (name.clone(), Value::from(text.as_str()))));
+        if let Some(Json::Object(extra)) = &input.extra {
+            context.extend(extra.iter().map(|(name, value)| (name.clone(), from_json(value))));
+        }
+        let template = self.environment.get_template(NAME).map_err(|e| template_error(&e))?;
+        let mut out = Capped::default();
+        template.render_captured_to(Value::from_pairs(context), &mut out).map_err(|e| template_error(&e))?;
+        String::from_utf8(out.bytes).map_err(|e| TemplateError { kind: TemplateErrorKind::Render, line: 0, message: e.to_string() })
+    }
+}
+
+/// Filters, functions, methods and bounds that every chat template sees.
+fn environment() -> Environment<'static> {
+    let mut env = Environment::new();
+    let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
+    // The delimiters are the defaults, which cannot contradict each other.
+    env.set_syntax(syntax.unwrap_or_default());
+    env.set_fuel(Some(FUEL));
+    env.set_recursion_limit(100);
+    env.set_auto_escape_callback(|_| AutoEscape::None);
+    env.set_unknown_method_callback(|state, value, method, args| {
+        bounds::check_method(value, method)?;
+        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+    });
+    bounds::add_sized(&mut env);
+    env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
+        Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
+    });
+    env.add_filter("tojson", to_json_filter);
+    env
+}
+
+/// Gives a message's reasoning all the names that templates read it by.
+fn alias_reasoning(messages: &Json) -> Json {
+    let Json::Array(list) = messages else { return messages.clone() };
+    let aliased = list.iter().map(|message| {
+        let Json::Object(map) = message else { return message.clone() };
+        let names = ["reasoning_content", "thinking", "reasoning"];
+        let Some(reasoning) = names.iter().find_map(|name| map.get(*name).filter(|v| !v.is_null())) else {
+            return message.clone();
+        };
+        let mut new = serde_json::Map::new();
+        new.insert("thinking".into(), reasoning.clone());
+        new.extend(map.iter().map(|(k, v)| (k.clone(), v.clone())));
+        new.insert("reasoning_content".into(), reasoning.clone());
+        Json::Object(new)
+    });
+    Json::Array(aliased.collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn time(year: i32, month: u32, day: u32) -> NaiveDateTime {
+        NaiveDate::from_ymd_opt(year, month, day).and_then(|day| day.and_hms_opt(9, 30, 0)).unwrap()
+    }
+
+    fn render(source: &str, messages: Json) -> Result<String, TemplateError> {
+        let input = TemplateInput {
+            messages,
+            tools: None,
+            add_generation_prompt: true,
+            special_tokens: &BTreeMap::from([("bos_token".to_string(), "<s>".to_string())]),
+            extra: Some(json!({"list": [1, 2.5, true, null, "ä\u{1}\""], "map": {"b": {}, "a": [1e-5, 1e16, 0.5]}})),
+            now: Some(time(2026, 2, 14)),
+        };
+        Template::new(source)?.render(&input)
+    }
+
+    #[test]
+    fn filters_and_functions() {
+        for (source, expected) in [
+            ("{{ bos_token }}{% for m in messages %}{{ m.role }}{% endfor %}", "<s>user"),
+            ("{{ list | tojson }}", r#"[1, 2.5, true, null, "ä\u0001\""]"#),
+            ("{{ list | tojson(ensure_ascii=true) }}", r#"[1, 2.5, true, null, "\u00e4\u0001\""]"#),
+            ("{{ map | tojson(sort_keys=true) }}", r#"{"a": [1e-05, 1e+16, 0.5], "b": {}}"#),
+            ("{{ map | tojson(separators=(',', ':')) }}", r#"{"b":{},"a":[1e-05,1e+16,0.5]}"#),
+            ("{{ [1, {'k': []}] | tojson(indent=2) }}", "[\n  1,\n  {\n    \"k\": []\n  }\n]"),
+            ("{{ strftime_now('%d %b %Y, %A, day %-j, %I:%M %p') }}", "14 Feb 2026, Saturday, day 45, 09:30 AM"),
+            ("a\n  {% generation %}\nb{%- endgeneration -%}  c", "a\nbc"),
+            ("{{ ' x '.strip() + 'a,b'.split(',')[-1] }}{{ range(3) | list }}", "xb[0, 1, 2]"),
+            ("{# __class__ #}{{ 'no %} end' }}{{ tools is none }}", "no %} endTrue"),
+            ("{{ 'a\nb' | indent(2) }}|{{ 'a' | indent(width=1, first=true) }}", "a\n  b| a"),
+            ("{{ '%03d|%s' | format(7, 'x') }} {{ '{:>4}'.format('y') }}", "007|x    y"),
+            ("{{ [1, 2, 3] | batch(2, 200000) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 200000]][[1, 2], [3]]"),
+            ("{{ '%s of 9999999999 %%9999999999' | format(1) }}{{ '9999999999 {}'.format(2) }}", "1 of 9999999999 %99999999999999999999 2"),
+        ] {
+            assert_eq!(render(source, json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
+        }
+    }
+
+    #[test]
+    fn refusals_have_kind_and_line() {
+        use TemplateErrorKind::*;
+        for (source, kind, line) in [
+            ("a\n{% if", Syntax, 2),
+            ("{{ x.y.z }}", Syntax, 1),
+            ("\n{{ ''.__class__ }}", Syntax, 2),
+            ("{{ x['__class__'] }}", Syntax, 1),
+            ("{% include '/etc/passwd' %}", Syntax, 1),
+            ("{% import 'os' as os %}", Syntax, 1),
+            ("{{ open('/etc/passwd') }}", Syntax, 1),
+            ("{{ raise_exception('no') }}", Raised, 1),
+            ("{% for i in range(1000000000000) %}{% endfor %}", Limit, 1),
+            ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", Limit, 1),
+            ("{{ 'a' * 1000000000 }}", Limit, 1),
+            ("{{ 'ab' | indent(18446744073709551615) }}", Limit, 1),
+            ("{{ 'a' | indent(width=1000000000000) }}", Limit, 1),
+            ("{{ ('a\\n' * 99999) | indent(9999) }}", Limit, 1),
+            ("{{ [1] | batch(1000000000000, 0) }}", Limit, 1),
+            ("{{ [1] | slice(1000000000000) }}", Limit, 1),
+            ("{{ '%0999999999999d' | format(1) }}", Limit, 1),
+            ("{{ '%.999999999999999999999999f' | format(1.0) }}", Limit, 1),
+            ("{{ '{:>999999999999}'.format('y') }}", Limit, 1),
+            ("{{ ('%9999s' * 9999) | format('y') }}", Limit, 1),
+            ("{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}", Limit, 0),
+        ] {
+            let e = render(source, json!([])).unwrap_err();
+            assert_eq!((e.kind, e.line), (kind, line), "{source}: {e}");
+        }
+        assert_eq!(render("{{ raise_exception('my words') }}", json!([])).unwrap_err().message, "my words");
+        let nested = format!("{}{}", "{% if true %}".repeat(10_000), "{% endif %}".repeat(10_000));
+        assert_eq!(render(&nested, json!([])).unwrap_err().kind, Syntax);
+        assert_eq!(Template::new(&" ".repeat(SOURCE_BYTES_MAX + 1)).err().unwrap().kind, Limit);
+    }
+
+    /// Texts are of Python 3.11, `datetime(...).strftime(...)` in the C locale.
+    #[test]
+    fn times_are_written_as_python_writes_them() {
+        use chrono::Datelike;
+        for (now, format, expected) in [
+            (time(2024, 12, 31), "%j %a %y", "366 Tue 24"),
+            (time(2026, 2, 4), "%Y-%m-%d|%-d.%-m.|%e|%H %I %M %S %p|%f|%-I", "2026-02-04|4.2.| 4|09 09 30 00 AM|000000|9"),
+            (time(2026, 2, 14), "%B %b %h %A %a %w %u %j %-j", "February Feb Feb Saturday Sat 6 6 045 45"),
+            (
+                time(2026, 2, 14),
+                "%F %T %X %R %D %x|%c|%Z%z|%n%t%%",
+                "2026-02-14 09:30:00 09:30:00 09:30 02/14/26 02/14/26|Sat Feb 14 09:30:00 2026||\n\t%",
+            ),
+        ] {
+            assert_eq!(time::strftime(now, format).unwrap(), expected, "{format}");
+        }
+        assert!(time::strftime(time(2026, 2, 14), "%Q").unwrap_err().to_string().contains("unknown directive"));
+        assert!(time::utc_now().year() >= 2024);
+    }
+}

@@ -1,0 +1,87 @@
+//! The source of a template as the engine takes it.
+
+use crate::error::{TemplateError, TemplateErrorKind};
+
+/// Turns `{% generation %}` blocks into plain scopes, and refuses what no chat template may use: other files and names
+/// with two leading underscores. Line numbers and whitespace control stay as they are.
+pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
+    let mut out = String::with_capacity(source.len());
+    let mut rest = source;
+    let refuse = |here: &str, name: &str| TemplateError {
+        kind: TemplateErrorKind::Syntax,
+        line: 1 + source[..source.len() - here.len()].matches('\n').count(),
+        message: format!("undefined name `{name}`"),
+    };
+    while let Some(start) = rest.find('{') {
+        let (text, tag) = rest.split_at(start);
+        let here = tag;
+        out.push_str(text);
+        let close = match tag.as_bytes().get(1) {
+            Some(b'{') => "}}",
+            Some(b'%') => "%}",
+            Some(b'#') => "#}",
+            _ => {
+                out.push('{');
+                rest = &tag[1..];
+                continue;
+            }
+        };
+        let end = tag_end(tag, close);
+        let (tag, after) = tag.split_at(end);
+        if close != "#}"
+            && let Some(name) = dunder(tag)
+        {
+            return Err(refuse(here, name));
+        }
+        match (close, statement(tag)) {
+            ("%}", Some(word @ ("include" | "import" | "from" | "extends"))) => return Err(refuse(here, word)),
+            ("%}", Some("generation")) => out.push_str(&tag.replacen("generation", "with", 1)),
+            ("%}", Some("endgeneration")) => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
+            _ => out.push_str(tag),
+        }
+        rest = after;
+    }
+    out.push_str(rest);
+    Ok(out)
+}
+
+/// Length of the tag that `tag` starts with, up to and with `close`; closing marks within quotes do not count.
+fn tag_end(tag: &str, close: &str) -> usize {
+    let bytes = tag.as_bytes();
+    let mut quote = None;
+    let mut i = 2;
+    while i < bytes.len() {
+        match (quote, bytes[i]) {
+            (Some(_), b'\\') => i += 1,
+            (Some(q), b) if b == q => quote = None,
+            (None, b @ (b'"' | b'\'')) if close != "#}" => quote = Some(b),
+            (None, _) if bytes[i..].starts_with(close.as_bytes()) => return i + 2,
+            _ => {}
+        }
+        i += 1;
+    }
+    tag.len()
+}
+
+/// First word of a `{% ... %}` tag.
+fn statement(tag: &str) -> Option<&str> {
+    let body = tag.strip_prefix("{%")?.trim_start_matches(['-', '+']).trim_start();
+    let end = body.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(body.len());
+    Some(&body[..end])
+}
+
+/// A name in `tag` that starts with two underscores, be it in quotes: the way to an interpreter's insides.
+fn dunder(tag: &str) -> Option<&str> {
+    let is_name = |c: char| c.is_alphanumeric() || c == '_';
+    let mut from = 0;
+    while let Some(at) = tag[from..].find("__").map(|at| from + at) {
+        let inside = tag[..at].chars().next_back().is_some_and(is_name);
+        let length = tag[at..].find(|c| !is_name(c)).unwrap_or(tag.len() - at);
+        let name = &tag[at..at + length];
+        if !inside && name.trim_start_matches('_').starts_with(char::is_alphabetic) {
+            return Some(name);
+        }
+        from = at + length;
+    }
+    None
+}
