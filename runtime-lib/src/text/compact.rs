@@ -27,13 +27,13 @@ pub(super) const KIND_FLAT_BPE: u8 = 1;
 /// Ids above this are refused, so that no file can ask for a huge table.
 const MAX_TOKEN_ID: u64 = 1 << 24;
 
-/// Checks `tokenizer.json` and returns the compact form that [`Text::load`] reads.
+/// Checks `tokenizer.json` and returns the compact form that [`Text::load`] reads. Kinds of models, normalizers and the like are checked
+/// where model directories are opened.
 ///
 /// Truncation and padding are left out: the caller decides about length ([`Text::encode`]). Of truncation only the direction
 /// is kept.
 pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
     let mut root: Value = serde_json::from_slice(tokenizer_json).map_err(malformed)?;
-    check_kinds(&root)?;
     let object = root.as_object_mut().ok_or_else(|| malformed("expected object"))?;
     let truncation = object.remove("truncation");
     object.remove("padding");
@@ -95,55 +95,6 @@ pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
         Err(_) => return Err(malformed("the tokenizer's parts do not fit together")),
     }
     Ok(out)
-}
-
-/// Refuses unknown component types by name, which the crate reports only as "no variant matched".
-fn check_kinds(root: &Value) -> Result<(), TextError> {
-    const MODELS: &[&str] = &["BPE", "WordPiece", "WordLevel", "Unigram"];
-    const NORMALIZERS: &[&str] = &[
-        "BertNormalizer",
-        "Strip",
-        "StripAccents",
-        "NFC",
-        "NFD",
-        "NFKC",
-        "NFKD",
-        "Sequence",
-        "Lowercase",
-        "Nmt",
-        "Precompiled",
-        "Replace",
-        "Prepend",
-        "ByteLevel",
-    ];
-    const PRE_TOKENIZERS: &[&str] = &[
-        "BertPreTokenizer",
-        "ByteLevel",
-        "CharDelimiterSplit",
-        "Metaspace",
-        "Whitespace",
-        "Sequence",
-        "Split",
-        "Punctuation",
-        "WhitespaceSplit",
-        "Digits",
-        "UnicodeScripts",
-        "FixedLength",
-    ];
-    const POST_PROCESSORS: &[&str] = &["RobertaProcessing", "BertProcessing", "ByteLevel", "TemplateProcessing", "Sequence"];
-    const DECODERS: &[&str] =
-        &["BPEDecoder", "ByteLevel", "WordPiece", "Metaspace", "CTC", "Sequence", "Replace", "Fuse", "Strip", "ByteFallback"];
-    let check = |field: &str, known: &[&str]| match root[field]["type"].as_str() {
-        Some(kind) if !known.contains(&kind) => {
-            Err(TextError::Unsupported(format!("{field}.type: expected one of {}, found {kind:?}", known.join(", "))))
-        }
-        _ => Ok(()),
-    };
-    check("model", MODELS)?;
-    check("normalizer", NORMALIZERS)?;
-    check("pre_tokenizer", PRE_TOKENIZERS)?;
-    check("post_processor", POST_PROCESSORS)?;
-    check("decoder", DECODERS)
 }
 
 fn added_ids(added: Option<&Value>) -> Result<Vec<(u32, String)>, TextError> {

@@ -166,7 +166,7 @@ fn malformed_tokenizers_are_refused_by_name() {
     let bpe = |vocab: &str, merges: &str| toy(&format!(r#"{{"type":"BPE","vocab":{vocab},"merges":{merges}}}"#), "");
     assert_eq!(code("{").0, 4);
     assert_eq!(code("[]").0, 4);
-    assert_eq!(code(&toy(r#"{"type":"foo"}"#, "")).0, 6);
+    assert_eq!(code(&toy(r#"{"type":"foo"}"#, "")).0, 4);
     let (exit, line) = code(&bpe(r#"{"a":0,"b":0}"#, "[]"));
     assert!(exit == 4 && line.contains("id 0"), "{line}");
     let (exit, line) = code(&bpe(r#"{"a":0,"b":2}"#, "[]"));
