@@ -9,6 +9,12 @@
  * linking) and the table. The struct is `StepEntry` of runtime-lib/src/abi.rs.
  */
 
+#include <features.h>
+
+#if !__GLIBC_PREREQ(2, 36)
+#error "a static executable needs glibc 2.36 or later, whose start reads packed relocations"
+#endif
+
 @DECLARATIONS@
 
 struct rc_step_entry {

@@ -1,6 +1,7 @@
 use super::payload::{Blobs, Content};
 use super::*;
 use crate::pack::Sink;
+use object::Object;
 use rcompile_codegen::isa::HOST_TRIPLE;
 use rcompile_runtime::abi::PayloadHeader;
 use std::io::Read;
@@ -121,6 +122,9 @@ fn executable_runs_and_survives_strip() {
         assert_eq!(len, (2 << 20) + last + 1, "{tools:?}");
         let expected = format!("RCPAYLD 0 {len} {} 42 1:1 8:8\n", 2 << 20);
         assert_eq!(b.run(&b.out(), &[&last.to_string()]), expected, "{tools:?}");
+        let linked = std::fs::read(b.out()).unwrap();
+        let has = |name| object::File::parse(&*linked).unwrap().section_by_name(name).is_some();
+        assert!(has(".relr.dyn"), "{tools:?}: addresses are not packed");
         // glibc takes memory behind the symbol `_end` to read this variable, before `main`.
         let tuned = Command::new(b.out()).env("GLIBC_TUNABLES", "glibc.malloc.check=0").output().unwrap();
         assert!(tuned.status.success(), "{tools:?} {tuned:?}");
