@@ -142,13 +142,13 @@ fn flag(name: &str, value: Option<u32>) -> impl Iterator<Item = OsString> {
     value.into_iter().flat_map(move |v| [name.into(), v.to_string().into()])
 }
 
-/// The absolute path of a file: children get it as an argument, or are started by it.
+/// The path of a file itself: children, whose working directory and stdin are others, get it as an argument or are started by it.
 fn regular_file(path: &Path, topic: &str) -> Result<PathBuf, Error> {
     let meta = std::fs::metadata(path).map_err(|e| missing(path, topic, &e))?;
     if !meta.is_file() {
-        return Err(refused(3, topic, path, "is not a regular file: it is read twice"));
+        return Err(refused(3, topic, path, "is not a regular file"));
     }
-    std::path::absolute(path).map_err(|e| missing(path, topic, &e))
+    std::fs::canonicalize(path).map_err(|e| missing(path, topic, &e))
 }
 
 /// Both have to say the same about themselves.
@@ -175,10 +175,14 @@ enum Channel {
 impl Executable {
     fn open(path: &Path) -> Result<Executable, Error> {
         let absolute = regular_file(path, "executable")?;
-        let Some((bytes, _)) = payload::read_manifest(path).map_err(|e| missing(path, "executable", &e))? else {
+        let Some(read) = payload::read_manifest(path).map_err(|e| missing(path, "executable", &e))? else {
             return Err(refused(4, "executable", path, "is no executable of rcompile, or a damaged one"));
         };
-        match serde_json::from_slice(&bytes) {
+        if read.len < read.needed {
+            let what = format!("is a truncated executable, expected at least {} bytes, found {}", read.needed, read.len);
+            return Err(refused(4, "executable", path, what));
+        }
+        match serde_json::from_slice(&read.manifest) {
             Ok(manifest) => Ok(Executable { path: absolute, manifest }),
             Err(_) => Err(refused(6, "executable", path, "is an executable of another version of rcompile")),
         }

@@ -6,9 +6,10 @@ use crate::link::{self, Inputs, tools};
 use crate::{report, targets};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use serde::Serialize;
+use std::path::Path;
 
 /// One check.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Debug, Serialize)]
 struct Check {
     name: &'static str,
     ok: bool,
@@ -16,6 +17,9 @@ struct Check {
     optional: bool,
     found: String,
     help: Option<String>,
+    /// What a build would end with.
+    #[serde(skip)]
+    error: Option<Error>,
 }
 
 /// Runs all checks; exit code 8 when one that a build needs fails.
@@ -38,8 +42,8 @@ pub fn run(json: bool) -> Result<(), Error> {
         }
         report::print(&out)?;
     }
-    match checks.iter().find(|c| !c.ok && !c.optional) {
-        Some(c) => Err(Error::Toolchain { program: c.name.into(), what: c.found.clone(), help: c.help.clone() }),
+    match checks.into_iter().find(|c| !c.ok && !c.optional) {
+        Some(c) => Err(c.error.unwrap_or_else(|| Error::Toolchain { program: c.name.into(), what: c.found, help: c.help })),
         None => Ok(()),
     }
 }
@@ -49,32 +53,34 @@ fn cpu() -> Check {
         Ok(isa) => (true, format!("LLVM 19, this CPU is {} ({} lanes of f32)", isa.name, isa.lanes)),
         Err(e) => (false, e.to_string()),
     };
-    Check { name: "llvm, cpu", ok, optional: false, found, help: Some("--cpu NAME compiles for another machine".into()) }
+    Check { name: "llvm, cpu", ok, optional: false, found, help: Some("--cpu NAME compiles for another machine".into()), error: None }
 }
 
 fn driver() -> Check {
-    let found = tools::find(HOST_TRIPLE);
-    let help = Some(tools::install_cc(HOST_TRIPLE));
-    Check {
-        name: "compiler",
-        ok: found.is_ok(),
-        optional: false,
-        found: found.map_or_else(|e| e.to_string(), |t| t.driver.display().to_string()),
-        help,
-    }
+    let found = tools::find(HOST_TRIPLE).map(|t| t.driver.display().to_string());
+    needed("compiler", found)
 }
 
 fn lld() -> Check {
     let lld = tools::find(HOST_TRIPLE).ok().and_then(|t| t.lld);
     let found = lld.as_ref().map_or("not found, GNU ld is used".into(), |d| d.join("ld.lld").display().to_string());
-    Check { name: "lld", ok: lld.is_some(), optional: true, found, help: Some("apt-get install lld-19 (links faster)".into()) }
+    Check { name: "lld", ok: lld.is_some(), optional: true, found, help: Some("apt-get install lld-19 (links faster)".into()), error: None }
 }
 
-/// Links an executable that does nothing, in a temporary directory.
+/// A check that fails as a build would.
+fn needed(name: &'static str, found: Result<String, Error>) -> Check {
+    let (ok, found, error) = match found {
+        Ok(found) => (true, found, None),
+        Err(e) => (false, e.to_string(), Some(e)),
+    };
+    Check { name, ok, optional: false, found, help: Some(tools::install_cc(HOST_TRIPLE)), error }
+}
+
+/// Links an executable that does nothing: in a temporary directory, else in this one.
 fn linking() -> Check {
     let try_it = || {
-        let dir = std::env::temp_dir().join("rcompile-doctor");
-        let work = WorkDir::create(&dir)?;
+        let name = Path::new("rcompile-doctor");
+        let work = WorkDir::create(&std::env::temp_dir().join(name)).or_else(|_| WorkDir::create(name))?;
         let tools = tools::find(HOST_TRIPLE)?;
         work.write(
             "main.c",
@@ -88,17 +94,20 @@ fn linking() -> Check {
         let objects = [("main".to_string(), object)];
         link::link(&work, &tools, Inputs { steps: &[], objects: &objects, archive: b"!<arch>\n" })
     };
-    let (ok, found) = match try_it() {
-        Ok(linked) => (true, format!("a static-pie of {}", report::size(linked.len_bytes()))),
-        Err(e) => (false, e.to_string()),
-    };
-    Check { name: "linking", ok, optional: false, found, help: Some(tools::install_cc(HOST_TRIPLE)) }
+    needed("linking", try_it().map(|linked| format!("a static-pie of {}", report::size(linked.len_bytes()))))
 }
 
 fn runtime() -> Check {
     let bytes = targets::runtime(HOST_TRIPLE);
     let found = bytes.map_or(format!("none for {HOST_TRIPLE}"), |b| format!("{HOST_TRIPLE}, {}", report::size(b.len() as u64)));
-    Check { name: "runtime", ok: bytes.is_some(), optional: false, found, help: Some("build rcompile on a supported machine".into()) }
+    Check {
+        name: "runtime",
+        ok: bytes.is_some(),
+        optional: false,
+        found,
+        help: Some("build rcompile on a supported machine".into()),
+        error: None,
+    }
 }
 
 fn disk() -> Check {
@@ -109,7 +118,7 @@ fn disk() -> Check {
         }
         Err(e) => (true, format!("unknown: {e}")),
     };
-    Check { name: "disk", ok, optional: true, found, help: Some("an executable needs as much as its model".into()) }
+    Check { name: "disk", ok, optional: true, found, help: Some("an executable needs as much as its model".into()), error: None }
 }
 
 /// The other architecture's runtime and linker.
@@ -119,14 +128,14 @@ fn cross() -> Check {
         None => (true, "runtimes and linkers of all targets".to_string(), None),
         Some((triple, help)) => (false, format!("cannot link for {triple}"), Some(help)),
     };
-    Check { name: "cross", ok, optional: true, found, help }
+    Check { name: "cross", ok, optional: true, found, help, error: None }
 }
 
 fn qemu() -> Check {
     let name = if HOST_TRIPLE.starts_with("x86_64") { "qemu-aarch64" } else { "qemu-x86_64" };
     let found = [name.to_string(), format!("{name}-static")].iter().find_map(|n| tools::in_path(n.as_ref()));
     let help = Some("apt-get install qemu-user (runs executables of the other architecture here)".into());
-    Check { name: "qemu", ok: found.is_some(), optional: true, found: show(found), help }
+    Check { name: "qemu", ok: found.is_some(), optional: true, found: show(found), help, error: None }
 }
 
 fn show(path: Option<std::path::PathBuf>) -> String {

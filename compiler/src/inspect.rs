@@ -7,7 +7,7 @@
 
 use crate::error::Error;
 use crate::input::missing;
-use crate::link::payload;
+use crate::link::payload::{self, Identity};
 use crate::manifest::task_of;
 use crate::options::{self, Inspect};
 use crate::pipeline;
@@ -18,28 +18,38 @@ use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fmt::Write;
 
 /// The verb.
 pub fn run(options: &Inspect) -> Result<(), Error> {
     if options.path.is_file() {
         let read = payload::read_manifest(&options.path).map_err(|e| missing(&options.path, "executable", &e))?;
-        let Some((manifest, file_bytes)) = read else {
-            let what = "is neither a model directory nor an executable of rcompile";
-            return Err(not_ours(options, Kind::Malformed, what));
+        return match read {
+            Some(Identity { len, needed, .. }) if len < needed => {
+                let path = options.path.display().to_string();
+                let (expected, found) = (format!("at least {needed} bytes"), len.to_string());
+                Err(rcompile_models::Error::new(Kind::Malformed, path, "file", "is a truncated executable", expected, found).into())
+            }
+            Some(Identity { manifest, len, .. }) => executable(options, &manifest, len),
+            None => Err(not_ours(options, Kind::Malformed, "is neither a model directory nor an executable of rcompile")),
         };
-        return executable(options, &manifest, file_bytes);
     }
     if options.scaling { directory_scaling(options) } else { directory(options) }
 }
 
 /// Plans the model as `rcompile build` would with default options, and writes nothing.
 fn plan(options: &Inspect) -> Result<Report, Error> {
-    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--dry-run", "--model"].map(Into::into).to_vec();
-    args.push(options.path.clone().into());
-    for (flag, value) in [("--target", &options.target), ("--cpu", &options.cpu)] {
-        args.extend(value.iter().flat_map(|v| [flag.into(), v.into()]));
+    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--dry-run"].map(Into::into).to_vec();
+    // A value of its own may look like a flag.
+    let mut give = |flag: &str, value: &OsStr| {
+        let mut arg = OsString::from(flag);
+        arg.push(value);
+        args.push(arg);
+    };
+    give("--model=", options.path.as_os_str());
+    for (flag, value) in [("--target=", &options.target), ("--cpu=", &options.cpu)] {
+        value.iter().for_each(|value| give(flag, value.as_ref()));
     }
     let Ok(options::Command::Build(build)) = options::parse(args)? else {
         return Err(Error::bug("inspect", "not a build"));

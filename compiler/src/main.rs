@@ -1,6 +1,7 @@
 //! parse -> Options -> pipeline::run -> exit code.
 
 use rcompile::{Error, link, options, pipeline, report};
+use rcompile_runtime::memory::leave_without_memory;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::Mutex;
 
@@ -15,6 +16,7 @@ fn main() {
     }));
     let run = || {
         link::guard::handle_signals()?;
+        leave_without_memory(link::guard::clean_up);
         match options::parse(std::env::args_os())? {
             Ok(command) => pipeline::dispatch(command),
             Err(text) => report::print(&text),

@@ -223,9 +223,10 @@ impl<'o> Building<'o> {
             stage.advance(1);
         }
         stage.finish(&format!("{} passes", passes.len()));
-        // A build that stops early may not have come to that pass.
-        let has_codes = |m: &Module| m.params.iter().any(|p| p.ty.dtype.is_quantised());
-        if self.o.stop_after.is_none() && settings.quantisation.is_any() && !modules.iter().any(has_codes) {
+        // What is asked for is made, unless the checkpoint has codes already. A build that stops early may not have come to that pass.
+        let is_made = |dtype| modules.iter().any(|m| m.params.iter().any(|p| p.ty.dtype == dtype));
+        let codes = settings.quantisation.body.or(settings.quantisation.head);
+        if self.o.stop_after.is_none() && source.model.scheme.is_none() && codes.is_some_and(|dtype| !is_made(dtype)) {
             let what = "--keep: expected to leave a weight that --quantize makes codes of, found that it keeps them all".into();
             return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
         }

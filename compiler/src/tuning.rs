@@ -22,6 +22,7 @@ use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Version of the format.
@@ -138,7 +139,7 @@ impl Tuning {
 
     /// What to say where choices are for matmuls that none of the programs has.
     pub fn unused<'p>(&self, programs: impl Iterator<Item = &'p Program>) -> Option<String> {
-        let there: Vec<MatmulKey> = programs.flat_map(matmuls).map(|(key, _)| key).collect();
+        let there: HashSet<MatmulKey> = programs.flat_map(matmuls).map(|(key, _)| key).collect();
         let unused: Vec<&Entry> = self.entries.iter().filter(|e| !there.contains(&e.key())).collect();
         let Entry { rows, weights, compute, k, n, ways, .. } = unused.first()?;
         Some(format!(
@@ -191,9 +192,10 @@ impl Tuning {
                 return refuse(Kind::Disagree, field, "is not what is compiled for", expected, found);
             }
         }
+        let mut named = HashSet::new();
         for (i, entry) in file.matmuls.iter().enumerate() {
             let field = |name: &str| format!("matmuls[{i}].{name}");
-            if file.matmuls[..i].iter().any(|e| e.key() == entry.key()) {
+            if !named.insert(entry.key()) {
                 return refuse(Kind::Disagree, &field("k"), "names a matmul twice", "one entry for each", "two");
             }
             for (name, value, least, most, step) in limits(isa, entry) {

@@ -31,8 +31,8 @@ pub mod decode;
 pub mod encode;
 #[cfg(feature = "exe")]
 pub mod kv;
-#[cfg(feature = "exe")]
-mod memory;
+#[cfg(feature = "memory")]
+pub mod memory;
 #[cfg(feature = "exe")]
 pub mod payload;
 #[cfg(feature = "exe")]
@@ -67,7 +67,7 @@ mod entry {
     /// is a table ended by an entry without function, made for the manifest in that payload.
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rc_main(argc: c_int, argv: *const *const c_char, payload: *const c_void, steps: *const StepEntry) -> c_int {
-        memory::leave_without_memory();
+        memory::leave_without_memory(crate::process::remove_draft);
         std::panic::set_hook(Box::new(cli::say_panic));
         let run = || {
             let args: Vec<OsString> = (0..usize::try_from(argc).unwrap_or(0))

@@ -1,20 +1,22 @@
-//! What happens when there is no memory: one line and exit 7, as for other limits, instead of an abort that leaves a draft behind.
+//! What happens when there is no memory: one line and exit 7, as for other limits, instead of an abort that leaves files behind. The
+//! allocator of executables and of `rcompile`.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
-
-use crate::process::remove_draft;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicI32, Ordering};
 
 #[global_allocator]
 static ALLOCATOR: OrLeave = OrLeave;
 
-/// Whether this process is an executable of ours. In others that link this crate, allocations fail as everywhere.
-static LEAVES: AtomicBool = AtomicBool::new(false);
+/// What a process that leaves does first. In processes that have none, allocations fail as everywhere.
+static LAST: OnceLock<fn()> = OnceLock::new();
+/// The thread that leaves, 0 as long as none does.
+static LEAVER: AtomicI32 = AtomicI32::new(0);
 
-/// From now on an allocation that fails ends the process.
-pub fn leave_without_memory() {
-    LEAVES.store(true, Ordering::Relaxed);
+/// From now on an allocation that fails ends the process. `last` removes what must not be left behind; it may find no memory either.
+pub fn leave_without_memory(last: fn()) {
+    let _ = LAST.set(last);
 }
 
 /// The system's allocator, which ends the process where it has no memory.
@@ -44,15 +46,25 @@ unsafe impl GlobalAlloc for OrLeave {
 }
 
 fn got(at: *mut u8, size: usize) -> *mut u8 {
-    if at.is_null() && LEAVES.load(Ordering::Relaxed) {
-        leave(size);
+    match LAST.get() {
+        Some(last) if at.is_null() => leave(size, *last),
+        _ => at,
     }
-    at
 }
 
 #[cold]
-fn leave(size: usize) -> ! {
-    remove_draft();
+fn leave(size: usize, last: fn()) -> ! {
+    // SAFETY: takes nothing and always succeeds.
+    let thread = unsafe { libc::gettid() };
+    match LEAVER.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed) {
+        Ok(_) => last(),
+        // It came to the same within `last`.
+        Err(leaver) if leaver == thread => {}
+        Err(_) => loop {
+            // SAFETY: waits for signals; the other thread ends the process.
+            unsafe { libc::pause() };
+        },
+    }
     let mut line = [0; 200];
     let mut text = Cursor::new(&mut line[..]);
     // No more than fits is written.

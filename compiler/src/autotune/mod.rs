@@ -23,7 +23,7 @@ use rcompile_codegen::program::MatmulTile;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Longest time of all trials together, but for the run that is under way.
+/// Longest time of all trials together; what runs then is ended and does not count.
 const BUDGET: Duration = Duration::from_secs(60);
 /// Of which at most this part goes into making trial executables.
 const MAKING_TENTHS: u32 = 5;
@@ -104,9 +104,13 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         trials.push(trial::make(cx, &tuning, trials.first())?);
     }
     // A causal prompt of as many tokens as a bucket has rows is one step of that bucket.
-    let lengths: Vec<u32> = buckets.iter().map(|b| b.rows).filter(|&rows| rows <= cx.ctx_size).collect();
+    let mut lengths: Vec<u32> = buckets.iter().map(|b| b.rows).filter(|&rows| rows <= cx.ctx_size).collect();
+    let left = || BUDGET.saturating_sub(start.elapsed());
+    tick("the heuristic's choice".into());
+    let rates = if lengths.is_empty() { None } else { trial::run(&trials[0], &lengths, cx.work, left())? };
+    lengths = rates.map_or(vec![], |rates| affordable(&lengths, &rates, trials.len(), left()));
     let mut rounds = 0;
-    while rounds < *ROUNDS.end() && !lengths.is_empty() {
+    'rounds: while rounds < *ROUNDS.end() && !lengths.is_empty() {
         if rounds >= *ROUNDS.start() && start.elapsed() * (rounds as u32 + 1) / rounds as u32 > BUDGET {
             break;
         }
@@ -115,7 +119,8 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
             // Another order in each round: what runs first after something else has no advantage.
             let index = (turn + rounds) % trials.len();
             tick(format!("round {}, variant {} of {}", rounds + 1, index + 1, trials.len()));
-            for (bucket, rate) in measured.iter_mut().zip(trial::run(&trials[index], &lengths, cx.work)?) {
+            let Some(rates) = trial::run(&trials[index], &lengths, cx.work, left())? else { break 'rounds };
+            for (bucket, rate) in measured.iter_mut().zip(rates) {
                 bucket[index] = rate;
             }
         }
@@ -135,6 +140,17 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
     let gains: Vec<String> = report.buckets.iter().map(|b| format!("{} rows {:+.1} %", b.rows, (b.gain - 1.0) * 100.0)).collect();
     stage.finish(&format!("{} variants in {rounds} rounds: {}", trials.len(), gains.join(", ")));
     Ok((tuning, report))
+}
+
+/// Lengths that enough rounds of all trials can be run with in the time that is left, the shorter ones first. `rates` are tokens per second.
+fn affordable(lengths: &[u32], rates: &[f64], trials: usize, left: Duration) -> Vec<u32> {
+    let runs = (trials * ROUNDS.start()) as f64 * f64::from(trial::REPETITIONS + 1);
+    let mut seconds = left.as_secs_f64();
+    let mut fits = |(rows, rate): (&u32, &f64)| {
+        seconds -= f64::from(*rows) / rate.max(f64::MIN_POSITIVE) * runs;
+        (seconds >= 0.0).then_some(*rows)
+    };
+    lengths.iter().zip(rates).map_while(&mut fits).collect()
 }
 
 /// Matmuls by bucket; one that several buckets share belongs to the first.
@@ -202,6 +218,16 @@ mod tests {
             assert!(refused("emeraldrapids", cpu).is_some_and(|e| e.contains("measures this machine")), "{cpu}");
         }
         assert!(refused("znver3", "znver4").is_some_and(|e| e.contains("missing avx512")));
+    }
+
+    #[test]
+    fn what_takes_too_long_is_left_to_the_heuristic() {
+        let lengths = |seconds| affordable(&[1, 8, 512], &[100.0, 400.0, 256.0], 6, Duration::from_secs(seconds));
+        // 72 runs of 10, 20 and 2000 ms.
+        assert_eq!(lengths(147), [1, 8, 512]);
+        assert_eq!(lengths(140), [1, 8]);
+        assert_eq!(lengths(2), [1]);
+        assert!(lengths(0).is_empty());
     }
 
     #[test]

@@ -17,9 +17,7 @@ use std::time::Duration;
 /// Weights that a step reads at least, where the model has as much: what a step leaves in the caches is gone at the next one.
 const COLD_BYTES: u64 = 512 << 20;
 /// Repetitions per length of a run, after one that is not counted.
-const REPETITIONS: &str = "3";
-/// A run that takes longer than this hangs.
-const TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const REPETITIONS: u32 = 3;
 /// Random numbers are written in pieces of this many bytes.
 const PIECE: u64 = 4 << 20;
 
@@ -43,15 +41,16 @@ pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Res
     Ok(path)
 }
 
-/// Runs an executable on prompts of these lengths: tokens per second of each, the median of its repetitions.
-pub(super) fn run(exe: &Path, lengths: &[u32], work: &WorkDir) -> Result<Vec<f64>, Error> {
+/// Runs an executable on prompts of these lengths: tokens per second of each, the median of its repetitions. None: it took longer than
+/// `most`, and was ended.
+pub(super) fn run(exe: &Path, lengths: &[u32], work: &WorkDir, most: Duration) -> Result<Option<Vec<f64>>, Error> {
     let list = lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut command = Command::new(exe);
-    command.env_clear().args(["bench", "-p", &list, "-n", "0", "-r", REPETITIONS, "-o", "jsonl"]);
+    command.env_clear().args(["bench", "-p", &list, "-n", "0", "-r", &REPETITIONS.to_string(), "-o", "jsonl"]);
     let failed = |what: String| Error::Toolchain { program: "trial executable".into(), what, help: Some("leave --autotune out".into()) };
-    let text = match guard::run(&mut command, work.path(), TIMEOUT) {
+    let text = match guard::run(&mut command, work.path(), most) {
         Err(e) => return Err(failed(format!("cannot be started: {e}"))),
-        Ok(Finished { status: None, .. }) => return Err(failed(format!("took longer than {} s", TIMEOUT.as_secs()))),
+        Ok(Finished { status: None, .. }) => return Ok(None),
         Ok(Finished { status: Some(status), text }) if !status.success() => {
             return Err(failed(format!("failed ({status}): {}", text.lines().next().unwrap_or("no message"))));
         }
@@ -65,7 +64,7 @@ pub(super) fn run(exe: &Path, lengths: &[u32], work: &WorkDir) -> Result<Vec<f64
         samples.get(samples.len() / 2).copied()
     };
     let rates: Option<Vec<f64>> = lengths.iter().map(rate).collect();
-    rates.ok_or_else(|| failed("bench printed something else than its tests".into()))
+    rates.map(Some).ok_or_else(|| failed("bench printed something else than its tests".into()))
 }
 
 /// Layers that a trial runs: so many that a step reads [`COLD_BYTES`].

@@ -4,7 +4,9 @@
 //! is removed while another build reads it stays readable there. The time of change of a file is that of its last use.
 
 use super::entry::{Description, Header, Key, PAYLOAD_AT};
+use crate::link::guard::Draft;
 use crate::pack::Sink;
+use rustix::fs::{Mode, OFlags};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write};
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -89,7 +91,7 @@ impl Store {
         }
         for kind in Kind::ALL {
             make_dir(&dir.join(kind.folder()))?;
-            store.temporary(kind)?;
+            store.draft(kind)?;
         }
         Ok(store)
     }
@@ -104,8 +106,8 @@ impl Store {
         self.dir.join(kind.folder()).join(&name[..2]).join(name)
     }
 
-    fn temporary(&self, kind: Kind) -> io::Result<tempfile::NamedTempFile> {
-        tempfile::Builder::new().prefix(TEMPORARY).tempfile_in(self.dir.join(kind.folder()))
+    fn draft(&self, kind: Kind) -> io::Result<Draft> {
+        Draft::create(&self.dir.join(kind.folder()), TEMPORARY, 0o600)
     }
 
     /// An entry's payload, checked.
@@ -137,7 +139,11 @@ impl Store {
 
     fn find<T>(&self, kind: Kind, key: &Key, read: impl FnOnce(&Header, &File) -> Option<T>) -> Found<T> {
         let path = self.path(kind, key);
-        let Ok(file) = File::open(&path) else { return Found::Miss };
+        let file = match open_entry(&path) {
+            Ok(Some(file)) => file,
+            Ok(None) => return self.damaged(&path),
+            Err(_) => return Found::Miss,
+        };
         let found = (|| {
             let header = read_header(&file)?;
             let whole = header.key == *key && file.metadata().ok()?.len() == PAYLOAD_AT + header.len;
@@ -153,7 +159,7 @@ impl Store {
     }
 
     fn damaged<T>(&self, path: &Path) -> Found<T> {
-        let _ = fs::remove_file(path);
+        let _ = fs::remove_file(path).or_else(|_| fs::remove_dir_all(path));
         Found::Damaged
     }
 
@@ -174,11 +180,10 @@ impl Store {
         if let Some(parent) = path.parent() {
             make_dir(parent)?;
         }
-        let mut file = self.temporary(kind)?;
-        file.write_all(&start)?;
-        payload(file.as_file_mut())?;
-        file.persist(&path).map_err(|e| e.error)?;
-        Ok(())
+        let mut draft = self.draft(kind)?;
+        draft.file().write_all(&start)?;
+        payload(draft.file())?;
+        draft.publish(&path)
     }
 
     /// All entries, and files that killed builds left (with `stale`).
@@ -198,9 +203,7 @@ impl Store {
                     add(kind, &entry);
                 } else if is_hex(&name, 2) && is_dir {
                     let entries = read_dir(&entry.path())?;
-                    let ours =
-                        entries.iter().filter(|e| is_hex(&e.file_name().to_string_lossy(), 64) && e.file_type().is_ok_and(|t| t.is_file()));
-                    ours.for_each(|e| add(kind, e));
+                    entries.iter().filter(|e| is_hex(&e.file_name().to_string_lossy(), 64)).for_each(|e| add(kind, e));
                 }
             }
         }
@@ -238,7 +241,15 @@ impl Store {
 
     /// Removes everything. Returns how many files and bytes that were.
     pub fn clean(&self) -> io::Result<(usize, u64)> {
-        let removed: Vec<u64> = self.list(true)?.iter().filter_map(|listed| remove(listed).ok()).collect();
+        let mut removed = Vec::new();
+        for listed in self.list(true)? {
+            match remove(&listed) {
+                Ok(bytes) => removed.push(bytes),
+                // Another build makes room too.
+                Err(e) if e.kind() == ErrorKind::NotFound => {}
+                Err(e) => return Err(e),
+            }
+        }
         for kind in Kind::ALL {
             let folder = self.dir.join(kind.folder());
             // Only what is empty goes: nothing that is not ours.
@@ -251,6 +262,13 @@ impl Store {
     }
 }
 
+/// Opens the file of an entry; None where something else is in its place, which may be a pipe that would be waited for.
+pub fn open_entry(path: &Path) -> io::Result<Option<File>> {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);
+    Ok(file.metadata()?.is_file().then_some(file))
+}
+
 /// The header of a file, where it is whole.
 pub fn read_header(file: &File) -> Option<Header> {
     let mut start = vec![0; PAYLOAD_AT as usize];
@@ -260,7 +278,15 @@ pub fn read_header(file: &File) -> Option<Header> {
 
 /// Removes an entry; returns the bytes that it had.
 fn remove(listed: &Listed) -> io::Result<u64> {
-    fs::remove_file(&listed.path).map(|()| listed.bytes)
+    let removed = fs::remove_file(&listed.path);
+    match removed {
+        // Not ours, but where an entry belongs.
+        Err(e) if matches!(e.kind(), ErrorKind::IsADirectory | ErrorKind::PermissionDenied) && listed.path.is_dir() => {
+            fs::remove_dir_all(&listed.path)?;
+        }
+        removed => removed?,
+    }
+    Ok(listed.bytes)
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {

@@ -1,6 +1,6 @@
 //! `rcompile cache [list|clean]`.
 
-use super::store::{Kind, Listed, Store, read_header};
+use super::store::{Kind, Listed, Store, open_entry, read_header};
 use super::{NO_DIRECTORY, directory, limit};
 use crate::error::Error;
 use crate::options::{CacheAction, CacheOptions, CacheVerb};
@@ -8,7 +8,6 @@ use crate::report;
 use rcompile_models::error::escape;
 use serde_json::json;
 use std::fmt::Write;
-use std::fs::File;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The verb. No cache directory is an empty one.
@@ -37,7 +36,9 @@ fn list(store: &Store, as_json: bool) -> Result<(), Error> {
                 json!({ "kind": l.kind.folder(), "key": key, "bytes": l.bytes, "used_unix_s": used, "what": what.0, "version": what.1 })
             })
             .collect();
-        return report::print_json(&json!({ "dir": store.dir(), "bytes": bytes, "limit_bytes": limit, "entries": entries }));
+        return report::print_json(
+            &json!({ "dir": store.dir().display().to_string(), "bytes": bytes, "limit_bytes": limit, "entries": entries }),
+        );
     }
     let mut out = String::new();
     for (l, (what, _)) in described {
@@ -52,14 +53,14 @@ fn list(store: &Store, as_json: bool) -> Result<(), Error> {
 fn clean(store: &Store, as_json: bool) -> Result<(), Error> {
     let (files, bytes) = store.clean().map_err(|e| Error::output(store.dir(), "cleaning", &e))?;
     if as_json {
-        return report::print_json(&json!({ "dir": store.dir(), "entries": files, "bytes_freed": bytes }));
+        return report::print_json(&json!({ "dir": store.dir().display().to_string(), "entries": files, "bytes_freed": bytes }));
     }
     report::print(&format!("{}: {files} entries removed, {} freed\n", escape(&store.dir().display().to_string()), report::size(bytes)))
 }
 
 /// What an entry is, and the version that made it.
 fn describe(listed: &Listed) -> (String, String) {
-    let header = File::open(&listed.path).ok().and_then(|f| read_header(&f));
+    let header = open_entry(&listed.path).ok().flatten().and_then(|f| read_header(&f));
     header.map_or_else(|| ("damaged".into(), String::new()), |h| (h.description.what, h.description.version))
 }
 

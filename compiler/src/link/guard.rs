@@ -9,6 +9,7 @@
 use crate::error::Error;
 use crate::report;
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 use std::fs::File;
@@ -20,6 +21,7 @@ use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
+use tempfile::NamedTempFile;
 
 const PREFIX: &str = ".rcompile-";
 const SUFFIX: &str = ".tmp";
@@ -27,6 +29,8 @@ const TEXT_PREFIX: &str = ".rcompile-emit";
 
 /// A work directory without a lock that is younger than this may be one that is being made.
 const STALE_AFTER: Duration = Duration::from_secs(10);
+/// Renames of another build take less.
+const TURN_MAX: Duration = Duration::from_secs(5);
 
 /// What a signal has to clean up.
 #[derive(Default)]
@@ -56,15 +60,7 @@ pub fn handle_signals() -> Result<(), Error> {
             if let Some(signal) = signals.forever().next() {
                 // The lock is never released: no file is renamed and no child started from here on.
                 let alive = alive();
-                alive.children.iter().for_each(|&child| kill_group(child));
-                for path in &alive.paths {
-                    // A thread may be writing a file into it at this moment.
-                    for _ in 0..10 {
-                        if std::fs::remove_dir_all(path).or_else(|_| std::fs::remove_file(path)).is_ok() || !path.exists() {
-                            break;
-                        }
-                    }
-                }
+                remove_all(&alive);
                 let error = Error::Interrupted(signal);
                 report::say(&error.to_string());
                 end(error.exit_code());
@@ -72,6 +68,25 @@ pub fn handle_signals() -> Result<(), Error> {
         })
         .map_err(failed)?;
     Ok(())
+}
+
+/// Kills children and removes temporary files of a process that is about to end, where no other thread is just doing the like.
+pub fn clean_up() {
+    if let Ok(alive) = ALIVE.try_lock() {
+        remove_all(&alive);
+    }
+}
+
+fn remove_all(alive: &Alive) {
+    alive.children.iter().for_each(|&child| kill_group(child));
+    for path in &alive.paths {
+        // A thread may be writing a file into it at this moment.
+        for _ in 0..10 {
+            if std::fs::remove_dir_all(path).or_else(|_| std::fs::remove_file(path)).is_ok() || !path.exists() {
+                break;
+            }
+        }
+    }
 }
 
 /// Ends the process without destructors: those of LLVM's globals would pull them from under threads that generate code. Waits for nobody, so not
@@ -140,8 +155,10 @@ impl WorkDir {
         let _ = std::fs::remove_file(self.path.join(name));
     }
 
-    /// Moves finished files to their places, all or (short of a fault between two renames) none, also when a signal arrives meanwhile.
+    /// Moves finished files to their places, all or (short of a fault between two renames) none, also when a signal arrives or another
+    /// build beside this one does the same meanwhile.
     pub fn publish(&self, moves: &[(&Path, &Path)]) -> Result<(), Error> {
+        let _turn = self.path.parent().and_then(take_turn);
         let _hold = alive();
         for (from, to) in moves {
             std::fs::rename(from, to).map_err(|e| Error::output(to, "renaming the finished file", &e))?;
@@ -162,30 +179,73 @@ impl Drop for WorkDir {
     }
 }
 
+/// Two builds that give files the same names do so one after the other: the lock of their directory. Whoever else holds it, for longer than
+/// renames take, is not waited for, and where there are no locks two pairs of files may mix.
+fn take_turn(dir: &Path) -> Option<File> {
+    let dir = File::open(dir).ok()?;
+    let begin = Instant::now();
+    while begin.elapsed() < TURN_MAX {
+        match rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => std::thread::sleep(Duration::from_millis(5)),
+            _ => break,
+        }
+    }
+    Some(dir)
+}
+
 /// Directory that a file lies in.
 pub fn parent(path: &Path) -> &Path {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
+/// A file in the making, which a signal removes.
+#[derive(Debug)]
+pub struct Draft {
+    file: Option<NamedTempFile>,
+    name: PathBuf,
+}
+
+impl Draft {
+    /// A new file in a directory, with this prefix and these permissions (less the umask).
+    pub fn create(dir: &Path, prefix: &str, mode: u32) -> std::io::Result<Draft> {
+        let mut alive = alive();
+        let mut builder = tempfile::Builder::new();
+        let file = builder.prefix(prefix).permissions(PermissionsExt::from_mode(mode)).tempfile_in(dir).map_err(|e| plain(&e))?;
+        let name = file.path().to_path_buf();
+        alive.paths.push(name.clone());
+        Ok(Draft { file: Some(file), name })
+    }
+
+    /// To write to.
+    pub fn file(&mut self) -> &mut File {
+        self.file.as_mut().expect("not moved yet").as_file_mut()
+    }
+
+    /// Gives it its name, in the place of a file that is there.
+    pub fn publish(mut self, path: &Path) -> std::io::Result<()> {
+        let _hold = alive();
+        let file = self.file.take().expect("not moved yet");
+        file.persist(path).map(drop).map_err(|e| e.error)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        let mut alive = alive();
+        drop(self.file.take());
+        alive.paths.retain(|p| *p != self.name);
+    }
+}
+
 /// Writes a file whole or not at all, in the place of one that is there.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
-    let mut temporary = {
-        let mut alive = alive();
-        // As the umask says, unless there is a file whose permissions it gets.
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(TEXT_PREFIX).permissions(PermissionsExt::from_mode(0o666));
-        let file = builder.tempfile_in(parent(path)).map_err(|e| plain(&e))?;
-        alive.paths.push(file.path().to_path_buf());
-        file
-    };
-    let name = temporary.path().to_path_buf();
-    let permissions = std::fs::metadata(path).map(|m| m.permissions()).ok();
-    let written = temporary.write_all(bytes).and_then(|()| permissions.map_or(Ok(()), |p| temporary.as_file().set_permissions(p)));
-    let mut alive = alive();
-    // Where it was not written the closure, and with it the temporary file, is dropped.
-    let moved = written.and_then(move |()| temporary.persist(path).map(drop).map_err(|e| e.error));
-    alive.paths.retain(|p| *p != name);
-    moved
+    // As the umask says, unless there is a file whose permissions it gets.
+    let mut draft = Draft::create(parent(path), TEXT_PREFIX, 0o666)?;
+    draft.file().write_all(bytes)?;
+    if let Ok(there) = std::fs::metadata(path) {
+        draft.file().set_permissions(there.permissions())?;
+    }
+    draft.publish(path)
 }
 
 /// Removes work directories whose build is gone.

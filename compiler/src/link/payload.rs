@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::pack::Sink;
 use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, Part, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Room for the header.
@@ -214,7 +214,6 @@ impl Unsealed {
         self.file.sync_data().map_err(failed(&self.path, "syncing"))?;
         let header = self.header.encode();
         self.file.write_all_at(&header, self.header.payload_offset).map_err(failed(&self.path, "writing the header"))?;
-        self.file.set_permissions(std::fs::Permissions::from_mode(0o755)).map_err(failed(&self.path, "making it executable"))?;
         self.file.sync_all().map_err(failed(&self.path, "syncing"))?;
         self.check(&header)
     }
@@ -233,7 +232,6 @@ impl Unsealed {
     pub fn publish_trial(self, output: &Path, weights: Option<&Path>) -> Result<(), Error> {
         let failed = |e: std::io::Error| Error::output(output, "writing", &e);
         self.file.write_all_at(&self.header.encode(), self.header.payload_offset).map_err(failed)?;
-        self.file.set_permissions(std::fs::Permissions::from_mode(0o755)).map_err(failed)?;
         std::fs::rename(&self.path, output).map_err(failed)?;
         match (&self.split, weights) {
             (Some((from, _)), Some(to)) => std::fs::rename(from, to).map_err(failed),
@@ -340,8 +338,18 @@ pub(crate) fn hash_range(file: &File, base: u64, len: u64) -> std::io::Result<[u
     Ok(*merge_subtrees_root(&a?, &b?, Mode::Hash).as_bytes())
 }
 
-/// Header, manifest and blobs of an executable, for `rcompile inspect`. None when the file is no executable of ours.
-pub(crate) fn read_manifest(path: &Path) -> std::io::Result<Option<(Vec<u8>, u64)>> {
+/// What a file says that is an executable of ours.
+pub(crate) struct Identity {
+    /// Its manifest, JSON.
+    pub manifest: Vec<u8>,
+    /// Length of the file.
+    pub len: u64,
+    /// What it has to have at least.
+    pub needed: u64,
+}
+
+/// The manifest of an executable. None when the file is no executable of ours.
+pub(crate) fn read_manifest(path: &Path) -> std::io::Result<Option<Identity>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut start = vec![0; 4096.min(len as usize)];
@@ -358,5 +366,6 @@ pub(crate) fn read_manifest(path: &Path) -> std::io::Result<Option<(Vec<u8>, u64
     }
     let mut manifest = vec![0; size as usize];
     file.read_exact_at(&mut manifest, payload + offset)?;
-    Ok((blake3::hash(&manifest).as_bytes()[..] == header[88..120]).then_some((manifest, len)))
+    let is_whole = blake3::hash(&manifest).as_bytes()[..] == header[88..120];
+    Ok(is_whole.then(|| Identity { manifest, len, needed: payload.saturating_add(word(32)) }))
 }

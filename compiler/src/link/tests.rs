@@ -135,8 +135,8 @@ fn executable_runs_and_survives_strip() {
             assert!(std::fs::metadata(&stripped).unwrap().len() >= last);
             assert_eq!(b.run(&stripped, &[&last.to_string()]), expected, "{strip:?} {tools:?}");
         }
-        let (manifest, _) = payload::read_manifest(&b.out()).unwrap().unwrap();
-        assert_eq!(manifest, b"{\"name\":\"test\"}");
+        let read = payload::read_manifest(&b.out()).unwrap().unwrap();
+        assert_eq!((read.manifest, read.len, read.needed), (b"{\"name\":\"test\"}".to_vec(), len, len));
     }
 }
 

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 /// No step of the toolchain takes longer, except when it hangs.
 const TIMEOUT: Duration = Duration::from_secs(120);
+/// A disk with less is full.
+const FULL_BYTES: u64 = 1 << 20;
 
 /// What the user installs when something is missing.
 pub fn install_cc(triple: &str) -> String {
@@ -51,7 +53,7 @@ pub fn find(triple: &str) -> Result<Tools, Error> {
     let host = triple == HOST_TRIPLE;
     let gnu = triple.replace("-unknown", "");
     let variable = if host { "CC".to_string() } else { cross_variable(triple) };
-    let wanted = std::env::var_os(variable).filter(|cc| !cc.is_empty());
+    let wanted = std::env::var_os(&variable).filter(|cc| !cc.is_empty());
     let cross_gcc = format!("{gnu}-gcc");
     let names: Vec<&str> = match &wanted {
         Some(_) => vec![],
@@ -63,10 +65,17 @@ pub fn find(triple: &str) -> Result<Tools, Error> {
         None => names.iter().find_map(|name| in_path(name.as_ref())),
     };
     let Some(driver) = found else {
-        return Err(Error::Toolchain {
-            program: wanted.map_or(names.first().map_or("cc", |n| n).to_string(), |cc| cc.to_string_lossy().into_owned()),
-            what: "not found, expected a C compiler to link with, found none in PATH".into(),
-            help: Some(install_cc(triple)),
+        return Err(match wanted {
+            Some(cc) => Error::Toolchain {
+                program: cc.to_string_lossy().into_owned(),
+                what: format!("is no program, expected one in {variable}, by name or path and without arguments"),
+                help: Some(format!("a script that calls it with arguments can be one, or leave {variable} out")),
+            },
+            None => Error::Toolchain {
+                program: names.first().map_or("cc", |n| n).to_string(),
+                what: "not found, expected a C compiler to link with, found none in PATH".into(),
+                help: Some(install_cc(triple)),
+            },
         });
     };
     let clang = driver.file_name().is_some_and(|name| name.to_string_lossy().starts_with("clang"));
@@ -97,6 +106,19 @@ fn is_program(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
+/// The line that says why a compiler or linker failed: the last error that is not the driver's own about the linker's end.
+fn cause(text: &str) -> &str {
+    let of_driver = |l: &str| l.starts_with("collect2:") || l.contains("linker command failed");
+    let is_error = |l: &&str| l.contains("rror") || l.contains("cannot find");
+    let lines = || text.lines().rev().filter(|l| !of_driver(l));
+    lines().find(is_error).or_else(|| lines().next()).unwrap_or("no message").trim()
+}
+
+/// Whether a disk has so little left that a step of the toolchain may have failed for it.
+fn is_full(dir: &Path) -> bool {
+    rustix::fs::statvfs(dir).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < FULL_BYTES)
+}
+
 impl Tools {
     /// Runs the driver with `args` in `dir`. Errors name the program and its last line.
     pub(crate) fn run(&self, args: &[String], dir: &Path, doing: &str) -> Result<(), Error> {
@@ -113,13 +135,14 @@ impl Tools {
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
             Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
             Ok(Finished { status: Some(status), text }) => {
-                let last = text.lines().rev().find(|l| l.contains("rror") || l.contains("cannot find")).or(text.lines().last());
-                let help = if text.contains("cannot find") || text.contains("unable to find") || text.contains("No such file") {
+                let help = if is_full(dir) {
+                    Some(format!("no space left on the disk of {}", guard::parent(dir).display()))
+                } else if text.contains("cannot find") || text.contains("unable to find") || text.contains("No such file") {
                     Some(install_cc(&self.triple))
                 } else {
                     None
                 };
-                failed(format!("{doing} failed ({status}): {}", last.unwrap_or("no message").trim()), help)
+                failed(format!("{doing} failed ({status}): {}", cause(&text)), help)
             }
         }
     }

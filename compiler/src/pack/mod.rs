@@ -105,8 +105,12 @@ struct Item {
 /// Elements of a tensor that a type cannot hold.
 pub fn overflow(tensors: &dyn Tensors, tensor: &str, dtype: DType, count: u64) -> Error {
     let found = format!("{count} elements that do not");
-    let e = tensors.error(tensor, None, Kind::Disagree, "overflows", &format!("values that fit {dtype}"), &found);
-    e.help("--dtype auto keeps the type of the checkpoint, --keep that of a tensor").into()
+    let (name, help) = match dtype {
+        DType::Q4(_) => ("int4", "--keep keeps the type of a tensor"),
+        DType::Q8(_) => ("int8", "--keep keeps the type of a tensor"),
+        float => (float.name(), "--dtype auto keeps the type of the checkpoint"),
+    };
+    tensors.error(tensor, None, Kind::Disagree, "overflows", &format!("values that fit {name}"), &found).help(help).into()
 }
 
 /// Packs all jobs. `progress` is called with bytes written since the last call.

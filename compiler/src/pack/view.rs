@@ -125,7 +125,8 @@ impl View {
     /// Rows as codes of `dtype`: rounded to nearest, or as they are stored.
     pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, seen: &mut Seen) -> Result<Coded, Error> {
         let width = self.cols() as usize;
-        if self.dtype.is_float() {
+        // Parts one by one, so that each is known by its own name.
+        if self.dtype.is_float() && !matches!(self.node, Node::Concat(_)) {
             let mut block = vec![0; ((rows.end - rows.start) * self.row_bytes()) as usize];
             self.block(rows, 0..self.cols(), &mut block, tensors, seen)?;
             let floats = convert::to_f32(self.dtype, &block);
