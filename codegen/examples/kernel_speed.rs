@@ -180,7 +180,7 @@ impl Peak {
     fn new(isa: &Isa) -> Peak {
         let params = [Ty::PTR, Ty::I32, Ty::I32, Ty::I32];
         let chains = |dots: bool| {
-            let build = Loaded::build(isa, |mb, name| {
+            Loaded::build(isa, |mb, name| {
                 mb.define(name, &params, None, Visibility::Export, |fb, args| {
                     let one = fb.load_broadcast(DType::F32, fb.lanes(), args[0]);
                     let ints = Ty::vec(Elem::I32, fb.lanes());
@@ -193,12 +193,11 @@ impl Peak {
                     fb.store(sum, fb.offset_const(args[0], 64), 4);
                 });
                 Ok(())
-            });
-            build.0
+            })
         };
         let fma = chains(false);
         let dot = matches!(isa.int8_dot(isa.lanes), Some(Int8Dot::Instruction(_))).then(|| chains(true));
-        let (chain, _) = Loaded::build(isa, |mb, name| {
+        let chain = Loaded::build(isa, |mb, name| {
             mb.define(name, &params, None, Visibility::Export, |fb, args| {
                 let first = fb.zext(args[1], Elem::I64);
                 let end = fb.loop_(fb.int(0), fb.int(CLOCK_STEPS), 1, &[first], |_, x| vec![(0..10).fold(x[0], |x, _| fb.mul(x, x))]);
@@ -207,7 +206,7 @@ impl Peak {
             Ok(())
         });
         // read(p, megabytes)
-        let (read, _) = Loaded::build(isa, |mb, name| {
+        let read = Loaded::build(isa, |mb, name| {
             mb.define(name, &params, None, Visibility::Export, |fb, args| {
                 let words = Ty::vec(Elem::I32, fb.lanes());
                 let size = i64::from(fb.lanes()) * 4;
@@ -373,7 +372,7 @@ impl Matmuls {
             private_bytes: 128,
         };
         program.private_bytes += matmul::private_bytes(&self.isa, &program, &kernel);
-        let (loaded, _) = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
         let bytes = ((layers * layer_bytes) as usize).next_multiple_of(1 << 20) + 8192;
         let mut step = Step::new(bytes, 0, program.arena_bytes as usize, program.private_bytes);
@@ -501,7 +500,7 @@ fn attend(
         arena_bytes: 2 * out,
         private_bytes: 128 + attention::private_bytes(&kernel),
     };
-    let (loaded, _) = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+    let loaded = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
     let pages = keys.div_ceil(256);
     let mut step = Step::new(0, (u64::from(pages) * page_bytes) as usize, program.arena_bytes as usize, program.private_bytes);
     step.rows = rows;

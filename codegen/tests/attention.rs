@@ -173,7 +173,7 @@ impl Case {
 
     fn build(&self, isa: &Isa) -> Model {
         let (program, kernel) = self.program();
-        let (loaded, _) = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
         let state = (LAYERS * self.layer_bytes()) as usize;
         let mut step = Step::new(0, state, program.arena_bytes as usize, program.private_bytes);
         step.pages_per_slot = PAGES_PER_SLOT;

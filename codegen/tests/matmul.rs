@@ -287,11 +287,10 @@ impl Case {
         GroupNest { groups: self.first_nested()..self.groups, nest }
     }
 
-    /// Compiles, runs all row counts with 1 to 3 threads (in turns), compares numbers with f64 and bits with each other. Returns the
-    /// assembly.
-    fn check(&self, isa: &Isa) -> String {
+    /// Compiles, runs all row counts with 1 to 3 threads (in turns), compares numbers with f64 and bits with each other.
+    fn check(&self, isa: &Isa) {
         let (program, kernel) = self.program(isa);
-        let (loaded, asm) = Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         let mr = self.tile.mr;
         let row_counts: Vec<u32> = (1..=mr + 1).chain([2 * mr, 2 * mr + 1, 33, CAPACITY]).filter(|&r| r <= CAPACITY).collect();
         let mut first: Option<Vec<Vec<u32>>> = None;
@@ -309,7 +308,6 @@ impl Case {
                 }
             }
         }
-        asm
     }
 
     #[allow(clippy::too_many_arguments, reason = "one test body")]
@@ -715,7 +713,7 @@ fn pieces_of_others() {
         let new = Case::new(&isa, DType::F32);
         let case = Case { k: 16, group_cols: 160 * new.nr, tile: MatmulTile { streams: 1, ..new.tile }, ..new };
         let (program, kernel) = case.program(&isa);
-        let (loaded, _) = Loaded::build(&isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(&isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         let out = &program.buffers[2];
         let done = |thread: u32, left: &[i64]| -> Vec<u32> {
             let threads = left.len() as u32;
@@ -752,7 +750,7 @@ fn shares_of_groups_with_nests() {
         let new = Case::new(&isa, DType::F32);
         let case = Case { k: 16, groups: 8, group_cols: new.nr, group_nest: true, ..new };
         let (program, kernel) = case.program(&isa);
-        let (loaded, _) = Loaded::build(&isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(&isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         let out = &program.buffers[2];
         let groups_of = |thread: u32, threads: u32| -> Vec<u32> {
             let mut step = Step::new(program.weights[1].offsets[1] as usize + 4096, 0, program.arena_bytes as usize, program.private_bytes);

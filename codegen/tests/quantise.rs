@@ -4,6 +4,7 @@ mod kernel_harness;
 
 use kernel_harness::{Area, Loaded, Rng, Step, isas, row_type};
 use rcompile_codegen::kernels::quantise;
+use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::program::*;
 use rcompile_graph::quant::quantise_group;
 
@@ -70,10 +71,11 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
     };
     rcompile_codegen::verify::verify(&program).unwrap();
     for isa in isas() {
-        let (loaded, asm) = Loaded::build(&isa, |mb, name| {
+        let fill = |mb: &ModuleBuilder<'_>, name: &str| {
             quantise::define(mb, &program, name, &kernel);
             Ok(())
-        });
+        };
+        let (loaded, asm) = (Loaded::build(&isa, fill), Loaded::assembly(&isa, fill));
         // Each line of a group is asked for once.
         let asked = asm.lines().filter(|l| l.trim_start().starts_with("prefetch")).count();
         assert_eq!(asked as u64, (u64::from(group) * dtype.size()).div_ceil(64), "{}: lines of a group of {group} {dtype}", isa.name);

@@ -102,6 +102,36 @@ fn the_second_build_calls_no_llvm_and_the_bytes_are_those_of_a_clean_one() {
     assert!(bytes == expected);
 }
 
+/// What is in the place of an entry and no file is no entry: it is neither waited for nor kept.
+#[test]
+fn pipes_and_directories_are_no_entries() {
+    let case = Case::new();
+    let (_, expected) = case.build("out", &[]);
+    let entries = case.entries();
+    for path in &entries[..2] {
+        fs::remove_file(path).unwrap();
+    }
+    assert!(Command::new("mkfifo").arg(&entries[0]).status().unwrap().success());
+    fs::create_dir(&entries[1]).unwrap();
+    let list = case.verb(&["list"]);
+    assert!(list.status.success() && String::from_utf8_lossy(&list.stdout).matches("damaged").count() == 2, "{list:?}");
+    let (report, bytes) = case.build("again", &[]);
+    assert!(bytes == expected && counts(&report).2 == 2 && warnings(&report).len() == 1, "{report}");
+    assert_eq!(case.entries(), entries);
+    assert_eq!(counts(&case.build("third", &[]).0).2, 0);
+}
+
+#[test]
+fn a_directory_that_is_no_text() {
+    use std::os::unix::ffi::OsStrExt;
+    let case = Case::new();
+    let dir = case.path("out").with_file_name(std::ffi::OsStr::from_bytes(b"c\xff"));
+    for verb in ["list", "clean"] {
+        let output = Command::new(cargo_bin("rcompile")).args(["cache", verb, "--json", "--cache-dir"]).arg(&dir).output().unwrap();
+        assert!(report(&output)["dir"].as_str().is_some_and(|dir| dir.ends_with('\u{fffd}')), "{output:?}");
+    }
+}
+
 #[test]
 fn a_changed_byte_in_every_entry_is_noticed() {
     let case = Case::new();

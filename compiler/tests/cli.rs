@@ -255,7 +255,9 @@ fn types_that_flags_contradict() {
     let case = Case::new("llama-gqa-tied");
     let dry = |flags: &[&str]| case.build(&[&["--no-tokenizer", "--dry-run"], flags].concat());
     refused(&case, &dry(&["--quantize", "int4", "--keep", "*=auto"]), 2, &["--keep", "--quantize", "keeps them all"]);
-    assert_eq!(dry(&["--quantize", "int4", "--keep", "model.layers.*=auto"]).status.code(), Some(0));
+    refused(&case, &dry(&["--quantize", "int4", "--keep", "model.layers.*=auto"]), 2, &["--keep", "keeps them all"]);
+    assert_eq!(dry(&["--quantize-head", "int8"]).status.code(), Some(0));
+    assert_eq!(dry(&["--quantize", "int4", "--keep", "model.layers.0.*=auto"]).status.code(), Some(0));
     for (flags, warned) in [
         (&["--dtype", "f16", "--compute", "bf16"][..], true),
         (&["--dtype", "f32", "--compute", "bf16"], true),

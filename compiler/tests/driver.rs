@@ -369,3 +369,41 @@ fn doctor_and_targets() {
     assert_eq!(targets[0]["triple"], "x86_64-unknown-linux-gnu");
     assert_eq!(targets[0]["runtime"], true);
 }
+
+/// The executable and the weights beside it are for whom the umask says, and one that is cut is not described as if it were whole.
+#[test]
+fn permissions_and_a_cut_executable() {
+    let dir = tempfile::tempdir().unwrap();
+    let built = build(dir.path(), &["--weights", "split", "--quiet"]);
+    let mut private = Command::new("sh");
+    private.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(built.get_program()).args(built.get_args()).env("XDG_CACHE_HOME", CACHE);
+    assert_eq!(code(&private.output().unwrap()), 0);
+    let mode = |name: &str| std::fs::metadata(dir.path().join(name)).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode("out"), mode("out.weights")), (0o700, 0o600));
+
+    let exe = dir.path().join("out");
+    let inspect = || rcompile(&["inspect"]).arg(&exe).output().unwrap();
+    assert_eq!(code(&inspect()), 0);
+    let file = std::fs::File::options().write(true).open(&exe).unwrap();
+    file.set_len(file.metadata().unwrap().len() - 1).unwrap();
+    let cut = inspect();
+    let said = error(&cut);
+    assert!(code(&cut) == 4 && said.contains("truncated") && cut.stdout.is_empty(), "{said}");
+}
+
+/// Without memory there is one line, the exit code of a limit, and nothing left behind.
+#[test]
+fn no_memory_is_a_limit() {
+    let dir = tempfile::tempdir().unwrap();
+    let built = build(dir.path(), &["--no-cache", "--quiet", "--jobs", "2"]);
+    let run = |megabytes: u64| {
+        let mut limited = Command::new("sh");
+        limited.args(["-c", "ulimit -v $0; exec \"$@\"", &(megabytes << 10).to_string()]);
+        limited.arg(built.get_program()).args(built.get_args()).output().unwrap()
+    };
+    // Somewhere between too little to load LLVM's library, or to start a thread, and enough.
+    let without = |output: &Output| String::from_utf8_lossy(&output.stderr).starts_with("error[E7-memory]");
+    let output = (320..700).step_by(10).map(run).find(without).expect("a limit that is not enough");
+    assert_eq!((code(&output), error(&output).lines().count()), (7, 2));
+    assert_eq!(names(dir.path()), [""; 0]);
+}

@@ -3,8 +3,9 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
+use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
 #[global_allocator]
 static ALLOCATOR: OrLeave = OrLeave;
@@ -14,9 +15,16 @@ static LAST: OnceLock<fn()> = OnceLock::new();
 /// The thread that leaves, 0 as long as none does.
 static LEAVER: AtomicI32 = AtomicI32::new(0);
 
-/// From now on an allocation that fails ends the process. `last` removes what must not be left behind; it may find no memory either.
+/// Memory (addresses, as long as nobody writes to it) that is given back for what a process does last.
+static RESERVE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
+const RESERVE_LAYOUT: Layout = Layout::new::<[u8; 1 << 20]>();
+
+/// From now on an allocation that fails ends the process. `last` removes what must not be left behind; it has a little memory for that.
 pub fn leave_without_memory(last: fn()) {
-    let _ = LAST.set(last);
+    if LAST.set(last).is_ok() {
+        // SAFETY: the layout has a size.
+        RESERVE.store(unsafe { System.alloc(RESERVE_LAYOUT) }, Ordering::Relaxed);
+    }
 }
 
 /// The system's allocator, which ends the process where it has no memory.
@@ -57,7 +65,14 @@ fn leave(size: usize, last: fn()) -> ! {
     // SAFETY: takes nothing and always succeeds.
     let thread = unsafe { libc::gettid() };
     match LEAVER.compare_exchange(0, thread, Ordering::Relaxed, Ordering::Relaxed) {
-        Ok(_) => last(),
+        Ok(_) => {
+            let reserve = RESERVE.swap(null_mut(), Ordering::Relaxed);
+            if !reserve.is_null() {
+                // SAFETY: was allocated with this layout and is not used any more.
+                unsafe { System.dealloc(reserve, RESERVE_LAYOUT) };
+            }
+            last();
+        }
         // It came to the same within `last`.
         Err(leaver) if leaver == thread => {}
         Err(_) => loop {

@@ -158,8 +158,27 @@ pub fn encoder_bf16(machine: &Machine) {
     }
 }
 
+/// Windows of a text that an emulated CPU reads.
+const EMULATED_CHUNKS: u32 = 8;
+
 /// Greedy text, logits and perplexity of a language model.
 pub fn language_model(dir: &Path, exe: &Exe) {
+    answers(dir, exe);
+    let (found, expected) = (perplexity(dir, exe, None), reference_json(dir)["perplexity"].clone());
+    assert_eq!(found["tokens"], expected["predicted_tokens"]);
+    same_perplexity(dir, &found, &expected);
+}
+
+/// The same on an emulated CPU: perplexity of some of the text, beside that of an executable for this machine.
+pub fn language_model_emulated(dir: &Path, exe: &Exe, host: &Exe) {
+    answers(dir, exe);
+    let [found, expected] = [exe, host].map(|exe| perplexity(dir, exe, Some(EMULATED_CHUNKS)));
+    assert_eq!(found["tokens"], expected["tokens"]);
+    same_perplexity(dir, &found, &expected);
+}
+
+/// Greedy text and logits.
+fn answers(dir: &Path, exe: &Exe) {
     let reference = reference_json(dir);
     let cases = reference["cases"].as_array().unwrap();
     assert!(!cases.is_empty());
@@ -190,13 +209,20 @@ pub fn language_model(dir: &Path, exe: &Exe) {
             assert!(expected || (pair[1].as_f64().unwrap() - last).abs() <= 2.0 * tol::TOP_LOGITS_ABS, "{prompt:?}: {pair}");
         }
     }
+}
 
+/// What `perplexity` says of the reference's text, of its first `chunks` windows or of all that the reference has.
+fn perplexity(dir: &Path, exe: &Exe, chunks: Option<u32>) -> Value {
+    let reference = reference_json(dir);
     let expected = &reference["perplexity"];
     let name = expected["text"].as_str().unwrap();
     let text = if dir.join(name).is_file() { dir.join(name) } else { assets("texts").expect("texts").join(name) };
-    let (window, chunks) = (expected["window"].to_string(), expected["windows"].to_string());
-    let found = exe.json(["perplexity", "-f", text.to_str().unwrap(), "-c", &window, "--chunks", &chunks]);
-    assert_eq!(found["tokens"], expected["predicted_tokens"]);
+    let (window, windows) = (expected["window"].to_string(), expected["windows"].to_string());
+    let chunks = chunks.map_or(windows, |n| n.to_string());
+    exe.json(["perplexity", "-f", text.to_str().unwrap(), "-c", &window, "--chunks", &chunks])
+}
+
+fn same_perplexity(dir: &Path, found: &Value, expected: &Value) {
     let (found, expected) = (found["ppl"].as_f64().unwrap(), expected["ppl"].as_f64().unwrap());
     println!("{}: perplexity {found}, expected {expected}", dir.display());
     assert!((found / expected - 1.0).abs() <= tol::PERPLEXITY_REL, "perplexity {found}, expected {expected}");

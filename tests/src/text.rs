@@ -181,12 +181,17 @@ struct Directives(Vec<(String, String)>);
 impl Directives {
     const KEYS: [&str; 6] = ["test", "check", "not", "note", "changed", "run"];
 
-    fn of(text: &str) -> Directives {
+    /// A comment that begins with one word and a colon is a directive, and has to be a known one.
+    fn of(text: &str) -> Result<Directives, String> {
         let line = |l: &str| {
             let (key, value) = l.trim().strip_prefix("//")?.trim().split_once(':')?;
-            Self::KEYS.contains(&key).then(|| (key.to_string(), value.trim().to_string()))
+            let is_word = !key.is_empty() && key.bytes().all(|b| b.is_ascii_lowercase());
+            is_word.then(|| match Self::KEYS.contains(&key) {
+                true => Ok((key.to_string(), value.trim().to_string())),
+                false => Err(format!("unknown directive `{key}`, expected one of {}", Self::KEYS.join(", "))),
+            })
         };
-        Directives(text.lines().filter_map(line).collect())
+        text.lines().filter_map(line).collect::<Result<_, _>>().map(Directives)
     }
     fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |d| d.0 == key).map(|d| d.1.as_str())
@@ -224,7 +229,7 @@ pub fn check(path: &Path) -> Result<(), String> {
 
 /// [`check`] on text.
 pub fn check_text(text: &str) -> Result<(), String> {
-    let directives = Directives::of(text);
+    let directives = Directives::of(text)?;
     let test = directives.one("test").ok_or("no `// test:` line")?;
     let mut module = parse(text).map_err(|e| e.to_string())?;
     verify(&module).map_err(|e| e.to_string())?;
@@ -294,6 +299,9 @@ pub fn same_meaning(before: &Module, after: &Module, rows: usize, tolerance: f64
     let checkpoint = Checkpoint::random(before, 1);
     let inputs = inputs(before, rows, 2);
     let (expected, found) = (interpret(before, &checkpoint, &inputs)?, interpret(after, &checkpoint, &inputs)?);
+    if expected.len() != found.len() {
+        return Err(format!("{} outputs became {}\n{}", expected.len(), found.len(), print(after)));
+    }
     for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
         let d = difference(a, b);
         if d > tolerance {

@@ -9,7 +9,7 @@ use rcompile_tests::checks::{self, bits};
 use rcompile_tests::coded_toy::Layout;
 use rcompile_tests::instructions::count;
 use rcompile_tests::toy::Toy;
-use rcompile_tests::{Machine, Reference, assets, difference, faults, golden, joined, model_dir, tol, wide};
+use rcompile_tests::{Machine, Reference, assets, build, difference, faults, golden, joined, model_dir, tol, wide};
 
 /// CPUs with what qemu calls a machine that has exactly their features (or, for `max`, at least those).
 const CPUS: [(&str, &str); 4] =
@@ -47,7 +47,8 @@ fn trained(cpu: &str) {
     let Some(machine) = machine(cpu).filter(|_| everything(cpu)) else { return };
     for name in ["stories260k-llama", "slm4096-gpt2"] {
         let Some(dir) = assets(&format!("models/{name}")) else { return };
-        checks::language_model(&dir, &machine.build(&dir, "--buckets 1,8,64"));
+        let options = "--buckets 1,8,64 --compute f32";
+        checks::language_model_emulated(&dir, &machine.build(&dir, options), &build(&dir, options));
     }
     let Some(dir) = assets("models/all-MiniLM-L6-v2-fp16") else { return };
     checks::sentence_embeddings(&dir, &machine.build(&dir, "--buckets 16,128 --compute f32"));

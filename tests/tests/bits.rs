@@ -63,10 +63,12 @@ fn prompts_of_every_length() {
 fn chunks_and_threads_of_a_text() {
     let Some(dir) = assets("models/stories260k-llama") else { return };
     let text = assets("texts").unwrap().join("tinystories-a.txt");
-    let exes = [BUCKETS, "--buckets 1", "--buckets 3,13"].map(|buckets| build(&dir, buckets));
+    // The default buckets, whose largest takes a window in one step; two pages of the cache; attention cut for one core and for many.
+    let options = ["", BUCKETS, "--buckets 1", "--buckets 3,13", "--buckets 1,512 --cores 1", "--buckets 1,512 --cores 64"];
+    let exes = options.map(|options| build(&dir, options));
     let run = |exe: &Exe, threads: &str| {
-        let report = exe.json(["perplexity", "-f", text.to_str().unwrap(), "-c", "200", "--chunks", "4", "-t", threads]);
-        assert_eq!(report["tokens"], 4 * 199);
+        let report = exe.json(["perplexity", "-f", text.to_str().unwrap(), "-c", "400", "--chunks", "2", "-t", threads]);
+        assert_eq!(report["tokens"], 2 * 399);
         report["nll"].as_f64().unwrap().to_bits()
     };
     // The sum over all logits of all positions: one bit anywhere would show.
@@ -76,6 +78,16 @@ fn chunks_and_threads_of_a_text() {
             assert_eq!(run(exe, threads), expected, "executable {i}, {threads} threads");
         }
     }
+}
+
+#[test]
+fn weights_beside_the_executable() {
+    let dir = golden("llama-gqa-tied");
+    let [inside, beside] = ["", " --weights split"].map(|place| build(&dir, &format!("--no-tokenizer {BUCKETS}{place}")));
+    assert_eq!(beside.json(["info"])["weights_embedded"], false);
+    let prompt: Vec<u32> = (5..40).collect();
+    assert_eq!(bits(&beside.logits(&prompt, &[])), bits(&inside.logits(&prompt, &[])));
+    assert_eq!(beside.greedy(&prompt, 8, &["--copy-weights"]), inside.greedy(&prompt, 8, &[]));
 }
 
 /// Rows of several sequences in one step, mixed at random: each sequence's logits are the bits of the sequence alone.

@@ -89,6 +89,7 @@ fn each_pass(module: &Module, checkpoint: &Checkpoint, inputs: &[(String, Tensor
         let before = rcompile_graph::print(&module);
         run_passes(&mut module, &[*pass], DType::F32)?;
         let found = run(&module).map_err(|e| format!("{}: {e}\nbefore:\n{before}\nafter:\n{module}", pass.name))?;
+        assert_eq!(expected.len(), found.len(), "{}: outputs", pass.name);
         for (i, (a, b)) in expected.iter().zip(&found).enumerate() {
             let d = difference(a, b);
             if d > tolerance {
@@ -359,6 +360,7 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
         let inputs: Vec<(&str, Tensor)> = inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
         let expected = reference.run(&inputs).map_err(|e| format!("{place}: {e}"))?;
         let meant = original.run(&inputs).map_err(|e| format!("{place}: {e}"))?;
+        assert_eq!(meant.len(), expected.len(), "{place}: outputs");
         for (i, (a, b)) in meant.iter().zip(&expected).enumerate() {
             let d = difference(a, b);
             if d > tolerance {

@@ -216,11 +216,9 @@ impl Loaded {
     pub fn assembly(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> String {
         module::build("kernel", isa, 3, Emit { llvm_ir: false, asm: true }, |mb| fill(mb, "kernel")).unwrap().asm.unwrap()
     }
-    /// Compiles one kernel as object, links it as a shared library and loads it. Returns its assembly too.
-    pub fn build(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> (Loaded, String) {
-        let emit = Emit { llvm_ir: false, asm: true };
-        let compiled = module::build("kernel", isa, 3, emit, |mb| fill(mb, "kernel")).unwrap();
-        let asm = compiled.asm.unwrap();
+    /// Compiles one kernel as object, links it as a shared library and loads it.
+    pub fn build(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> Loaded {
+        let compiled = module::build("kernel", isa, 3, Emit::default(), |mb| fill(mb, "kernel")).unwrap();
         let dir = tempfile::tempdir().unwrap();
         let (object, library) = (dir.path().join("kernel.o"), dir.path().join("kernel.so"));
         std::fs::write(&object, &compiled.object).unwrap();
@@ -235,7 +233,7 @@ impl Loaded {
             assert!(!symbol.is_null(), "dlsym");
             std::mem::transmute::<*mut c_void, KernelFn>(symbol)
         };
-        (Loaded { function }, asm)
+        Loaded { function }
     }
 }
 

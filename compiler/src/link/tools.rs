@@ -106,9 +106,9 @@ fn is_program(path: &Path) -> bool {
     std::fs::metadata(path).is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0)
 }
 
-/// The line that says why a compiler or linker failed: the last error that is not the driver's own about the linker's end.
+/// The line that says why a compiler or linker failed: the last error that is not the driver's own about it.
 fn cause(text: &str) -> &str {
-    let of_driver = |l: &str| l.starts_with("collect2:") || l.contains("linker command failed");
+    let of_driver = |l: &str| ["ld returned", "linker command failed", "compilation terminated"].iter().any(|words| l.contains(words));
     let is_error = |l: &&str| l.contains("rror") || l.contains("cannot find");
     let lines = || text.lines().rev().filter(|l| !of_driver(l));
     lines().find(is_error).or_else(|| lines().next()).unwrap_or("no message").trim()
@@ -117,6 +117,17 @@ fn cause(text: &str) -> &str {
 /// Whether a disk has so little left that a step of the toolchain may have failed for it.
 fn is_full(dir: &Path) -> bool {
     rustix::fs::statvfs(dir).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < FULL_BYTES)
+}
+
+#[test]
+fn the_linker_speaks_for_itself() {
+    let of_gcc = "ld.lld: error: undefined symbol: f\n>>> referenced by stub.o\ncollect2: error: ld returned 1 exit status\n";
+    assert_eq!(cause(of_gcc), "ld.lld: error: undefined symbol: f");
+    let of_clang = "ld.lld: error: undefined symbol: f\nclang: error: linker command failed with exit code 1 (use -v to see invocation)\n";
+    assert_eq!(cause(of_clang), "ld.lld: error: undefined symbol: f");
+    let killed = "collect2: fatal error: ld terminated with signal 6 [Aborted]\ncompilation terminated.\n";
+    assert_eq!(cause(killed), "collect2: fatal error: ld terminated with signal 6 [Aborted]");
+    assert_eq!((cause("words\n"), cause("")), ("words", "no message"));
 }
 
 impl Tools {
