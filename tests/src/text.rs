@@ -400,7 +400,7 @@ mod tests {
     #[test]
     fn patterns_bind_names_and_keep_order() {
         let text = "  %1 = mul %x, %x : f32[T, 8]\n  %2 = mean %1 {axis=1}\n  return %2\n";
-        let says = |d: &str| check_lines(&Directives::of(d), text);
+        let says = |d: &str| check_lines(&Directives::of(d)?, text);
         says("// check: %a = mul %b, %b\n// check: %m = mean %a {axis=1}\n// check: return %m").unwrap();
         says("// check: mul .. f32[T, 8]\n// not: rsqrt").unwrap();
         for wrong in ["// check: mean\n// check: mul", "// check: %a = mul %b, %b\n// check: mean %b", "// not: mean %q", "// check: mea"] {
@@ -412,5 +412,7 @@ mod tests {
     fn a_text_test_can_fail() {
         let text = "module {\n symbol T<=4\n func @f(%x: f32[T, 4]) {\n %1 = mul %x, 1.0\n return %1\n }\n main @f\n}";
         assert!(check_text(text).is_err(), "no directive");
+        let misspelt = check_text(&format!("// test: plan\n// chek: mul\n{text}")).unwrap_err();
+        assert!(misspelt.contains("unknown directive `chek`"), "{misspelt}");
     }
 }
