@@ -11,7 +11,9 @@
 
 #include <features.h>
 
-#if !__GLIBC_PREREQ(2, 36)
+#ifndef __GLIBC_PREREQ
+#error "a static executable needs glibc"
+#elif !__GLIBC_PREREQ(2, 36)
 #error "a static executable needs glibc 2.36 or later, whose start reads packed relocations"
 #endif
 

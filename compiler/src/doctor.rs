@@ -69,18 +69,17 @@ fn lld() -> Check {
 
 /// A check that fails as a build would.
 fn needed(name: &'static str, found: Result<String, Error>) -> Check {
-    let (ok, found, error) = match found {
-        Ok(found) => (true, found, None),
-        Err(e) => (false, e.to_string(), Some(e)),
-    };
-    Check { name, ok, optional: false, found, help: Some(tools::install_cc(HOST_TRIPLE)), error }
+    match found {
+        Ok(found) => Check { name, ok: true, optional: false, found, help: None, error: None },
+        Err(e) => Check { name, ok: false, optional: false, found: e.to_string(), help: e.help().map(str::to_owned), error: Some(e) },
+    }
 }
 
 /// Links an executable that does nothing: in a temporary directory, else in this one.
 fn linking() -> Check {
     let try_it = || {
         let name = Path::new("rcompile-doctor");
-        let work = WorkDir::create(&std::env::temp_dir().join(name)).or_else(|_| WorkDir::create(name))?;
+        let work = WorkDir::create(&std::env::temp_dir().join(name)).or_else(|e| WorkDir::create(name).map_err(|_| e))?;
         let tools = tools::find(HOST_TRIPLE)?;
         work.write(
             "main.c",

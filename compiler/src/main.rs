@@ -1,7 +1,7 @@
 //! parse -> Options -> pipeline::run -> exit code.
 
 use rcompile::{Error, link, options, pipeline, report};
-use rcompile_runtime::memory::leave_without_memory;
+use rcompile_runtime::memory;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::Mutex;
 
@@ -16,7 +16,8 @@ fn main() {
     }));
     let run = || {
         link::guard::handle_signals()?;
-        leave_without_memory(link::guard::clean_up);
+        memory::leave_without_memory(link::guard::clean_up);
+        rcompile_codegen::llvm::memory::leave_without_memory(memory::leave_now);
         match options::parse(std::env::args_os())? {
             Ok(command) => pipeline::dispatch(command),
             Err(text) => report::print(&text),

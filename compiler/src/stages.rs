@@ -16,6 +16,7 @@ use crate::manifest::{Contents, task_of, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
+use crate::passes::quantise::{Coded, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans, WeightTable};
@@ -156,7 +157,7 @@ impl<'o> Building<'o> {
         }
         if let (Some(stored), DType::BF16) = (settings.weight_dtype.filter(|d| *d != DType::BF16), settings.compute) {
             self.warn(Some(format!(
-                "warning[W-dtype]: --compute bf16: weights of matrix products are rounded and stored in bf16; --dtype {} is for the others",
+                "warning[W-dtype]: --compute bf16: weights of matrix products that are no codes are stored in bf16; --dtype {} is for the others",
                 stored.name()
             )));
         }
@@ -219,17 +220,11 @@ impl<'o> Building<'o> {
         let stage = self.progress.stage("passes", modules.len() as u64, false);
         for module in modules.iter_mut() {
             stage.message(bucket_name(module));
-            run_passes(self.o, passes, module, settings, &mut self.report)?;
+            let coded = run_passes(self.o, passes, module, settings, &mut self.report)?;
+            check_coded(&settings.quantisation, coded)?;
             stage.advance(1);
         }
         stage.finish(&format!("{} passes", passes.len()));
-        // What is asked for is made, unless the checkpoint has codes already. A build that stops early may not have come to that pass.
-        let is_made = |dtype| modules.iter().any(|m| m.params.iter().any(|p| p.ty.dtype == dtype));
-        let codes = settings.quantisation.body.or(settings.quantisation.head);
-        if self.o.stop_after.is_none() && source.model.scheme.is_none() && codes.is_some_and(|dtype| !is_made(dtype)) {
-            let what = "--keep: expected to leave a weight that --quantize makes codes of, found that it keeps them all".into();
-            return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
-        }
         Ok(())
     }
 
@@ -480,7 +475,7 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
     })
 }
 
-fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settings, report: &mut Report) -> Result<(), Error> {
+fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settings, report: &mut Report) -> Result<Option<Coded>, Error> {
     let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
     for pass in passes {
@@ -505,7 +500,23 @@ fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settin
         let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
         report.notes.extend(notes);
     }
-    Ok(())
+    Ok(cx.coded)
+}
+
+/// What is asked for is made, or the executable would say of itself what it is not.
+fn check_coded(asked: &Quantisation, coded: Option<Coded>) -> Result<(), Error> {
+    // A build that stops early has not come to that pass.
+    let Some(coded) = coded else { return Ok(()) };
+    let (flag, of) = match (asked.body, asked.head) {
+        (Some(_), _) if coded.layers == 0 => ("--quantize", "layers"),
+        (None, Some(_)) if coded.heads == 0 => ("--quantize-head", "a head"),
+        _ => return Ok(()),
+    };
+    let found = if asked.keep.is_empty() { "found none" } else { "found that --keep keeps them all" };
+    Err(Error::Usage {
+        what: format!("{flag}: expected weights of {of} to make codes of, {found}"),
+        help: Some(format!("leave {flag} out")),
+    })
 }
 
 /// Plans all buckets, with these tiles where some were measured.

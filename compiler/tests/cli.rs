@@ -254,8 +254,16 @@ fn keep_by_names_of_the_checkpoint() {
 fn types_that_flags_contradict() {
     let case = Case::new("llama-gqa-tied");
     let dry = |flags: &[&str]| case.build(&[&["--no-tokenizer", "--dry-run"], flags].concat());
-    refused(&case, &dry(&["--quantize", "int4", "--keep", "*=auto"]), 2, &["--keep", "--quantize", "keeps them all"]);
-    refused(&case, &dry(&["--quantize", "int4", "--keep", "model.layers.*=auto"]), 2, &["--keep", "keeps them all"]);
+    for codes in [&["--quantize", "int4"][..], &["--quantize", "int8"], &["--quantize", "int4", "--quantize-head", "int4"]] {
+        for keep in ["*=auto", "model.layers.*=auto"] {
+            refused(&case, &dry(&[codes, &["--keep", keep]].concat()), 2, &["--quantize", "layers", "--keep keeps them all"]);
+        }
+    }
+    let kept = ["--quantize", "int8", "--keep", "*=auto", "--stop-after", "fuse-rope"];
+    assert_eq!(case.build(&[&["--no-tokenizer"], &kept[..]].concat()).status.code(), Some(0));
+    let mut encoder = rcompile();
+    encoder.args(["build", "--no-tokenizer", "--dry-run", "--quantize-head", "int8", "--model"]).arg(golden("bert"));
+    refused(&case, &encoder.output().expect("rcompile runs"), 2, &["--quantize-head", "a head", "found none"]);
     assert_eq!(dry(&["--quantize-head", "int8"]).status.code(), Some(0));
     assert_eq!(dry(&["--quantize", "int4", "--keep", "model.layers.0.*=auto"]).status.code(), Some(0));
     for (flags, warned) in [

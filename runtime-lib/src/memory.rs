@@ -60,6 +60,11 @@ fn got(at: *mut u8, size: usize) -> *mut u8 {
     }
 }
 
+/// Ends the process as a failed allocation does, where another allocator has failed.
+pub fn leave_now() -> ! {
+    leave(0, LAST.get().copied().unwrap_or(|| {}))
+}
+
 #[cold]
 fn leave(size: usize, last: fn()) -> ! {
     // SAFETY: takes nothing and always succeeds.
@@ -83,7 +88,11 @@ fn leave(size: usize, last: fn()) -> ! {
     let mut line = [0; 200];
     let mut text = Cursor::new(&mut line[..]);
     // No more than fits is written.
-    let _ = write!(text, "error[E7-memory]: {size} more bytes: no memory left\nhelp: use a smaller input, or raise the limit of memory\n");
+    let _ = match size {
+        0 => write!(text, "error[E7-memory]: no memory left\n"),
+        size => write!(text, "error[E7-memory]: {size} more bytes: no memory left\n"),
+    };
+    let _ = write!(text, "help: use a smaller input or fewer threads, or raise the limit of memory\n");
     let len = text.position() as usize;
     // SAFETY: `len` bytes of `line` are initialised. No code of the process runs after this.
     unsafe {

@@ -42,10 +42,11 @@ pub const INT8: Gate = Gate { max_rel: 4e-2, cosine: 0.999, kld: 3e-3 };
 pub const BF16_TO_F32: Gate = Gate { max_rel: 6e-2, cosine: 0.999, kld: 5e-3 };
 
 /// Top logits of a trained model of at most 20 in size: absolute. Sums in another order move them by 1e-5.
-pub const TOP_LOGITS_ABS: f64 = 1e-3;
+pub const TOP_LOGITS_ABS: f64 = 1e-4;
 
-/// Perplexity of a trained model, relative.
-pub const PERPLEXITY_REL: f64 = 1e-3;
+/// Perplexity of a trained model, relative: the references have six digits, and sums over thousands of tokens in another order agree with
+/// them.
+pub const PERPLEXITY_REL: f64 = 1e-5;
 
 /// `1 - cosine` of a sentence embedding in f32; a wrong GELU already gives 1e-6.
 pub const EMBEDDING_COSINE: f64 = 5e-7;

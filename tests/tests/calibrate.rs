@@ -98,15 +98,17 @@ fn families() {
 fn demo_model() {
     let (model, text, held_out) = (demo().join("model"), demo().join("calibrate.txt"), demo().join("held_out.txt"));
     let (nearest, calibrated) = gain(&model, &text, &held_out, "--quantize int4");
-    assert!(calibrated.iter().all(|c| *c < 0.8 * nearest), "{calibrated:?} and {nearest}");
+    // 0.58 of it.
+    assert!(calibrated.iter().all(|c| *c < 0.65 * nearest), "{calibrated:?} and {nearest}");
 }
 
 #[test]
 fn real_models() {
     let Some(llama) = stories() else { return };
     let (text, held_out) = tinystories(60_000);
+    // 0.69 to 0.72, and 0.62 to 0.68 of it.
     for (options, share) in
-        [("--quantize int4", 0.85), ("--quantize int4 --group-size 64 --compute f32", 0.85), ("--quantize int8 --compute f32", 1.0)]
+        [("--quantize int4", 0.8), ("--quantize int4 --group-size 64 --compute f32", 0.8), ("--quantize int8 --compute f32", 0.75)]
     {
         let (nearest, calibrated) = gain(&llama, &text, &held_out, options);
         assert!(calibrated.iter().all(|c| *c < share * nearest), "{options}: {calibrated:?} and {nearest}");

@@ -111,7 +111,7 @@ fn a_bench_counts_weights_and_cache() {
     let rows: Vec<Value> = rows.lines().map(|l| serde_json::from_str(l).expect("JSON")).collect();
     let names: Vec<(&str, u64)> = rows.iter().map(|r| (r["test"].as_str().unwrap(), r["threads"].as_u64().unwrap())).collect();
     assert_eq!(names, [("tg8", 1), ("tg8@d200", 1), ("tg8", 2), ("tg8@d200", 2)]);
-    let per_token = exe.json(["info"])["state"]["bytes_per_token"].as_f64();
+    let per_token = exe.json(["info"])["state"]["bytes_per_token"].as_f64().expect("a cache");
     for pair in rows.chunks(2) {
         // Bytes per token: the rate times the mean time.
         let bytes = |row: &Value| {
@@ -123,16 +123,12 @@ fn a_bench_counts_weights_and_cache() {
         assert!(bytes(&pair[0]) > weights * 0.9 && bytes(&pair[0]) < weights * 1.2, "{}", pair[0]);
         // 200 positions more, each read once.
         let more = bytes(&pair[1]) - bytes(&pair[0]);
-        if let Some(per_token) = per_token {
-            assert!((more / (200.0 * per_token) - 1.0).abs() < 0.2, "{more} of {}", 200.0 * per_token);
-        }
-        assert!(more > 0.0);
+        assert!((more / (200.0 * per_token) - 1.0).abs() < 0.2, "{more} of {}", 200.0 * per_token);
     }
 }
 
 #[test]
 fn scaling_is_predicted_from_a_directory_and_from_an_executable() {
-    let exe = demo();
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/model");
     let note = |args: &[&str]| -> Value {
         let out = rcompile(&[&["inspect", "--scaling", "--json"], args].concat());
@@ -156,10 +152,9 @@ fn scaling_is_predicted_from_a_directory_and_from_an_executable() {
     assert!(ratio > 1.9 && ratio < 2.01, "{ratio}");
     let text = rcompile(&["inspect", "--scaling", &path, "--cpu", "znver5"]);
     assert!(text.contains("layers.attention") && text.contains("m8a"), "{text}");
-    if exe.json(["info"])["cpu"] == "sapphirerapids" {
-        let of_exe = note(&[&exe.path().to_string_lossy()]);
-        assert_eq!(of_exe["phases"][1]["phase"], "prefill");
-    }
+    // An executable need not run here to be asked.
+    let exe = build(&model, "--cpu znver5");
+    assert_eq!(note(&[&exe.path().to_string_lossy()])["phases"], of_dir["phases"]);
 }
 
 /// `rcompile` in a process of its own: what it prints.

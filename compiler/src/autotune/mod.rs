@@ -23,9 +23,9 @@ use rcompile_codegen::program::MatmulTile;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// Longest time of all trials together; what runs then is ended and does not count.
+/// Longest time of all runs together; what runs then is ended and does not count.
 const BUDGET: Duration = Duration::from_secs(60);
-/// Of which at most this part goes into making trial executables.
+/// After this part of as much time no more trial executables are made.
 const MAKING_TENTHS: u32 = 5;
 /// Rounds below which nothing is decided, and beyond which more say little.
 const ROUNDS: std::ops::RangeInclusive<usize> = 3..=9;
@@ -105,13 +105,21 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
     }
     // A causal prompt of as many tokens as a bucket has rows is one step of that bucket.
     let mut lengths: Vec<u32> = buckets.iter().map(|b| b.rows).filter(|&rows| rows <= cx.ctx_size).collect();
-    let left = || BUDGET.saturating_sub(start.elapsed());
-    tick("the heuristic's choice".into());
-    let rates = if lengths.is_empty() { None } else { trial::run(&trials[0], &lengths, cx.work, left())? };
-    lengths = rates.map_or(vec![], |rates| affordable(&lengths, &rates, trials.len(), left()));
+    let measuring = Instant::now();
+    let left = || BUDGET.saturating_sub(measuring.elapsed());
+    tick("the planner's choice".into());
+    let mut seconds = Vec::new();
+    for rows in &lengths {
+        let begin = Instant::now();
+        if trial::run(&trials[0], &[*rows], cx.work, left())?.is_none() {
+            break;
+        }
+        seconds.push(begin.elapsed().as_secs_f64());
+    }
+    lengths = affordable(&lengths, &seconds, trials.len(), left());
     let mut rounds = 0;
     'rounds: while rounds < *ROUNDS.end() && !lengths.is_empty() {
-        if rounds >= *ROUNDS.start() && start.elapsed() * (rounds as u32 + 1) / rounds as u32 > BUDGET {
+        if rounds >= *ROUNDS.start() && measuring.elapsed() * (rounds as u32 + 1) / rounds as u32 > BUDGET {
             break;
         }
         let mut measured = vec![vec![0.0; trials.len()]; lengths.len()];
@@ -137,20 +145,22 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         tuning: serde_json::from_str(&tuning.text(cx.isa)?).map_err(|e| Error::bug("autotune", e))?,
         buckets: buckets.iter().zip(&choices).map(|(b, c)| TunedBucket { rows: b.rows, variant: c.0, gain: c.1 }).collect(),
     };
+    let kept = if rounds < *ROUNDS.start() { ", too few to choose by: the planner's tiles are kept" } else { "" };
     let gains: Vec<String> = report.buckets.iter().map(|b| format!("{} rows {:+.1} %", b.rows, (b.gain - 1.0) * 100.0)).collect();
-    stage.finish(&format!("{} variants in {rounds} rounds: {}", trials.len(), gains.join(", ")));
+    stage.finish(&format!("{} variants in {rounds} rounds{kept}: {}", trials.len(), gains.join(", ")));
     Ok((tuning, report))
 }
 
-/// Lengths that enough rounds of all trials can be run with in the time that is left, the shorter ones first. `rates` are tokens per second.
-fn affordable(lengths: &[u32], rates: &[f64], trials: usize, left: Duration) -> Vec<u32> {
-    let runs = (trials * ROUNDS.start()) as f64 * f64::from(trial::REPETITIONS + 1);
-    let mut seconds = left.as_secs_f64();
-    let mut fits = |(rows, rate): (&u32, &f64)| {
-        seconds -= f64::from(*rows) / rate.max(f64::MIN_POSITIVE) * runs;
-        (seconds >= 0.0).then_some(*rows)
+/// Lengths that enough rounds of all trials can be run with in the time that is left, the shorter ones first, where a run with one of them
+/// takes so many seconds.
+fn affordable(lengths: &[u32], seconds: &[f64], trials: usize, left: Duration) -> Vec<u32> {
+    let runs = (trials * ROUNDS.start()) as f64;
+    let mut left = left.as_secs_f64();
+    let mut fits = |(rows, seconds): (&u32, &f64)| {
+        left -= seconds * runs;
+        (left >= 0.0).then_some(*rows)
     };
-    lengths.iter().zip(rates).map_while(&mut fits).collect()
+    lengths.iter().zip(seconds).map_while(&mut fits).collect()
 }
 
 /// Matmuls by bucket; one that several buckets share belongs to the first.
@@ -222,12 +232,14 @@ mod tests {
 
     #[test]
     fn what_takes_too_long_is_left_to_the_heuristic() {
-        let lengths = |seconds| affordable(&[1, 8, 512], &[100.0, 400.0, 256.0], 6, Duration::from_secs(seconds));
-        // 72 runs of 10, 20 and 2000 ms.
-        assert_eq!(lengths(147), [1, 8, 512]);
-        assert_eq!(lengths(140), [1, 8]);
+        let lengths = |seconds| affordable(&[1, 8, 512], &[0.1, 0.2, 2.0], 6, Duration::from_secs(seconds));
+        // 18 runs of each.
+        assert_eq!(lengths(42), [1, 8, 512]);
+        assert_eq!(lengths(41), [1, 8]);
         assert_eq!(lengths(2), [1]);
         assert!(lengths(0).is_empty());
+        // What was not done in time.
+        assert_eq!(affordable(&[1, 8, 512], &[0.1], 6, Duration::from_secs(60)), [1]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ use std::time::Duration;
 /// Weights that a step reads at least, where the model has as much: what a step leaves in the caches is gone at the next one.
 const COLD_BYTES: u64 = 512 << 20;
 /// Repetitions per length of a run, after one that is not counted.
-pub(super) const REPETITIONS: u32 = 3;
+const REPETITIONS: &str = "3";
 /// Random numbers are written in pieces of this many bytes.
 const PIECE: u64 = 4 << 20;
 
@@ -46,7 +46,7 @@ pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Res
 pub(super) fn run(exe: &Path, lengths: &[u32], work: &WorkDir, most: Duration) -> Result<Option<Vec<f64>>, Error> {
     let list = lengths.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     let mut command = Command::new(exe);
-    command.env_clear().args(["bench", "-p", &list, "-n", "0", "-r", &REPETITIONS.to_string(), "-o", "jsonl"]);
+    command.env_clear().args(["bench", "-p", &list, "-n", "0", "-r", REPETITIONS, "-o", "jsonl"]);
     let failed = |what: String| Error::Toolchain { program: "trial executable".into(), what, help: Some("leave --autotune out".into()) };
     let text = match guard::run(&mut command, work.path(), most) {
         Err(e) => return Err(failed(format!("cannot be started: {e}"))),

@@ -239,21 +239,24 @@ impl Store {
         Ok(freed)
     }
 
-    /// Removes everything. Returns how many files and bytes that were.
-    pub fn clean(&self) -> io::Result<(usize, u64)> {
-        let mut removed = Vec::new();
-        for listed in self.list(true)? {
+    /// Removes everything. Returns how many files and bytes that were, or what could not be removed while all the others were.
+    pub fn clean(&self) -> Result<(usize, u64), (PathBuf, io::Error)> {
+        let (mut removed, mut failed) = (Vec::new(), None);
+        for listed in self.list(true).map_err(|e| (self.dir.clone(), e))? {
             match remove(&listed) {
                 Ok(bytes) => removed.push(bytes),
                 // Another build makes room too.
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
-                Err(e) => return Err(e),
+                Err(e) => failed = failed.or(Some((listed.path, e))),
             }
+        }
+        if let Some(failed) = failed {
+            return Err(failed);
         }
         for kind in Kind::ALL {
             let folder = self.dir.join(kind.folder());
             // Only what is empty goes: nothing that is not ours.
-            for entry in read_dir(&folder)? {
+            for entry in read_dir(&folder).unwrap_or_default() {
                 let _ = fs::remove_dir(entry.path());
             }
             let _ = fs::remove_dir(folder);

@@ -51,7 +51,7 @@ fn list(store: &Store, as_json: bool) -> Result<(), Error> {
 }
 
 fn clean(store: &Store, as_json: bool) -> Result<(), Error> {
-    let (files, bytes) = store.clean().map_err(|e| Error::output(store.dir(), "cleaning", &e))?;
+    let (files, bytes) = store.clean().map_err(|(path, e)| Error::output(&path, "removing", &e))?;
     if as_json {
         return report::print_json(&json!({ "dir": store.dir().display().to_string(), "entries": files, "bytes_freed": bytes }));
     }

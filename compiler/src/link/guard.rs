@@ -29,6 +29,8 @@ const TEXT_PREFIX: &str = ".rcompile-emit";
 
 /// A work directory without a lock that is younger than this may be one that is being made.
 const STALE_AFTER: Duration = Duration::from_secs(10);
+/// Times to look for the lock of what is to be removed, a millisecond apart.
+const CLEAN_UP_TRIES: u32 = 100;
 /// Renames of another build take less.
 const TURN_MAX: Duration = Duration::from_secs(5);
 
@@ -70,10 +72,14 @@ pub fn handle_signals() -> Result<(), Error> {
     Ok(())
 }
 
-/// Kills children and removes temporary files of a process that is about to end, where no other thread is just doing the like.
+/// Kills children and removes temporary files of a process that is about to end.
 pub fn clean_up() {
-    if let Ok(alive) = ALIVE.try_lock() {
-        remove_all(&alive);
+    // This thread may hold the lock itself.
+    for _ in 0..CLEAN_UP_TRIES {
+        if let Ok(alive) = ALIVE.try_lock() {
+            return remove_all(&alive);
+        }
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -158,7 +164,7 @@ impl WorkDir {
     /// Moves finished files to their places, all or (short of a fault between two renames) none, also when a signal arrives or another
     /// build beside this one does the same meanwhile.
     pub fn publish(&self, moves: &[(&Path, &Path)]) -> Result<(), Error> {
-        let _turn = self.path.parent().and_then(take_turn);
+        let _turn = self.path.parent().filter(|_| moves.len() > 1).and_then(take_turn);
         let _hold = alive();
         for (from, to) in moves {
             std::fs::rename(from, to).map_err(|e| Error::output(to, "renaming the finished file", &e))?;

@@ -68,8 +68,8 @@ pub fn find(triple: &str) -> Result<Tools, Error> {
         return Err(match wanted {
             Some(cc) => Error::Toolchain {
                 program: cc.to_string_lossy().into_owned(),
-                what: format!("is no program, expected one in {variable}, by name or path and without arguments"),
-                help: Some(format!("a script that calls it with arguments can be one, or leave {variable} out")),
+                what: format!("is no program, expected the name or path of one in {variable}, without arguments, found none"),
+                help: Some(install_cc(triple)),
             },
             None => Error::Toolchain {
                 program: names.first().map_or("cc", |n| n).to_string(),
@@ -108,10 +108,12 @@ fn is_program(path: &Path) -> bool {
 
 /// The line that says why a compiler or linker failed: the last error that is not the driver's own about it.
 fn cause(text: &str) -> &str {
-    let of_driver = |l: &str| ["ld returned", "linker command failed", "compilation terminated"].iter().any(|words| l.contains(words));
-    let is_error = |l: &&str| l.contains("rror") || l.contains("cannot find");
-    let lines = || text.lines().rev().filter(|l| !of_driver(l));
-    lines().find(is_error).or_else(|| lines().next()).unwrap_or("no message").trim()
+    const OF_DRIVER: [&str; 4] = ["ld returned", "linker command failed", "compilation terminated", "generated."];
+    let says = |words: &'static [&str]| {
+        text.lines().rev().find(|l| words.iter().any(|w| l.contains(w)) && !OF_DRIVER.iter().any(|w| l.contains(w)))
+    };
+    let said = says(&["rror: ", "cannot find"]).or_else(|| says(&["rror"])).or_else(|| text.lines().last());
+    said.unwrap_or("no message").trim()
 }
 
 /// Whether a disk has so little left that a step of the toolchain may have failed for it.
@@ -127,6 +129,12 @@ fn the_linker_speaks_for_itself() {
     assert_eq!(cause(of_clang), "ld.lld: error: undefined symbol: f");
     let killed = "collect2: fatal error: ld terminated with signal 6 [Aborted]\ncompilation terminated.\n";
     assert_eq!(cause(killed), "collect2: fatal error: ld terminated with signal 6 [Aborted]");
+    let silent = "collect2: error: ld returned 1 exit status\n";
+    assert_eq!(cause(silent), silent.trim());
+    let stub = "stub.c:15:2: error: #error \"too old\"\n   15 | #error \"too old\"\n      |  ^~~~~\n";
+    assert_eq!(cause(stub), "stub.c:15:2: error: #error \"too old\"");
+    let of_clang = "stub.c:15:2: error: \"too old\"\n   15 | #error \"too old\"\n      |  ^\n1 error generated.\n";
+    assert_eq!(cause(of_clang), "stub.c:15:2: error: \"too old\"");
     assert_eq!((cause("words\n"), cause("")), ("words", "no message"));
 }
 
@@ -146,7 +154,7 @@ impl Tools {
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
             Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
             Ok(Finished { status: Some(status), text }) => {
-                let help = if is_full(dir) {
+                let help = if is_full(dir) || text.contains("No space left") {
                     Some(format!("no space left on the disk of {}", guard::parent(dir).display()))
                 } else if text.contains("cannot find") || text.contains("unable to find") || text.contains("No such file") {
                     Some(install_cc(&self.triple))

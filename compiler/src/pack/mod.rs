@@ -108,7 +108,7 @@ pub fn overflow(tensors: &dyn Tensors, tensor: &str, dtype: DType, count: u64) -
     let (name, help) = match dtype {
         DType::Q4(_) => ("int4", "--keep keeps the type of a tensor"),
         DType::Q8(_) => ("int8", "--keep keeps the type of a tensor"),
-        float => (float.name(), "--dtype auto keeps the type of the checkpoint"),
+        float => (float.name(), "--dtype auto, and auto in --keep, keep the type of the checkpoint"),
     };
     tensors.error(tensor, None, Kind::Disagree, "overflows", &format!("values that fit {name}"), &found).help(help).into()
 }

@@ -84,6 +84,15 @@ impl Quantisation {
     }
 }
 
+/// Matrix products by weights that are codes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Coded {
+    /// Of layers.
+    pub layers: usize,
+    /// Of heads.
+    pub heads: usize,
+}
+
 /// Runs the pass.
 pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     let quantisation = cx.quantisation.clone();
@@ -92,12 +101,17 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     }
     let heads: Vec<ParamId> = module.functions.iter().flat_map(heads).collect();
     let mut made: HashMap<ParamId, ParamId> = HashMap::new();
+    let mut count = Coded::default();
     // Matmuls first: tables are looked up before the head is seen.
     for f in &module.functions.clone() {
         for node in &f.nodes {
             let Some(p) = weight_of(f, node) else { continue };
             let param = &module.params[p.index()];
-            let Some(dtype) = quantisation.wanted(&param.recipe, heads.contains(&p)).filter(|d| *d != param.ty.dtype) else { continue };
+            let is_head = heads.contains(&p);
+            let wanted = quantisation.wanted(&param.recipe, is_head);
+            let is_coded = param.ty.dtype.is_quantised() || wanted.is_some_and(DType::is_quantised);
+            *if is_head { &mut count.heads } else { &mut count.layers } += usize::from(is_coded);
+            let Some(dtype) = wanted.filter(|d| *d != param.ty.dtype) else { continue };
             if param.ty.dtype.is_quantised() {
                 cx.notes.push(format!("quantise: {}: is {} already", param.name, param.ty.dtype));
                 continue;
@@ -106,13 +120,14 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
                 continue;
             }
             cx.notes.push(format!("quantise: {}: {dtype}", param.name));
-            let of_model = layer_of(&node.origin).is_some() || heads.contains(&p);
+            let of_model = layer_of(&node.origin).is_some() || is_head;
             let by_text = quantisation.choice != Choice::Nearest && of_model && dtype.is_quantised();
             let new = if by_text { coded(param, dtype) } else { converted(param, dtype) };
             made.insert(p, ParamId(module.params.len() as u32));
             module.params.push(new);
         }
     }
+    cx.coded = Some(count);
     let replaced = rewrite_all(module, "quantise", |rw, f, id| {
         let node = f.node(id);
         let table = |id: ValueId| match (&f.node(id).op, &f.node(f.node(id).inputs[0]).op) {

@@ -212,6 +212,7 @@ mod tests {
         for (now, format, expected) in [
             (time(2024, 12, 31), "%j %a %y", "366 Tue 24"),
             (time(2026, 2, 4), "%Y-%m-%d|%-d.%-m.|%e|%H %I %M %S %p|%f|%-I", "2026-02-04|4.2.| 4|09 09 30 00 AM|000000|9"),
+            (time(2026, 2, 4), "%-p %-B %_a %-F %0T %-%|%_d %_H %0e", "AM February Wed 2026-02-04 09:30:00 %| 4  9 04"),
             (time(2026, 2, 14), "%B %b %h %A %a %w %u %j %-j", "February Feb Feb Saturday Sat 6 6 045 45"),
             (
                 time(2026, 2, 14),
@@ -221,7 +222,10 @@ mod tests {
         ] {
             assert_eq!(time::strftime(now, format).unwrap(), expected, "{format}");
         }
-        assert!(time::strftime(time(2026, 2, 14), "%Q").unwrap_err().to_string().contains("unknown directive"));
+        for unknown in ["%Q", "%q", "%v", "%+", "%.f", "%3f", "%-f", "%:z", "%-", "%"] {
+            let e = time::strftime(time(2026, 2, 14), &format!("%Y {unknown}")).unwrap_err().to_string();
+            assert!(e.contains("unknown directive %"), "{unknown}: {e}");
+        }
         assert!(time::utc_now().year() >= 2024);
     }
 }
