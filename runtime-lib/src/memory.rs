@@ -89,10 +89,10 @@ fn leave(size: usize, last: fn()) -> ! {
     let mut text = Cursor::new(&mut line[..]);
     // No more than fits is written.
     let _ = match size {
-        0 => write!(text, "error[E7-memory]: no memory left\n"),
-        size => write!(text, "error[E7-memory]: {size} more bytes: no memory left\n"),
+        0 => writeln!(text, "error[E7-memory]: no memory left"),
+        size => writeln!(text, "error[E7-memory]: {size} more bytes: no memory left"),
     };
-    let _ = write!(text, "help: use a smaller input or fewer threads, or raise the limit of memory\n");
+    let _ = writeln!(text, "help: use a smaller input or fewer threads, or raise the limit of memory");
     let len = text.position() as usize;
     // SAFETY: `len` bytes of `line` are initialised. No code of the process runs after this.
     unsafe {

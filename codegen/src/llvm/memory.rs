@@ -9,7 +9,9 @@ use std::sync::OnceLock;
 static LEAVE: OnceLock<fn() -> !> = OnceLock::new();
 
 extern "C" fn without_new() {
-    LEAVE.get().map(|leave| leave());
+    if let Some(leave) = LEAVE.get() {
+        leave()
+    }
 }
 
 extern "C" fn without_llvm(_: *mut c_void, _: *const c_char, _: bool) {
