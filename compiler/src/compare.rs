@@ -178,10 +178,6 @@ impl Executable {
         let Some(read) = payload::read_manifest(path).map_err(|e| missing(path, "executable", &e))? else {
             return Err(refused(4, "executable", path, "is no executable of rcompile, or a damaged one"));
         };
-        if read.len < read.needed {
-            let what = format!("is a truncated executable, expected at least {} bytes, found {}", read.needed, read.len);
-            return Err(refused(4, "executable", path, what));
-        }
         match serde_json::from_slice(&read.manifest) {
             Ok(manifest) => Ok(Executable { path: absolute, manifest }),
             Err(_) => Err(refused(6, "executable", path, "is an executable of another version of rcompile")),
