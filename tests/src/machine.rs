@@ -25,11 +25,6 @@ impl Machine {
         Machine { cpu: None, emulated: String::new(), plugin: None }
     }
 
-    /// Does qemu run its executables?
-    pub fn is_emulated(&self) -> bool {
-        self.cpu.is_some()
-    }
-
     /// Can this machine run what is built for `cpu` of its own kind?
     pub fn runs(cpu: &str) -> bool {
         let native = Isa::native().expect("a CPU that is built for");
