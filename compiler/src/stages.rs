@@ -216,12 +216,11 @@ impl<'o> Building<'o> {
 
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
     pub fn passes(&mut self, passes: &[Pass], source: &Source, modules: &mut [Module]) -> Result<(), Error> {
-        let settings = &source.settings;
         let stage = self.progress.stage("passes", modules.len() as u64, false);
-        for module in modules.iter_mut() {
+        for module in modules {
             stage.message(bucket_name(module));
-            let coded = run_passes(self.o, passes, module, settings, &mut self.report)?;
-            check_coded(&settings.quantisation, coded)?;
+            let coded = run_passes(self.o, passes, module, &source.settings, &mut self.report)?;
+            check_coded(&source.settings.quantisation, coded)?;
             stage.advance(1);
         }
         stage.finish(&format!("{} passes", passes.len()));

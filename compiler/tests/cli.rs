@@ -585,6 +585,10 @@ fn other_verbs() {
     assert_eq!(memory("kv_bytes"), 256 * memory("kv_bytes_per_token"));
     assert!(memory("weight_bytes") > 0 && memory("arena_bytes") > 0 && memory("private_bytes_per_thread") > 0);
     assert!(run(&["inspect", "--cpu", "x86-64-v3", &model]).contains("built for x86-64-v3"));
+    // A name that looks like a flag.
+    std::fs::rename(case.model(), case.dir.path().join("-m")).expect("rename");
+    let dashed = rcompile().args(["inspect", "--", "-m"]).current_dir(case.dir.path()).output().expect("rcompile runs");
+    assert_eq!(dashed.status.code(), Some(0), "{dashed:?}");
     assert!(run(&["targets"]).contains("x86-64-v4"));
     assert!(run(&["doctor"]).contains("LLVM"));
     assert!(run(&["--help"]).contains("build") && run(&["build", "--help"]).contains("--buckets"));

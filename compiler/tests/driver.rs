@@ -346,6 +346,15 @@ fn cross_tools_are_asked_for_by_name() {
     assert_eq!(names(dir.path()).len(), 0, "{text}");
 }
 
+/// A variable that names no program is what is said to be wrong.
+#[test]
+fn a_compiler_with_arguments() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = build(dir.path(), &["--quiet"]).env("CC", "cc -m64").output().unwrap();
+    let said = error(&out);
+    assert!(code(&out) == 8 && said.contains("cc -m64") && said.contains("without arguments") && names(dir.path()).is_empty(), "{said}");
+}
+
 /// What the compiler says is what is shown.
 #[test]
 fn doctor_with_a_broken_compiler() {
@@ -364,6 +373,14 @@ fn doctor_and_targets() {
     assert_eq!(code(&out), 0, "{out:?}");
     let checks: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert!(checks.as_array().unwrap().iter().any(|c| c["name"] == "linking" && c["ok"] == true));
+    // Builds do not need a temporary directory; where there is no other, that is what is missing.
+    let writable = tempfile::tempdir().unwrap();
+    for (dir, expected) in [(writable.path(), 0), (Path::new("/proc"), 8)] {
+        let out = rcompile(&["doctor"]).env("TMPDIR", "/nonexistent").current_dir(dir).output().unwrap();
+        let text = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+        let said = text.contains("/nonexistent") && !text.contains("apt-get install gcc");
+        assert!(code(&out) == expected && (expected == 0 || said), "{text}");
+    }
     let out = rcompile(&["targets", "--json"]).output().unwrap();
     let targets: serde_json::Value = serde_json::from_slice(&out.stdout).unwrap();
     assert_eq!(targets[0]["triple"], "x86_64-unknown-linux-gnu");

@@ -11,6 +11,7 @@ use serde_json::json;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::BufReader;
+use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -263,6 +264,10 @@ fn files_that_are_missing_or_wrong() {
     refused(3, &["nothing: cannot be read"], compared(exe, &nothing, &text, &[]));
     refused(3, &["nothing: cannot be read", "E3-input"], compared(exe, exe, &nothing, &[]));
     refused(3, &["not a regular file"], compared(exe, exe, temp.path(), &[]));
+    // A descriptor of this process, as `/dev/stdin` is: for the two that read it, it is another file or none.
+    let open = std::fs::File::open(&text).expect("text");
+    let through = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+    compared(exe, exe, &through, &["-c", "32", "--chunks", "1"]).unwrap_or_else(|e| panic!("{e}"));
     refused(3, &["not a regular file"], compared(exe, temp.path(), &text, &[]));
     refused(4, &["text: is no executable of rcompile"], compared(&text, exe, &text, &[]));
     refused(4, &["true: is no executable of rcompile"], compared(exe, "/bin/true".as_ref(), &text, &[]));

@@ -198,11 +198,14 @@ struct Share<'c> {
     call: [Value<'c>; 4],
     a: Value<'c>,
     w: Value<'c>,
-    rows: Value<'c>,
+    scratch: Value<'c>,
     /// Units.
     begin: Value<'c>,
     end: Value<'c>,
 }
+
+/// Group nests on rows `first .. last` of units `first .. last`.
+type Nests<'n, 'c> = dyn Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>) + 'n;
 
 impl<'c> Generator<'_, 'c> {
     /// `kernel(ctx, thread, threads, layer)`.
@@ -258,8 +261,11 @@ impl<'c> Generator<'_, 'c> {
             let many = || {
                 let scratch = self.scratch(call);
                 self.shares(call, |begin, end| {
-                    let share = Share { call: args, a, w, rows: row_count, begin, end };
-                    self.all_blocks(fb, &share, blocked, scratch, &nests);
+                    let share = Share { call: args, a, w, scratch, begin, end };
+                    self.passes(fb, row_count, |pass| match &blocked.functions {
+                        BlockFunctions::Registers { .. } => self.pass_by_registers(fb, &share, blocked, pass, &nests),
+                        BlockFunctions::Tiles { .. } => self.pass_by_tiles(fb, &share, blocked, pass, &nests),
+                    });
                 });
             };
             let more = || match &blocked.functions {
@@ -337,42 +343,18 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// All rows over the share's panels, in passes of equal size.
-    fn all_blocks(
-        &self,
-        fb: &Fb<'_, 'c>,
-        share: &Share<'c>,
-        blocked: &Blocked<'c>,
-        scratch: Value<'c>,
-        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
-    ) {
+    /// All rows in passes `(first row, rows)` of equal size: `body(pass)`.
+    fn passes(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, body: impl FnOnce((Value<'c>, Value<'c>))) {
         let most = i64::from(self.kernel.tile.m_block);
         if most == 0 || self.program.capacity(self.kernel.rows) <= self.kernel.tile.m_block {
-            return self.pass(fb, share, blocked, scratch, (fb.int(0), share.rows), nests);
+            return body((fb.int(0), rows));
         }
-        let passes = fb.div(fb.add_int(share.rows, most - 1), fb.int(most));
-        let begin = |pass: Value<'c>| fb.div(fb.mul(share.rows, pass), passes);
+        let passes = fb.div(fb.add_int(rows, most - 1), fb.int(most));
+        let begin = |pass: Value<'c>| fb.div(fb.mul(rows, pass), passes);
         fb.for_(fb.int(0), passes, 1, |pass| {
             let first = begin(pass);
-            let rows = fb.sub(begin(fb.add_int(pass, 1)), first);
-            self.pass(fb, share, blocked, scratch, (first, rows), nests);
+            body((first, fb.sub(begin(fb.add_int(pass, 1)), first)));
         });
-    }
-
-    /// Several blocks of rows over the share's blocks of panels: a pass `(first row, rows)`.
-    fn pass(
-        &self,
-        fb: &Fb<'_, 'c>,
-        share: &Share<'c>,
-        blocked: &Blocked<'c>,
-        scratch: Value<'c>,
-        pass: (Value<'c>, Value<'c>),
-        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
-    ) {
-        match &blocked.functions {
-            BlockFunctions::Registers { .. } => self.pass_by_registers(fb, share, blocked, scratch, pass, nests),
-            BlockFunctions::Tiles { .. } => self.pass_by_tiles(fb, share, blocked, scratch, pass, nests),
-        }
     }
 
     /// [`Block::stage`] of block `kb` of k.

@@ -159,7 +159,7 @@ impl Store {
     }
 
     fn damaged<T>(&self, path: &Path) -> Found<T> {
-        let _ = fs::remove_file(path).or_else(|_| fs::remove_dir_all(path));
+        let _ = remove(path);
         Found::Damaged
     }
 
@@ -219,7 +219,7 @@ impl Store {
         let (unfinished, entries): (Vec<&Listed>, Vec<&Listed>) = list.iter().partition(|l| temporary(l));
         let mut freed = 0;
         for file in unfinished.into_iter().filter(|l| now.duration_since(l.used).is_ok_and(|age| age > STALE_AFTER)) {
-            freed += remove(file).unwrap_or(0);
+            freed += remove(&file.path).map_or(0, |()| file.bytes);
         }
         let mut total: u64 = entries.iter().map(|l| l.bytes).sum();
         if total > limit {
@@ -227,8 +227,8 @@ impl Store {
                 if total <= limit / 10 * KEEP_TENTHS {
                     break;
                 }
-                match remove(oldest) {
-                    Ok(bytes) => freed += bytes,
+                match remove(&oldest.path) {
+                    Ok(()) => freed += oldest.bytes,
                     // Another build makes room too.
                     Err(e) if e.kind() == ErrorKind::NotFound => {}
                     Err(_) => continue,
@@ -243,8 +243,8 @@ impl Store {
     pub fn clean(&self) -> Result<(usize, u64), (PathBuf, io::Error)> {
         let (mut removed, mut failed) = (Vec::new(), None);
         for listed in self.list(true).map_err(|e| (self.dir.clone(), e))? {
-            match remove(&listed) {
-                Ok(bytes) => removed.push(bytes),
+            match remove(&listed.path) {
+                Ok(()) => removed.push(listed.bytes),
                 // Another build makes room too.
                 Err(e) if e.kind() == ErrorKind::NotFound => {}
                 Err(e) => failed = failed.or(Some((listed.path, e))),
@@ -279,17 +279,12 @@ pub fn read_header(file: &File) -> Option<Header> {
     Header::decode(&start)
 }
 
-/// Removes an entry; returns the bytes that it had.
-fn remove(listed: &Listed) -> io::Result<u64> {
-    let removed = fs::remove_file(&listed.path);
-    match removed {
-        // Not ours, but where an entry belongs.
-        Err(e) if matches!(e.kind(), ErrorKind::IsADirectory | ErrorKind::PermissionDenied) && listed.path.is_dir() => {
-            fs::remove_dir_all(&listed.path)?;
-        }
-        removed => removed?,
+/// Removes an entry, or the directory that somebody has put in its place.
+fn remove(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path)?.is_dir() {
+        true => fs::remove_dir_all(path),
+        false => fs::remove_file(path),
     }
-    Ok(listed.bytes)
 }
 
 fn make_dir(dir: &Path) -> io::Result<()> {

@@ -19,7 +19,7 @@ fn sizes() {
     for (text, bytes) in cases {
         assert_eq!(parse_size(text), Some(bytes), "{text}");
     }
-    for bad in ["", "G", "-1", "1.5G", "10 apples", "99999999999T"] {
+    for bad in ["", "G", "-1", "1.5G", "1GBB", "10 apples", "99999999999T"] {
         assert_eq!(parse_size(bad), None, "{bad}");
     }
 }

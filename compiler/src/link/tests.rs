@@ -204,9 +204,40 @@ fn failing_linkers() {
     let inputs = Inputs { steps: &[Step { bucket: 1, entry: 0, symbol: "rc_step_missing".into() }], objects: &[], archive: &b.archive() };
     let e = link(b.work.as_ref().unwrap(), &b.tools, inputs).unwrap_err();
     assert_eq!(e.exit_code(), 8);
-    assert!(e.to_string().contains("linking failed"), "{e}");
+    assert!(e.to_string().contains("linking failed") && e.to_string().contains("rc_step_missing"), "{e}");
+    // A C library whose start does not read packed relocations.
+    let old = tempfile::tempdir().unwrap();
+    for features in ["#define __GLIBC_PREREQ(major, minor) ((major) == 2 && (minor) < 36)\n", "\n"] {
+        std::fs::write(old.path().join("features.h"), features).unwrap();
+        let tools = Tools { driver_args: vec![format!("-I{}", old.path().display())], ..b.tools.clone() };
+        let e = b.link(&tools).unwrap_err();
+        assert!(e.exit_code() == 8 && e.to_string().contains("a static executable needs glibc"), "{e}");
+    }
     let e = WorkDir::create(Path::new("/nonexistent/dir/out")).unwrap_err();
     assert_eq!(e.exit_code(), 8);
+}
+
+/// Two builds that give the same names to pairs of files take turns; a single file needs none, and nobody waits for ever.
+#[test]
+fn pairs_of_files_get_their_names_in_turn() {
+    let dir = tempfile::tempdir().unwrap();
+    let work = WorkDir::create(&dir.path().join("out")).unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| work.write(name, name.as_bytes()).unwrap());
+    let out = |name: &str| dir.path().join(name);
+    let other = std::fs::File::open(dir.path()).unwrap();
+    rustix::fs::flock(&other, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    work.publish(&[(&c, &out("c"))]).unwrap();
+    let begin = std::time::Instant::now();
+    let pause = std::time::Duration::from_millis(200);
+    let ready = std::thread::spawn(move || {
+        std::thread::sleep(pause);
+        drop(other);
+    });
+    work.publish(&[(&a, &out("a")), (&b, &out("b"))]).unwrap();
+    assert!(begin.elapsed() >= pause, "did not wait: {:?}", begin.elapsed());
+    ready.join().unwrap();
+    drop(work);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 3);
 }
 
 #[test]

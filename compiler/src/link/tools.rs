@@ -121,23 +121,6 @@ fn is_full(dir: &Path) -> bool {
     rustix::fs::statvfs(dir).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < FULL_BYTES)
 }
 
-#[test]
-fn the_linker_speaks_for_itself() {
-    let of_gcc = "ld.lld: error: undefined symbol: f\n>>> referenced by stub.o\ncollect2: error: ld returned 1 exit status\n";
-    assert_eq!(cause(of_gcc), "ld.lld: error: undefined symbol: f");
-    let of_clang = "ld.lld: error: undefined symbol: f\nclang: error: linker command failed with exit code 1 (use -v to see invocation)\n";
-    assert_eq!(cause(of_clang), "ld.lld: error: undefined symbol: f");
-    let killed = "collect2: fatal error: ld terminated with signal 6 [Aborted]\ncompilation terminated.\n";
-    assert_eq!(cause(killed), "collect2: fatal error: ld terminated with signal 6 [Aborted]");
-    let silent = "collect2: error: ld returned 1 exit status\n";
-    assert_eq!(cause(silent), silent.trim());
-    let stub = "stub.c:15:2: error: #error \"too old\"\n   15 | #error \"too old\"\n      |  ^~~~~\n";
-    assert_eq!(cause(stub), "stub.c:15:2: error: #error \"too old\"");
-    let of_clang = "stub.c:15:2: error: \"too old\"\n   15 | #error \"too old\"\n      |  ^\n1 error generated.\n";
-    assert_eq!(cause(of_clang), "stub.c:15:2: error: \"too old\"");
-    assert_eq!((cause("words\n"), cause("")), ("words", "no message"));
-}
-
 impl Tools {
     /// Runs the driver with `args` in `dir`. Errors name the program and its last line.
     pub(crate) fn run(&self, args: &[String], dir: &Path, doing: &str) -> Result<(), Error> {
@@ -172,5 +155,28 @@ impl Tools {
             Some(dir) => vec!["-fuse-ld=lld".into(), format!("-B{}", dir.display())],
             None => vec![],
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_linker_speaks_for_itself() {
+        let of_gcc = "ld.lld: error: undefined symbol: f\n>>> referenced by stub.o\ncollect2: error: ld returned 1 exit status\n";
+        assert_eq!(cause(of_gcc), "ld.lld: error: undefined symbol: f");
+        let of_clang =
+            "ld.lld: error: undefined symbol: f\nclang: error: linker command failed with exit code 1 (use -v to see invocation)\n";
+        assert_eq!(cause(of_clang), "ld.lld: error: undefined symbol: f");
+        let killed = "collect2: fatal error: ld terminated with signal 6 [Aborted]\ncompilation terminated.\n";
+        assert_eq!(cause(killed), "collect2: fatal error: ld terminated with signal 6 [Aborted]");
+        let silent = "collect2: error: ld returned 1 exit status\n";
+        assert_eq!(cause(silent), silent.trim());
+        let stub = "stub.c:15:2: error: #error \"too old\"\n   15 | #error \"too old\"\n      |  ^~~~~\n";
+        assert_eq!(cause(stub), "stub.c:15:2: error: #error \"too old\"");
+        let of_clang = "stub.c:15:2: error: \"too old\"\n   15 | #error \"too old\"\n      |  ^\n1 error generated.\n";
+        assert_eq!(cause(of_clang), "stub.c:15:2: error: \"too old\"");
+        assert_eq!((cause("words\n"), cause("")), ("words", "no message"));
     }
 }

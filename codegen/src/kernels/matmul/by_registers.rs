@@ -16,15 +16,14 @@ pub(super) enum Weights {
 }
 
 impl<'c> Generator<'_, 'c> {
-    /// A pass `(first row, rows)` by registers, as [`Generator::pass`].
+    /// Several blocks of rows by registers over the share's blocks of panels: a pass `(first row, rows)`.
     pub(super) fn pass_by_registers(
         &self,
         fb: &Fb<'_, 'c>,
         share: &Share<'c>,
         blocked: &Blocked<'c>,
-        scratch: Value<'c>,
         pass: (Value<'c>, Value<'c>),
-        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
+        nests: &Nests<'_, 'c>,
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(kernel.units().1);
@@ -46,10 +45,10 @@ impl<'c> Generator<'_, 'c> {
                 self.blocks_of_rows(fb, pass, kernel.tile.block_mr, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
                     let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
-                    let tiles = fb.offset(scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
+                    let tiles = fb.offset(share.scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
                     let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
                     let call = |function: &Function<'c>| {
-                        let rest = [a, w, scratch, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
+                        let rest = [a, w, share.scratch, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
                         fb.call(function, &[&share.call[..], &rest].concat());
                     };
                     let others = || self.dispatch(fb, rows, *least, functions, call);

@@ -76,15 +76,14 @@ pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32
 }
 
 impl<'c> Generator<'_, 'c> {
-    /// A pass `(first row, rows)` by tiles, as [`Generator::pass`].
+    /// Several blocks of rows by tiles over the share's blocks of panels: a pass `(first row, rows)`.
     pub(super) fn pass_by_tiles(
         &self,
         fb: &Fb<'_, 'c>,
         share: &Share<'c>,
         blocked: &Blocked<'c>,
-        scratch: Value<'c>,
         pass: (Value<'c>, Value<'c>),
-        nests: &impl Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>),
+        nests: &Nests<'_, 'c>,
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let BlockFunctions::Tiles { several: Some(Several { rows: functions, apart }), .. } = &blocked.functions else { unreachable!() };
@@ -115,7 +114,7 @@ impl<'c> Generator<'_, 'c> {
                         let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
                         let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
                         if let Some(apart) = apart {
-                            fb.call(apart, &[w, scratch, k, panel_count]);
+                            fb.call(apart, &[w, share.scratch, k, panel_count]);
                         }
                         self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
                             let part = fb.div(bytes, count);
@@ -123,9 +122,9 @@ impl<'c> Generator<'_, 'c> {
                             let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                             let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * kernel.panels.ways) * 4);
                             let row_sums = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
-                            let sums = fb.offset_const(fb.offset(scratch, fb.add(row_sums, sums)), blocks.tiles);
+                            let sums = fb.offset_const(fb.offset(share.scratch, fb.add(row_sums, sums)), blocks.tiles);
                             let call = |function: &Function<'c>| {
-                                let rest = [a, w, scratch, stage, k, sums, row, rows, panel, panel_end, ahead, part];
+                                let rest = [a, w, share.scratch, stage, k, sums, row, rows, panel, panel_end, ahead, part];
                                 fb.call(function, &[&share.call[..], &rest].concat());
                             };
                             shapes.set(fb, rows);
