@@ -356,6 +356,7 @@ impl Matmuls {
         let mut program = Program {
             entry: "step".into(),
             bucket: self.rows,
+            least_rows: 1,
             max_logit_rows: 1,
             max_runs: 1,
             tile_rows: 1,
@@ -490,6 +491,7 @@ fn attend(
     let program = Program {
         entry: "step".into(),
         bucket: rows,
+        least_rows: 1,
         max_logit_rows: 1,
         max_runs: 1,
         tile_rows,

@@ -41,6 +41,7 @@ pub struct HostStep {
     _library: Library,
     sizes: Sizes,
     bucket: usize,
+    least_rows: usize,
     tile_rows: usize,
     arena_bytes: u64,
     private_bytes: u64,
@@ -143,6 +144,7 @@ impl HostStep {
             _library: library,
             sizes,
             bucket: program.bucket as usize,
+            least_rows: program.least_rows as usize,
             tile_rows: program.tile_rows.max(1) as usize,
             arena_bytes: program.arena_bytes,
             private_bytes: program.private_bytes,
@@ -171,7 +173,7 @@ impl HostStep {
     /// Tokens, rows or weights beyond the sizes of the plan.
     pub fn run<'s>(&self, weights: &HostWeights, scratch: &'s mut Scratch, tokens: &[u32]) -> &'s [f32] {
         let rows = tokens.len();
-        assert!(rows > 0 && rows <= self.bucket && rows <= self.sizes.pages as usize * PAGE_POSITIONS, "{rows} rows");
+        assert!((self.least_rows..=self.bucket).contains(&rows) && rows <= self.sizes.pages as usize * PAGE_POSITIONS, "{rows} rows");
         assert!(tokens.iter().all(|t| *t < self.sizes.tokens), "token out of range");
         assert!(weights.len as u64 >= self.sizes.weights_bytes, "weights are too short");
         let fits = |area: &Area, bytes: u64| assert!(area.0.len() as u64 * 128 >= bytes, "another step's scratch");

@@ -1,7 +1,7 @@
 //! Text form of a program (`--emit program`): everything that codegen obeys, readable, one stable format.
 //!
 //! ```text
-//! program @step.8 {rows 8, logit_rows 8, runs 8, tile_rows 8, arena 4096, private 0} {
+//! program @step.8 {rows 1 to 8, logit_rows 8, runs 8, tile_rows 8, arena 4096, private 0} {
 //!   buffer b0 x: f32[8 x 64] at 0
 //!   weight w0 model.norm.weight: f32 plain at [0]
 //!   region r0 norm = loops for (v0 < rows) {
@@ -26,8 +26,16 @@ impl Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "program @{}.{} {{rows {}, logit_rows {}, runs {}, tile_rows {}, arena {}, private {}}} {{",
-            self.entry, self.bucket, self.bucket, self.max_logit_rows, self.max_runs, self.tile_rows, self.arena_bytes, self.private_bytes
+            "program @{}.{} {{rows {} to {}, logit_rows {}, runs {}, tile_rows {}, arena {}, private {}}} {{",
+            self.entry,
+            self.bucket,
+            self.least_rows,
+            self.bucket,
+            self.max_logit_rows,
+            self.max_runs,
+            self.tile_rows,
+            self.arena_bytes,
+            self.private_bytes
         )?;
         for (i, b) in self.buffers.iter().enumerate() {
             let bytes = u64::from(b.rows) * u64::from(b.stride) * b.dtype.size();

@@ -96,6 +96,8 @@ pub struct Program {
     pub entry: String,
     /// Capacity in rows; `ctx.rows` is at most this.
     pub bucket: u32,
+    /// `ctx.rows` is at least this, 1 or more: fewer rows take a smaller bucket.
+    pub least_rows: u32,
     /// Bound of `ctx.logit_rows`.
     pub max_logit_rows: u32,
     /// Bound of `ctx.runs`.
@@ -254,6 +256,14 @@ pub enum Extent {
 }
 
 impl Program {
+    /// Smallest value of an extent that anything is to be done for.
+    pub fn least(&self, extent: Extent) -> u32 {
+        match extent {
+            Extent::Const(n) => n,
+            Extent::Rows => self.least_rows,
+            Extent::LogitRows | Extent::Runs => 1,
+        }
+    }
     /// Largest value of an extent.
     pub fn capacity(&self, extent: Extent) -> u32 {
         match extent {

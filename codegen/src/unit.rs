@@ -141,8 +141,8 @@ fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -
     }
     if let Kernel::Matmul(m) = &region.kernel {
         weights.insert(m.weight);
-        // What blocks of rows keep in scratch is laid out for the most rows.
-        let _ = write!(key, " rows {}", program.capacity(m.rows));
+        // Functions exist for the numbers of rows that there can be, and what blocks of rows keep in scratch is laid out for the most.
+        let _ = write!(key, " rows {} to {}", program.least(m.rows), program.capacity(m.rows));
     }
     for id in weights {
         let w = &program.weights[id.index()];

@@ -104,6 +104,7 @@ impl<'a> Verifier<'a> {
             }
         }
         self.at = "program".into();
+        self.check((1..=p.bucket).contains(&p.least_rows), || format!("{} to {} rows", p.least_rows, p.bucket));
         self.check(p.private_bytes.is_multiple_of(128), || format!("private_bytes {} is not a multiple of 128", p.private_bytes));
     }
 

@@ -158,6 +158,7 @@ impl Case {
         let program = Program {
             entry: "step".into(),
             bucket: CAPACITY,
+            least_rows: 1,
             max_logit_rows: 1,
             max_runs: 1,
             tile_rows: self.tile_rows,

@@ -35,6 +35,8 @@ struct Case {
     epilogue: Epilogue,
     out: DType,
     tile: MatmulTile,
+    /// Fewest rows.
+    least_rows: u32,
     /// `a` is private scratch that a prologue fills with twice the buffer.
     prologue: bool,
     /// Groups from 1 on are negated in place by a group nest.
@@ -72,6 +74,7 @@ impl Case {
                 near: 2048,
                 near_l1: 256,
             },
+            least_rows: 1,
             prologue: false,
             group_nest: false,
         }
@@ -218,6 +221,7 @@ impl Case {
         let mut program = Program {
             entry: "step".into(),
             bucket: CAPACITY,
+            least_rows: self.least_rows,
             max_logit_rows: CAPACITY,
             max_runs: 1,
             tile_rows: 1,
@@ -292,7 +296,11 @@ impl Case {
         let (program, kernel) = self.program(isa);
         let loaded = Loaded::build(isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
         let mr = self.tile.mr;
-        let row_counts: Vec<u32> = (1..=mr + 1).chain([2 * mr, 2 * mr + 1, 33, CAPACITY]).filter(|&r| r <= CAPACITY).collect();
+        let some = (1..=mr + 1).chain([2 * mr, 2 * mr + 1, 33]);
+        let row_counts: Vec<u32> = match self.least_rows {
+            1 => some.filter(|r| *r < CAPACITY).chain([CAPACITY]).collect(),
+            least => (least..=CAPACITY).collect(),
+        };
         let mut first: Option<Vec<Vec<u32>>> = None;
         for &rows in row_counts.iter().rev() {
             let all_threads = rows == 1 || rows == 33;
@@ -619,6 +627,53 @@ fn every_type_and_row_count() {
     }
 }
 
+/// Kernels of at least so many rows have all functions that any number of rows takes.
+#[test]
+fn rows_of_large_buckets() {
+    for isa in isas() {
+        let zeros = false;
+        let codings = [Coding::Int8 { group: 64 }, Coding::Int4 { group: 32, zeros }, Coding::Int4 { group: 64, zeros }];
+        let zeros = Coding::Int4 { group: 32, zeros: true };
+        let mut cases: Vec<_> = dots(&isa).into_iter().map(|(dtype, compute)| Case { compute, ..Case::new(&isa, dtype) }).collect();
+        cases.extend(coded(&isa, &[&codings[..], &[zeros]].concat()));
+        if isa.bf16_tiles {
+            cases.push(Case { compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) });
+        }
+        for (i, case) in cases.into_iter().enumerate() {
+            for least_rows in [case.tile.mr + 1, 2 * case.tile.mr + 1, 33] {
+                let tile = MatmulTile { m_block: [0, 15, 27][i % 3], block_mr: case.tile.mr - i as u32 % 2, widen: true, ..case.tile };
+                Case { least_rows: least_rows.min(CAPACITY), group_cols: 40, tile, ..case.clone() }.check(&isa);
+            }
+        }
+    }
+}
+
+/// What the default buckets need of 12 rows a tile: no small blocks, which 512 rows do not have.
+#[test]
+fn functions_of_large_buckets() {
+    let isa = Isa::lookup(HOST_TRIPLE, "znver5", &[]).unwrap();
+    let tiles = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+    let counts = |isa: &Isa, case: &Case, (least_rows, bucket): (u32, u32)| {
+        let (mut program, kernel) = case.program(isa);
+        (program.least_rows, program.bucket) = (least_rows, bucket);
+        let counts = matmul::row_counts(isa, &program, &kernel);
+        [counts.stream, counts.block, counts.alone, counts.several].map(|rows| (!rows.is_empty()).then(|| rows.into_inner()))
+    };
+    let tile = |mr: u32, widen: bool| MatmulTile { mr, block_mr: mr, m_block: 256, widen, ..Case::new(&isa, DType::F32).tile };
+    let bf16 = Case { compute: Compute::Bf16Dot, tile: tile(12, false), ..Case::new(&isa, DType::Bf16) };
+    assert_eq!(counts(&isa, &bf16, (1, 1)), [Some((1, 1)), None, None, None]);
+    assert_eq!(counts(&isa, &bf16, (2, 8)), [Some((2, 8)), None, None, None]);
+    assert_eq!(counts(&isa, &bf16, (9, 64)), [Some((9, 12)), Some((6, 12)), None, None]);
+    assert_eq!(counts(&isa, &bf16, (65, 512)), [None, Some((10, 12)), None, None]);
+    // Two blocks read weights as they are stored.
+    let widened = Case { tile: tile(12, true), ..Case::new(&isa, DType::Bf16) };
+    assert_eq!(counts(&isa, &widened, (9, 64)), [Some((6, 12)), Some((8, 12)), None, None]);
+    let by_tiles = Case { compute: Compute::Bf16Tiles, tile: tile(4, false), ..Case::new(&tiles, DType::Bf16) };
+    assert_eq!(counts(&tiles, &by_tiles, (1, 64)), [Some((1, 4)), None, Some((1, 2)), Some((1, 2))]);
+    assert_eq!(counts(&tiles, &by_tiles, (9, 64)), [None, None, Some((1, 2)), Some((1, 2))]);
+    assert_eq!(counts(&tiles, &by_tiles, (65, 512)), [None, None, None, Some((2, 2))]);
+}
+
 #[test]
 fn odd_k_and_k_1() {
     for isa in isas() {
@@ -903,8 +958,10 @@ fn hot_loop_asm_of_codes() {
             let case = Case { tile: MatmulTile { mr: rows, block_mr, k_block: 1024, widen, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
-            let blocks = (kernel.tile.least_block()..=block_mr).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
-            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four && widen || *name == "block"));
+            let counts = matmul::row_counts(&isa, &program, &kernel);
+            assert_eq!((counts.stream.clone(), *counts.block.end()), (1..=rows, block_mr));
+            let blocks = counts.block.flat_map(|m| ["block", "widen"].map(|name| (m, name)));
+            let functions = counts.stream.map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four && widen || *name == "block"));
             for (m, name) in functions {
                 let hot = hot_loops(&asm, triple, &format!("kernel.{name}{m}"));
                 let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));

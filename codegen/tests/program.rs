@@ -180,7 +180,7 @@ fn sample() -> Program {
 #[test]
 fn text_form() {
     expect![[r#"
-        program @step.8 {rows 8, logit_rows 8, runs 8, tile_rows 8, arena 10240, private 0} {
+        program @step.8 {rows 1 to 8, logit_rows 8, runs 8, tile_rows 8, arena 10240, private 0} {
           buffer b0 x: f32[8 x 64] at 0 (2048 bytes)
           buffer b1 normed: bf16[8 x 64] at 2048 (1024 bytes)
           buffer b2 qkv: f32[8 x 192] at 3072 (6144 bytes)
@@ -249,16 +249,6 @@ fn text_form() {
 #[test]
 fn sample_is_valid() {
     verify(&sample()).unwrap();
-}
-
-/// Of all numbers of rows that are several blocks, the smallest block that there is.
-#[test]
-fn least_blocks() {
-    let Kernel::Matmul(m) = &sample().regions[1].kernel else { panic!() };
-    for (mr, block_mr) in (1..=16u32).flat_map(|mr| (1..=mr).map(move |block_mr| (mr, block_mr))) {
-        let least = (mr + 1..200).map(|rows| rows / rows.div_ceil(block_mr)).min();
-        assert_eq!(Some(MatmulTile { mr, block_mr, ..m.tile }.least_block()), least, "{mr} {block_mr}");
-    }
 }
 
 /// All kinds of kernels through the unit interface, for every table row (bf16 dot where the CPU has it).

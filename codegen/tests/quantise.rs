@@ -59,6 +59,7 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
     let program = Program {
         entry: "step".into(),
         bucket: ROWS,
+        least_rows: 1,
         max_logit_rows: 1,
         max_runs: 1,
         tile_rows: 1,

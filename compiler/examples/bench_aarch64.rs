@@ -245,7 +245,8 @@ fn kernel(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) -> 
     for pass in PASSES {
         (pass.run)(&mut module, &mut cx)?;
     }
-    let planned = plan(&module, &PlanCx { isa, slots: 1, ctx_size: 4096, cores: 64, tuning: None }, &mut WeightTable::default())?;
+    let planned =
+        plan(&module, &PlanCx { isa, slots: 1, ctx_size: 4096, least_rows: 1, cores: 64, tuning: None }, &mut WeightTable::default())?;
     let found = planned.program.regions.iter().find_map(|region| match &region.kernel {
         Kernel::Matmul(matmul) if matmul.panels.group_cols as usize == n && matmul.panels.ways == ways => Some((**matmul).clone()),
         _ => None,

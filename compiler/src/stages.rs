@@ -521,11 +521,14 @@ fn check_coded(asked: &Quantisation, coded: Option<Coded>) -> Result<(), Error> 
 /// Plans all buckets, with these tiles where some were measured.
 fn plan_all(modules: &[Module], source: &Source, tuning: Option<&Tuning>) -> Result<Plans, Error> {
     let mut weights = WeightTable::default();
-    let cx =
-        PlanCx { isa: &source.isa, slots: source.settings.slots, ctx_size: source.settings.ctx_size, cores: source.settings.cores, tuning };
+    let Settings { slots, ctx_size, cores, .. } = source.settings;
+    // A step takes the smallest bucket that holds it.
+    let mut least_rows = 1;
     let plan_one = |module: &Module| {
+        let cx = PlanCx { isa: &source.isa, slots, ctx_size, least_rows, cores, tuning };
         let planned = plan::plan(module, &cx, &mut weights)?;
         verify::verify(&planned.program)?;
+        least_rows = planned.program.bucket + 1;
         Ok::<_, Error>(planned)
     };
     let buckets = modules.iter().map(plan_one).collect::<Result<_, Error>>()?;

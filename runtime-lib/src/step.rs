@@ -257,7 +257,7 @@ impl<'a> Program<'a> {
         &self.buckets[self.buckets.len() - 1].info
     }
 
-    /// The smallest bucket with room for `rows` rows and `outputs` outputs.
+    /// The smallest bucket with room for `rows` rows and `outputs` outputs. Larger ones are compiled for more rows than it holds.
     fn bucket_for(&self, rows: usize, outputs: usize) -> Option<usize> {
         self.buckets.iter().position(|b| rows <= b.info.rows as usize && outputs <= b.info.logit_rows as usize)
     }

@@ -170,7 +170,8 @@ pub fn run_passes_in(module: &mut Module, passes: &[Pass], mut cx: PassCx) -> Re
 /// A program for `x86-64-v4` (`bf16`: `znver4`, which has the dot instruction).
 pub fn plan_for(module: &Module, cpu: &str, slots: u32, ctx_size: u32, weights: &mut WeightTable) -> Result<Planned, String> {
     let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
-    let planned = plan(module, &PlanCx { isa: &isa, slots, ctx_size, cores: 64, tuning: None }, weights).map_err(|e| e.to_string())?;
+    let planned =
+        plan(module, &PlanCx { isa: &isa, slots, ctx_size, least_rows: 1, cores: 64, tuning: None }, weights).map_err(|e| e.to_string())?;
     rcompile_codegen::verify::verify(&planned.program).map_err(|e| e.to_string())?;
     Ok(planned)
 }

@@ -329,7 +329,7 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
     for bucket in buckets {
         let mut module = with_bounds(module, bucket);
         run_passes(&mut module, PASSES, scene.compute)?;
-        let cx = PlanCx { isa: &isa, slots: SLOTS, ctx_size: scene.ctx_size, cores: 1, tuning: None };
+        let cx = PlanCx { isa: &isa, slots: SLOTS, ctx_size: scene.ctx_size, least_rows: 1, cores: 1, tuning: None };
         let planned = catch_unwind(AssertUnwindSafe(|| plan(&module, &cx, &mut weights)))
             .map_err(|_| format!("the planner panics at bucket {bucket}\n{module}"))?;
         let planned = match planned {

@@ -38,7 +38,9 @@ mod by_tiles;
 mod check;
 mod epilogue;
 
-use self::blocks::{Blocks, streamed_blocks};
+pub use self::blocks::RowCounts;
+
+use self::blocks::Blocks;
 use self::by_registers::Weights;
 use self::check::check;
 use super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, L2, LINE_WORDS, Microkernel, Start, Walk};
@@ -50,6 +52,7 @@ use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Vi
 use crate::program::{Coding, Compute, DType, Matmul, Place, Program, Quantise, SHORT_GROUP};
 use rcompile_runtime::abi::field;
 use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
 pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
@@ -58,22 +61,20 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let generator = Generator { mb, program, kernel, name, dtype: weight_type(program, kernel) };
     let epilogue = generator.epilogue();
     let ahead = generator.ahead();
-    let rows = program.capacity(kernel.rows);
-    let stream = (1..=kernel.tile.mr.min(rows).max(1)).map(|m| generator.stream(m, &epilogue)).collect();
+    let counts = RowCounts::new(program, kernel, blocks.as_ref());
+    let stream = Instances::new(&counts.stream, |m| generator.stream(m, &epilogue));
     let blocked = blocks.map(|blocks| {
-        let least = kernel.tile.least_block();
-        let by_vectors =
-            |weights| (least..=kernel.tile.block_mr).map(|m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref())).collect();
+        let by_registers = |weights| Instances::new(&counts.block, |m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref()));
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
-                several: (rows > tiles::ROWS).then(|| by_tiles::Several {
-                    rows: [1, 2].map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())),
+                several: (!counts.several.is_empty()).then(|| by_tiles::Several {
+                    rows: counts.several.clone().map(|row_tiles| generator.tiles(row_tiles, &blocks, &epilogue, ahead.as_ref())).collect(),
                     apart: widen.then(|| generator.take_apart(&blocks)),
                 }),
-                alone: by_tiles::row_tiles(rows).map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref())).collect(),
+                alone: counts.alone.clone().map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref())).collect(),
             },
-            (_, true) => BlockFunctions::Registers { least, rows: by_vectors(Weights::Widened), first: Some(by_vectors(Weights::Widen)) },
-            (_, false) => BlockFunctions::Registers { least, rows: by_vectors(Weights::Stored), first: None },
+            (_, true) => BlockFunctions::Registers { rows: by_registers(Weights::Widened), first: Some(by_registers(Weights::Widen)) },
+            (_, false) => BlockFunctions::Registers { rows: by_registers(Weights::Stored), first: None },
         };
         Blocked { blocks, functions }
     });
@@ -84,6 +85,11 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
 /// of all kernels to what it places there itself.
 pub fn private_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
     block_bytes(isa, program, kernel) + (mmla::packed_bytes(kernel) + int_mmla::packed_bytes(kernel)).next_multiple_of(128)
+}
+
+/// The numbers of rows that the kernel has functions for.
+pub fn row_counts(isa: &Isa, program: &Program, kernel: &Matmul) -> RowCounts {
+    RowCounts::new(program, kernel, Blocks::new(isa, program, kernel).as_ref())
 }
 
 /// The part of [`Blocks`] in it, which comes first.
@@ -106,8 +112,8 @@ fn depth(kernel: &Matmul) -> u32 {
 
 /// Functions of a kernel.
 struct Rows<'c> {
-    /// For 1, 2, .. rows.
-    stream: Vec<Function<'c>>,
+    /// For all k of a panel at once.
+    stream: Instances<'c>,
     blocked: Option<Blocked<'c>>,
 }
 
@@ -116,21 +122,32 @@ struct Blocked<'c> {
     functions: BlockFunctions<'c>,
 }
 
+/// A function for each number of rows of a register tile that there is.
+struct Instances<'c> {
+    /// Rows of the first one.
+    least: u32,
+    functions: Vec<Function<'c>>,
+}
+
+impl<'c> Instances<'c> {
+    fn new(rows: &RangeInclusive<u32>, define: impl Fn(u32) -> Function<'c>) -> Self {
+        Instances { least: *rows.start(), functions: rows.clone().map(define).collect() }
+    }
+}
+
 /// Functions of a block of rows.
 enum BlockFunctions<'c> {
     /// Sums in vector registers.
     Registers {
-        /// For `least`, `least + 1`, .. rows.
-        least: u32,
-        rows: Vec<Function<'c>>,
+        rows: Instances<'c>,
         /// For the first block of rows, where it widens the weights for the others.
-        first: Option<Vec<Function<'c>>>,
+        first: Option<Instances<'c>>,
     },
     /// Sums in tiles, see [`by_tiles`].
     Tiles {
         /// Where there can be more than one block of rows.
         several: Option<by_tiles::Several<'c>>,
-        /// For a single one, of one tile of rows, or of two.
+        /// Where there can be a single one, of one tile of rows, or of two.
         alone: Vec<Function<'c>>,
     },
 }
@@ -240,7 +257,7 @@ impl<'c> Generator<'_, 'c> {
             };
             let (units, unit_panels) = kernel.units();
             let stream = |row: Value<'c>, count: Value<'c>, begin: Value<'c>, end: Value<'c>| {
-                self.dispatch(fb, count, 1, &rows.stream, |function| {
+                self.dispatch(fb, count, &rows.stream, |function| {
                     let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
                     fb.call(function, &[&args[..], &[self.row_of(fb, a, row), w, row, first, last]].concat());
                 });
@@ -268,8 +285,16 @@ impl<'c> Generator<'_, 'c> {
                     });
                 });
             };
+            // Of `from` rows and more `then` for at most so many, `otherwise` for others; what no number of rows takes is left out.
+            let (least, capacity) = (self.program.least(kernel.rows), self.program.capacity(kernel.rows));
+            let up_to = |from: u32, most: u32, then: &dyn Fn(), otherwise: &dyn Fn()| match (least.max(from) <= most, capacity <= most) {
+                (false, _) => otherwise(),
+                (true, true) => then(),
+                (true, false) => fb.either(fb.cmp(Cmp::Le, row_count, fb.int(most.into())), then, otherwise),
+            };
+            let streamed = blocked.blocks.streamed_rows(kernel);
             let more = || match &blocked.functions {
-                BlockFunctions::Tiles { several, alone } => {
+                BlockFunctions::Tiles { alone, .. } => {
                     let alone = || {
                         by_tiles::shapes(fb, kernel).set(fb, row_count);
                         pieces(&|begin, end| {
@@ -280,22 +305,12 @@ impl<'c> Generator<'_, 'c> {
                             nests(fb.int(0), row_count, begin, end);
                         });
                     };
-                    match several {
-                        None => alone(),
-                        Some(_) => {
-                            let is_alone = fb.cmp(Cmp::Le, row_count, fb.int(tiles::ROWS.into()));
-                            fb.either(is_alone, alone, many);
-                        }
-                    }
+                    up_to(streamed + 1, tiles::ROWS, &alone, &many);
                     fb.tile_release();
                 }
                 BlockFunctions::Registers { .. } => many(),
             };
-            let up_to = |blocks: u32| fb.cmp(Cmp::Le, row_count, fb.int((blocks * kernel.tile.mr).into()));
-            fb.either(up_to(1), few, || match streamed_blocks(kernel) {
-                blocks if blocks > 1 && blocked.blocks.widen => fb.either(up_to(blocks), halves, more),
-                _ => more(),
-            });
+            up_to(1, kernel.tile.mr, &few, &|| up_to(kernel.tile.mr + 1, streamed, &halves, &more));
         })
     }
 
@@ -336,9 +351,9 @@ impl<'c> Generator<'_, 'c> {
         call.fb.offset(call.private(), call.fb.sub(call.u64_field(field::PRIVATE_STRIDE), call.fb.int(bytes as i64)))
     }
 
-    /// Calls `then` for the function of `rows`, which are counted from `first`.
-    fn dispatch(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, first: u32, functions: &[Function<'c>], then: impl Fn(&Function<'c>)) {
-        for (m, function) in (i64::from(first)..).zip(functions) {
+    /// Calls `then` for the function of `rows`.
+    fn dispatch(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, instances: &Instances<'c>, then: impl Fn(&Function<'c>)) {
+        for (m, function) in (i64::from(instances.least)..).zip(&instances.functions) {
             fb.if_(fb.cmp(Cmp::Eq, rows, fb.int(m)), || then(function));
         }
     }

@@ -9,9 +9,9 @@ pub const TILE_ROWS: u32 = 32;
 /// Tile of a matmul.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct MatmulTile {
-    /// Most rows per register tile; instances exist for 1 ..= mr.
+    /// Most rows per register tile.
     pub mr: u32,
-    /// With several blocks of rows: most rows of a block, at most `mr`; instances exist from [`MatmulTile::least_block`] on.
+    /// With several blocks of rows: most rows of a block, at most `mr`.
     pub block_mr: u32,
     /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
     pub streams: u32,
@@ -50,12 +50,6 @@ impl MatmulTile {
             (_, near) if near > 0 && streams >= near => (self.near, self.near_l1),
             _ => (self.prefetch, self.prefetch_l1),
         }
-    }
-    /// Rows of the smallest block of several, which are balanced: of one row more than `mr`, or of the fewest rows that take one block
-    /// more.
-    pub fn least_block(&self) -> u32 {
-        let blocks = (self.mr + 1).div_ceil(self.block_mr);
-        ((self.mr + 1) / blocks).min((blocks * self.block_mr + 1) / (blocks + 1))
     }
     /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
     pub fn is_busy(&self, m: u32) -> bool {

@@ -87,6 +87,7 @@ pub fn program(buffers: Vec<Buffer>, weights: Vec<Weight>, nests: Vec<LoopNest>)
     Program {
         entry: "step".into(),
         bucket: 8,
+        least_rows: 1,
         max_logit_rows: 8,
         max_runs: 8,
         tile_rows: 8,

@@ -35,7 +35,7 @@ impl<'a> HostCompiler<'a> {
     /// Plans a module for one sequence of at most `positions`; weights are appended to `weights`.
     pub fn plan(&self, module: &Module, positions: u32, weights: &mut WeightTable) -> Result<Planned, Error> {
         // One core: large tiles, which have the bits of small ones.
-        let cx = PlanCx { isa: &self.isa, slots: 1, ctx_size: positions, cores: 1, tuning: None };
+        let cx = PlanCx { isa: &self.isa, slots: 1, ctx_size: positions, least_rows: 1, cores: 1, tuning: None };
         let planned = plan::plan(module, &cx, weights)?;
         verify::verify(&planned.program)?;
         Ok(planned)

@@ -91,6 +91,8 @@ pub struct PlanCx<'a> {
     pub slots: u32,
     /// Positions per sequence.
     pub ctx_size: u32,
+    /// Fewest rows of the bucket: fewer take a smaller one.
+    pub least_rows: u32,
     /// Cores that there should be work for.
     pub cores: u32,
     /// Tiles that were measured.
@@ -195,6 +197,7 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     let program = Program {
         entry: module.main().name.clone(),
         bucket: bucket as u32,
+        least_rows: cx.least_rows,
         max_logit_rows: bound("L") as u32,
         max_runs: bound("S") as u32,
         tile_rows: tiling::attention_rows(bucket, heads_per_kv, kv_heads, cx.cores),
@@ -380,7 +383,7 @@ mod tests {
         let module = rcompile_graph::parse(text).unwrap_or_else(|e| panic!("{e}"));
         let cpu = if HOST_TRIPLE.starts_with("x86_64") { "x86-64-v3" } else { "neoverse-n1" };
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
-        let cx = PlanCx { isa: &isa, slots: 1, ctx_size: 64, cores: 1, tuning: None };
+        let cx = PlanCx { isa: &isa, slots: 1, ctx_size: 64, least_rows: 1, cores: 1, tuning: None };
         plan(&module, &cx, &mut WeightTable::default())
     }
 

@@ -87,10 +87,65 @@ impl Blocks {
         let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
         Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })
     }
+    /// Up to so many rows read weights as they are stored, all k of a panel at once: one block, or a few where more of them widen weights.
+    pub fn streamed_rows(&self, kernel: &Matmul) -> u32 {
+        kernel.tile.mr * if self.widen { streamed_blocks(kernel) } else { 1 }
+    }
+}
+
+/// For which numbers of rows a kernel needs functions. Rows come in blocks of equal size, so that large buckets have no small ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowCounts {
+    /// Of rows that go through all k of a panel at once (`stream`); none where it is empty.
+    pub stream: RangeInclusive<u32>,
+    /// Of blocks of rows by registers.
+    pub block: RangeInclusive<u32>,
+    /// Tiles of rows of a single block by tiles.
+    pub alone: RangeInclusive<u32>,
+    /// Tiles of rows of several of them.
+    pub several: RangeInclusive<u32>,
+}
+
+impl RowCounts {
+    pub(super) fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> RowCounts {
+        let tile = &kernel.tile;
+        let (least, most) = (program.least(kernel.rows), program.capacity(kernel.rows));
+        let streamed = blocks.map_or(most, |blocks| blocks.streamed_rows(kernel));
+        let blocked = least.max(streamed + 1)..=most;
+        // The smallest block of at most `block` rows.
+        let smallest = |rows: RangeInclusive<u32>, block: u32| rows.map(|rows| rows / rows.div_ceil(block)).min();
+        // The same where they come in passes, which are about equal too.
+        let smallest_of_passes = |rows: RangeInclusive<u32>, block: u32| {
+            let pass = |rows: u32| {
+                let passes = if tile.m_block == 0 || most <= tile.m_block { 1 } else { rows.div_ceil(tile.m_block) };
+                smallest(rows / passes..=rows.div_ceil(passes), block)
+            };
+            rows.filter_map(pass).min()
+        };
+        let from = |least: Option<u32>, most: u32| least.map_or(NONE, |least| least..=most);
+        let stream = from(smallest(least..=most.min(streamed), tile.mr), tile.mr.min(most));
+        if !kernel.compute.by_tiles() {
+            let block = from(smallest_of_passes(blocked, tile.block_mr), tile.block_mr);
+            return RowCounts { stream, block, alone: NONE, several: NONE };
+        }
+        let alone = *blocked.start()..=most.min(tiles::ROWS);
+        let alone = if alone.is_empty() { NONE } else { row_tiles(*alone.start())..=row_tiles(*alone.end()) };
+        let several = smallest_of_passes(least.max(tiles::ROWS + 1)..=most, tiles::ROWS);
+        RowCounts { stream, block: NONE, alone, several: from(several.map(row_tiles), row_tiles(tiles::ROWS)) }
+    }
+}
+
+/// No numbers.
+#[expect(clippy::reversed_empty_ranges, reason = "that is what is meant")]
+const NONE: RangeInclusive<u32> = 1..=0;
+
+/// Tiles that hold `rows` rows.
+fn row_tiles(rows: u32) -> u32 {
+    rows.div_ceil(tiles::SIDE)
 }
 
 /// [`STREAMED_BLOCKS`] of a kernel.
-pub(super) fn streamed_blocks(kernel: &Matmul) -> u32 {
+fn streamed_blocks(kernel: &Matmul) -> u32 {
     match (kernel.compute, kernel.panels.coding.group()) {
         (Compute::Int8Tiles, Some(SHORT_GROUP)) => STREAMED_BLOCKS_SHORT,
         (Compute::Int8Tiles | Compute::CodesInBf16Tiles, _) => STREAMED_BLOCKS_TILES,

@@ -27,7 +27,7 @@ impl<'c> Generator<'_, 'c> {
     ) {
         let (kernel, blocks) = (self.kernel, &blocked.blocks);
         let unit_panels = i64::from(kernel.units().1);
-        let BlockFunctions::Registers { least, rows: functions, first } = &blocked.functions else { unreachable!() };
+        let BlockFunctions::Registers { rows: functions, first } = &blocked.functions else { unreachable!() };
         self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
             let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
             let block_w = fb.offset(share.w, fb.mul_int(first_panel, self.panel_bytes()));
@@ -51,12 +51,12 @@ impl<'c> Generator<'_, 'c> {
                         let rest = [a, w, share.scratch, stage, k, tiles, row, rows, first_panel, last_panel, ahead, ahead_part];
                         fb.call(function, &[&share.call[..], &rest].concat());
                     };
-                    let others = || self.dispatch(fb, rows, *least, functions, call);
+                    let others = || self.dispatch(fb, rows, functions, call);
                     match first {
                         None => others(),
                         Some(first) => {
                             let is_first = fb.cmp(Cmp::Eq, number, fb.int(0));
-                            let first = || self.dispatch(fb, rows, *least, first, call);
+                            let first = || self.dispatch(fb, rows, first, call);
                             fb.either(is_first, first, others);
                         }
                     }

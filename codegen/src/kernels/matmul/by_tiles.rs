@@ -31,18 +31,13 @@ pub(super) fn shapes<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul) -> tiles::Shapes<'c> 
 
 /// Functions of several blocks of rows.
 pub(super) struct Several<'c> {
-    /// For a block of one tile of rows, and of two.
-    pub rows: [Function<'c>; 2],
+    /// For a block of one tile of rows, and of two, or of two alone.
+    pub rows: Vec<Function<'c>>,
     /// Takes nibbles apart for them.
     pub apart: Option<Function<'c>>,
 }
 
-/// Numbers of tiles of rows that a block of at most `rows` rows may have.
-pub(super) fn row_tiles(rows: u32) -> std::ops::RangeInclusive<u32> {
-    1..=rows.min(tiles::ROWS).div_ceil(tiles::SIDE)
-}
-
-/// Calls `then` for the function of `rows` rows: of one tile, or of two.
+/// Calls `then` for the function of `rows` rows, where there are some of one tile, and of two.
 pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, functions: &[Function<'c>], then: impl Fn(&Function<'c>)) {
     match functions {
         [one] => then(one),
@@ -50,7 +45,7 @@ pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, functions: &[Functio
             let is_one = fb.cmp(Cmp::Le, rows, fb.int(tiles::SIDE.into()));
             fb.either(is_one, || then(one), || then(two));
         }
-        _ => unreachable!("a block has one or two tiles of rows"),
+        _ => unreachable!("a block has one or two tiles of rows, and a function"),
     }
 }
 
