@@ -6,7 +6,7 @@
 //! ```text
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream.m; group nests }
-//!   a few times mr (`streamed_blocks`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
+//!   a few times mr (`streamed_rows`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
 //!   up to 32 by tiles (AMX), see `by_tiles`: as up to mr rows, with `aloneN`
 //!   more:            for the thread's shares of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block.m; group nests } } } }
 //! stream.m:  for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
@@ -21,7 +21,8 @@
 //! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and thread
 //! count: results have the same bits everywhere. Few rows get their independent chains from panels side by side, never from k; blocks of k
 //! go on with the accumulators of the block before. Row blocks are balanced (33 rows at `block_mr` 12: 11, 11, 11), and an exact instance
-//! exists for each row count: no padding rows.
+//! exists for each row count that there can be ([`RowCounts`]): no padding rows. A bucket gets more rows than the one before holds, so that
+//! a large one needs neither few rows nor small blocks.
 //!
 //! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
 //! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.

@@ -1,10 +1,11 @@
-//! The int8 KV cache (`--kv-dtype int8`): executables against the interpreter with the same cache, bits, bytes, and what the rounding
-//! costs.
+//! KV caches of int8 and bf16 (`--kv-dtype`): executables against the interpreter with the same cache, bits, bytes, and what the rounding
+//! of int8 costs.
 
 use rcompile::passes::quantise::Quantisation;
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check, embed};
-use rcompile_tests::{Reference, assets, build, difference, golden, tol, wide};
+use rcompile_tests::tol::Gate;
+use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, tol, wide};
 use std::path::Path;
 
 const CACHE: DType = DType::Q8(Group::Row);
@@ -13,14 +14,19 @@ fn reference(dir: &Path, compute: DType) -> Reference {
     Reference::quantised(dir, compute, CACHE, &Quantisation::default())
 }
 
-/// The longest prompt: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.
 fn agrees(dir: &Path, options: &str, compute: DType) {
-    let options = format!("--no-tokenizer --kv-dtype int8 {options}");
+    agrees_with(dir, ("int8", CACHE, tol::INT8), options, compute);
+}
+
+/// The longest prompt with this cache: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.
+fn agrees_with(dir: &Path, (name, cache, gate): (&str, DType, Gate), options: &str, compute: DType) {
+    let options = format!("--no-tokenizer --kv-dtype {name} {options}");
     let exe = build(dir, &format!("{options} --buckets 1,8,64"));
     let case = cases(dir).pop().unwrap();
     let what = format!("{} {options}", dir.display());
     let found = exe.logits(&case.tokens, &["-t", "1"]);
-    let d = check(&what, tol::INT8, &wide(&found), &reference(dir, compute).runner().logits(&case.tokens));
+    let reference = Reference::quantised(dir, compute, cache, &Quantisation::default());
+    let d = check(&what, gate, &wide(&found), &reference.runner_on(&Machine::host()).logits(&case.tokens));
     println!("{what}: {d}; to f32 {}", difference(&wide(&found), &case.logits));
     assert_eq!(bits(&exe.logits(&case.tokens, &["-t", "2"])), bits(&found), "{what}: two threads");
     let one = build(dir, &format!("{options} --buckets 1"));
@@ -50,6 +56,27 @@ golden! {
 fn avx2_and_bf16() {
     agrees(&golden("llama-gqa-tied"), "--cpu x86-64-v3 --compute f32", DType::F32);
     agrees(&golden("llama-gqa-tied"), "--compute bf16", DType::BF16);
+}
+
+/// A cache of bf16 beside matmuls of f32, which by themselves have one of f32: where the CPU has dots of bf16, attention rounds queries and
+/// weights, too.
+#[test]
+fn bf16_beside_f32() {
+    const CACHE: (&str, DType, Gate) = ("bf16", DType::BF16, tol::BF16);
+    for name in ["gpt2-gelu", "llama-gqa-tied", "mistral-window", "qwen3-gqa"] {
+        agrees_with(&golden(name), CACHE, "--compute f32", DType::F32);
+    }
+    agrees_with(&golden("llama-gqa-tied"), CACHE, "--cpu x86-64-v3 --compute f32", DType::F32);
+
+    let dir = golden("llama-gqa-tied");
+    let exe = build(&dir, "--no-tokenizer --kv-dtype bf16 --compute f32 --buckets 1,8,64");
+    let default = build(&dir, "--no-tokenizer --compute f32 --buckets 1,8,64");
+    let bytes = |exe: &Exe| exe.json(["info"])["state"]["bytes_per_token"].as_u64().unwrap();
+    assert_eq!(2 * bytes(&exe), bytes(&default));
+    // Rounded it is.
+    let case = cases(&dir).pop().unwrap();
+    let d = difference(&wide(&exe.logits(&case.tokens, &[])), &Reference::open(&dir, DType::F32).runner().logits(&case.tokens));
+    assert!(!tol::F32.holds(&d), "{d}");
 }
 
 #[test]
