@@ -47,7 +47,7 @@ pub fn check(what: &str, gate: Gate, found: &[f64], expected: &[f64]) -> Differe
 /// A golden decoder in f32: logits, greedy tokens, the best token at every position, and the same bits with other buckets.
 pub fn decoder(machine: &Machine, name: &str) {
     let dir = golden(name);
-    let wide_buckets = machine.build(&dir, &format!("{F32} --buckets 1,8,64"));
+    let wide_buckets = machine.build(&dir, &format!("{F32} --buckets {}", machine.buckets()));
     let one = machine.build(&dir, &format!("{F32} --buckets 1"));
     for case in cases(&dir) {
         let what = format!("{name}, {} tokens", case.tokens.len());

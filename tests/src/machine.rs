@@ -25,6 +25,11 @@ impl Machine {
         Machine { cpu: None, emulated: String::new(), plugin: None }
     }
 
+    /// Buckets for prompts of any length: under emulation, where most time goes into builds, the largest takes few rows, too.
+    pub fn buckets(&self) -> &'static str {
+        if self.cpu.is_some() { "1,64" } else { "1,8,64" }
+    }
+
     /// Can this machine run what is built for `cpu` of its own kind?
     pub fn runs(cpu: &str) -> bool {
         let native = Isa::native().expect("a CPU that is built for");

@@ -74,7 +74,7 @@ fn run(program: &Path, args: &[&str]) -> String {
 
 #[test]
 fn flags_exist() {
-    let exe = build(&golden("llama-gqa-tied"), "--no-tokenizer --compute f32");
+    let exe = build(&golden("llama-gqa-tied"), "--no-tokenizer --compute f32 --buckets 1");
     let top = help(&[]);
     let mut texts: Vec<String> = verbs(&top).into_iter().map(|verb| help(&[verb])).chain([top.clone()]).collect();
     texts.push(help(&["cache", "clean"]));

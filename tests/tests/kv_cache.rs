@@ -21,7 +21,7 @@ fn agrees(dir: &Path, options: &str, compute: DType) {
 /// The longest prompt with this cache: logits within the gate of the interpreter's, the same bits with one row per step, one thread and two.
 fn agrees_with(dir: &Path, (name, cache, gate): (&str, DType, Gate), options: &str, compute: DType) {
     let options = format!("--no-tokenizer --kv-dtype {name} {options}");
-    let exe = build(dir, &format!("{options} --buckets 1,8,64"));
+    let exe = build(dir, &format!("{options} --buckets 1,64"));
     let case = cases(dir).pop().unwrap();
     let what = format!("{} {options}", dir.display());
     let found = exe.logits(&case.tokens, &["-t", "1"]);
@@ -69,8 +69,8 @@ fn bf16_beside_f32() {
     agrees_with(&golden("llama-gqa-tied"), CACHE, "--cpu x86-64-v3 --compute f32", DType::F32);
 
     let dir = golden("llama-gqa-tied");
-    let exe = build(&dir, "--no-tokenizer --kv-dtype bf16 --compute f32 --buckets 1,8,64");
-    let default = build(&dir, "--no-tokenizer --compute f32 --buckets 1,8,64");
+    let exe = build(&dir, "--no-tokenizer --kv-dtype bf16 --compute f32 --buckets 1,64");
+    let default = build(&dir, "--no-tokenizer --compute f32 --buckets 1");
     let bytes = |exe: &Exe| exe.json(["info"])["state"]["bytes_per_token"].as_u64().unwrap();
     assert_eq!(2 * bytes(&exe), bytes(&default));
     // Rounded it is.
@@ -82,7 +82,7 @@ fn bf16_beside_f32() {
 #[test]
 fn encoders() {
     let dir = golden("bert");
-    let exe = build(&dir, "--no-tokenizer --kv-dtype int8");
+    let exe = build(&dir, "--no-tokenizer --kv-dtype int8 --buckets 64");
     let tokens: Vec<u32> = (5..45).collect();
     let expected = reference(&dir, DType::F32).runner().pooled(&tokens, &vec![0; tokens.len()]);
     for (pooling, place) in [("mean", 0), ("cls", 1)] {
@@ -95,7 +95,7 @@ fn encoders() {
 fn the_cache_is_rounded() {
     let dir = golden("llama-gqa-tied");
     let case = cases(&dir).pop().unwrap();
-    let exe = build(&dir, "--no-tokenizer --kv-dtype int8 --compute f32 --buckets 1,8,64");
+    let exe = build(&dir, "--no-tokenizer --kv-dtype int8 --compute f32 --buckets 1,64");
     let found = wide(&exe.logits(&case.tokens, &[]));
     let d = difference(&found, &Reference::open(&dir, DType::F32).runner().logits(&case.tokens));
     assert!(!tol::F32.holds(&d), "{d}");
@@ -104,7 +104,7 @@ fn the_cache_is_rounded() {
 #[test]
 fn bytes_are_those_of_codes_and_scales() {
     let dir = golden("llama-gqa-tied");
-    let info = build(&dir, "--no-tokenizer --kv-dtype int8").json(["info"]);
+    let info = build(&dir, "--no-tokenizer --kv-dtype int8 --buckets 1").json(["info"]);
     let config: serde_json::Value = serde_json::from_slice(&std::fs::read(dir.join("config.json")).unwrap()).unwrap();
     let number = |name: &str| config[name].as_u64().unwrap();
     let head_dim = config["head_dim"].as_u64().unwrap_or_else(|| number("hidden_size") / number("num_attention_heads"));
@@ -117,7 +117,7 @@ fn bytes_are_those_of_codes_and_scales() {
 fn cost_of_rounding_on_a_trained_model() {
     let Some(dir) = assets("models/stories260k-llama") else { return };
     let text = "Once upon a time there was a little dog named Max. Max liked to run in the park with his friend Lily. One day";
-    let exe = build(&dir, "--kv-dtype int8 --compute f32");
+    let exe = build(&dir, "--kv-dtype int8 --compute f32 --buckets 1,64");
     let tokens = rcompile_tests::ids(&exe.json(["tokenize", "-p", text])["tokens"]);
     assert!(tokens.len() > 30);
     let wanted = Reference::open(&dir, DType::F32).runner().feed(&tokens);
