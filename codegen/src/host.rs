@@ -170,7 +170,7 @@ impl HostStep {
     /// [`Sizes::output_width`] elements per row.
     ///
     /// # Panics
-    /// Tokens, rows or weights beyond the sizes of the plan.
+    /// Tokens, rows or weights beyond the sizes of the plan; fewer rows than the program's.
     pub fn run<'s>(&self, weights: &HostWeights, scratch: &'s mut Scratch, tokens: &[u32]) -> &'s [f32] {
         let rows = tokens.len();
         assert!((self.least_rows..=self.bucket).contains(&rows) && rows <= self.sizes.pages as usize * PAGE_POSITIONS, "{rows} rows");

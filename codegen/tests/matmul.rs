@@ -657,21 +657,21 @@ fn functions_of_large_buckets() {
         let (mut program, kernel) = case.program(isa);
         (program.least_rows, program.bucket) = (least_rows, bucket);
         let counts = matmul::row_counts(isa, &program, &kernel);
-        [counts.stream, counts.block, counts.alone, counts.several].map(|rows| (!rows.is_empty()).then(|| rows.into_inner()))
+        [counts.stream, counts.block, counts.first, counts.alone, counts.several].map(|rows| (!rows.is_empty()).then(|| rows.into_inner()))
     };
     let tile = |mr: u32, widen: bool| MatmulTile { mr, block_mr: mr, m_block: 256, widen, ..Case::new(&isa, DType::F32).tile };
     let bf16 = Case { compute: Compute::Bf16Dot, tile: tile(12, false), ..Case::new(&isa, DType::Bf16) };
-    assert_eq!(counts(&isa, &bf16, (1, 1)), [Some((1, 1)), None, None, None]);
-    assert_eq!(counts(&isa, &bf16, (2, 8)), [Some((2, 8)), None, None, None]);
-    assert_eq!(counts(&isa, &bf16, (9, 64)), [Some((9, 12)), Some((6, 12)), None, None]);
-    assert_eq!(counts(&isa, &bf16, (65, 512)), [None, Some((10, 12)), None, None]);
+    assert_eq!(counts(&isa, &bf16, (1, 1)), [Some((1, 1)), None, None, None, None]);
+    assert_eq!(counts(&isa, &bf16, (2, 8)), [Some((2, 8)), None, None, None, None]);
+    assert_eq!(counts(&isa, &bf16, (9, 64)), [Some((9, 12)), Some((6, 12)), Some((7, 12)), None, None]);
+    assert_eq!(counts(&isa, &bf16, (65, 512)), [None, Some((10, 12)), Some((11, 12)), None, None]);
     // Two blocks read weights as they are stored.
     let widened = Case { tile: tile(12, true), ..Case::new(&isa, DType::Bf16) };
-    assert_eq!(counts(&isa, &widened, (9, 64)), [Some((6, 12)), Some((8, 12)), None, None]);
+    assert_eq!(counts(&isa, &widened, (9, 64)), [Some((6, 12)), Some((8, 12)), Some((9, 12)), None, None]);
     let by_tiles = Case { compute: Compute::Bf16Tiles, tile: tile(4, false), ..Case::new(&tiles, DType::Bf16) };
-    assert_eq!(counts(&tiles, &by_tiles, (1, 64)), [Some((1, 4)), None, Some((1, 2)), Some((1, 2))]);
-    assert_eq!(counts(&tiles, &by_tiles, (9, 64)), [None, None, Some((1, 2)), Some((1, 2))]);
-    assert_eq!(counts(&tiles, &by_tiles, (65, 512)), [None, None, None, Some((2, 2))]);
+    assert_eq!(counts(&tiles, &by_tiles, (1, 64)), [Some((1, 4)), None, None, Some((1, 2)), Some((1, 2))]);
+    assert_eq!(counts(&tiles, &by_tiles, (9, 64)), [None, None, None, Some((1, 2)), Some((1, 2))]);
+    assert_eq!(counts(&tiles, &by_tiles, (65, 512)), [None, None, None, None, Some((2, 2))]);
 }
 
 #[test]
@@ -883,9 +883,7 @@ fn hot_loop_asm() {
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
             let widens = compute == Compute::F32 && dtype != DType::F32;
-            let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
-            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| widens || *name == "block"));
-            for (m, name) in functions {
+            for (m, name) in functions(&isa, &program, &kernel, widens) {
                 let hot = hot_loops(&asm, triple, &format!("kernel.{name}{m}"));
                 let mut fail =
                     |what: String, text: String| failures.push(format!("{cpu} {dtype} {ways} ways, {name} of {m} rows: {what}\n{text}"));
@@ -958,11 +956,7 @@ fn hot_loop_asm_of_codes() {
             let case = Case { tile: MatmulTile { mr: rows, block_mr, k_block: 1024, widen, ..case.tile }, ..case };
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
-            let counts = matmul::row_counts(&isa, &program, &kernel);
-            assert_eq!((counts.stream.clone(), *counts.block.end()), (1..=rows, block_mr));
-            let blocks = counts.block.flat_map(|m| ["block", "widen"].map(|name| (m, name)));
-            let functions = counts.stream.map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| four && widen || *name == "block"));
-            for (m, name) in functions {
+            for (m, name) in functions(&isa, &program, &kernel, four && widen) {
                 let hot = hot_loops(&asm, triple, &format!("kernel.{name}{m}"));
                 let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
                 // Nibbles, where they were not taken apart before, are two dots a step.
@@ -1083,9 +1077,7 @@ fn hot_loop_asm_of_dots_in_pairs() {
             let (program, kernel) = case.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
             let bytes = coding.has_bytes();
-            let blocks = (rows.div_ceil(2)..=rows).flat_map(|m| ["block", "widen"].map(|name| (m, name)));
-            let functions = (1..=rows).map(|m| (m, "stream")).chain(blocks.filter(|(_, name)| !bytes || *name == "block"));
-            for (m, name) in functions {
+            for (m, name) in functions(&isa, &program, &kernel, !bytes) {
                 let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.{name}{m}"));
                 let loops: Vec<_> = hot.iter().filter(|l| l.count("vpmaddubsw") > 0).collect();
                 let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
@@ -1205,6 +1197,14 @@ fn residuals_are_asked_for() {
             }
         }
     }
+}
+
+/// Numbers of rows of a kernel's functions, and what these are called: of all few rows, and of blocks of up to `block_mr`.
+fn functions(isa: &Isa, program: &Program, kernel: &Matmul, widens: bool) -> Vec<(u32, &'static str)> {
+    let counts = matmul::row_counts(isa, program, kernel);
+    assert_eq!((counts.stream.clone(), *counts.block.end()), (1..=kernel.tile.mr, kernel.tile.block_mr));
+    let first = counts.first.filter(|_| widens).map(|m| (m, "widen"));
+    counts.stream.map(|m| (m, "stream")).chain(counts.block.map(|m| (m, "block"))).chain(first).collect()
 }
 
 fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> String {

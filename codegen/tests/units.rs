@@ -158,13 +158,13 @@ fn matmuls_for_more_rows_are_other_kernels() {
         near: 0,
         near_l1: 0,
     };
-    let with = |max_logit_rows: u32| {
+    let with = |max_logit_rows: u32, rows: Extent, least_rows: u32| {
         let mut e = E::default();
         let (row, col) = (e.var(0), e.var(1));
         let at = e.at(row, 64, col);
         let value = e.0.add(Expr::Acc(0));
         let head = Matmul {
-            rows: Extent::LogitRows,
+            rows,
             compute: Compute::F32,
             a: operand(Place::Buffer(BufferId(0)), DType::F32),
             a_stride: 2048,
@@ -182,16 +182,19 @@ fn matmuls_for_more_rows_are_other_kernels() {
         };
         let weight = Weight { name: "head".into(), dtype: DType::Bf16, layout: Layout::Panels(panels), offsets: vec![0] };
         let mut p = program(buffers(&[("a", DType::F32, 64, 2048)]), vec![weight], vec![]);
-        (p.bucket, p.max_logit_rows) = (64, max_logit_rows);
+        (p.bucket, p.least_rows, p.max_logit_rows) = (64, least_rows, max_logit_rows);
         p.private_bytes = matmul::private_bytes(&isa, &p, &head);
         p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(Box::new(head)) }];
         p
     };
-    let [few, more] = [16, 32].map(with);
-    let unit = |p| compile_units(p, &isa, Options::default()).swap_remove(0);
-    let (few, more) = (unit(&few), unit(&more));
-    assert_ne!((&few.key, &few.symbol), (&more.key, &more.symbol));
-    assert!(compile(&few).unwrap() != compile(&more).unwrap(), "the same code would do, and this test shows nothing");
+    // Another number of most rows, and of fewest.
+    let logits = [16, 32].map(|most| with(most, Extent::LogitRows, 1));
+    let rows = [1, 33].map(|least| with(16, Extent::Rows, least));
+    for programs in [logits, rows] {
+        let [few, more] = programs.each_ref().map(|p| compile_units(p, &isa, Options::default()).swap_remove(0));
+        assert_ne!((&few.key, &few.symbol), (&more.key, &more.symbol));
+        assert!(compile(&few).unwrap() != compile(&more).unwrap(), "the same code would do, and this test shows nothing");
+    }
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn the_second_build_calls_no_llvm_and_the_bytes_are_those_of_a_clean_one() {
     let (second, bytes) = case.build("second", &[]);
     assert_eq!(counts(&second), (units, 0, 0));
     assert!(bytes == expected);
-    // Another optimisation level is another object; another bucket is only what it adds.
+    // Another optimisation level is another object; a larger bucket is only what it adds.
     let (other, bytes) = case.build("other", &["-O1"]);
     assert_eq!(counts(&other).0, 0);
     assert!(bytes == case.build("other-clean", &["-O1", "--no-cache"]).1);

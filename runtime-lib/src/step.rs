@@ -257,9 +257,11 @@ impl<'a> Program<'a> {
         &self.buckets[self.buckets.len() - 1].info
     }
 
-    /// The smallest bucket with room for `rows` rows and `outputs` outputs. Larger ones are compiled for more rows than it holds.
+    /// The smallest bucket with room for `rows` rows, if it has room for `outputs` outputs. A larger one will not do: it has code only for
+    /// more rows than this one holds.
     fn bucket_for(&self, rows: usize, outputs: usize) -> Option<usize> {
-        self.buckets.iter().position(|b| rows <= b.info.rows as usize && outputs <= b.info.logit_rows as usize)
+        let bucket = self.buckets.iter().position(|b| rows <= b.info.rows as usize)?;
+        (outputs <= self.buckets[bucket].info.logit_rows as usize).then_some(bucket)
     }
 }
 

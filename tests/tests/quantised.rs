@@ -7,7 +7,7 @@ use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden,
 use serde_json::Value;
 use std::path::Path;
 
-const BASE: &str = "--no-tokenizer --kv-dtype f32 --buckets 1,64";
+const BASE: &str = "--no-tokenizer --kv-dtype f32";
 
 fn int8() -> Quantisation {
     Quantisation { body: Some(DType::Q8(Group::Row)), head: Some(DType::Q8(Group::Row)), ..Quantisation::default() }
@@ -24,7 +24,9 @@ fn agrees(dir: &Path, options: &str, quantisation: &Quantisation, compute: DType
 
 fn agrees_on(machine: &Machine, dir: &Path, options: &str, quantisation: &Quantisation, compute: DType) {
     let gate = if compute == DType::I8 { tol::INT8 } else { tol::F32 };
-    let exe = machine.build(dir, &format!("{BASE} {options}"));
+    // One model's large bucket gets no few rows, the others' all.
+    let buckets = if dir.ends_with("llama-gqa-tied") { "1,8,64" } else { "1,64" };
+    let exe = machine.build(dir, &format!("{BASE} {options} --buckets {buckets}"));
     let reference = Reference::quantised(dir, compute, DType::F32, quantisation);
     let case = cases(dir).pop().unwrap();
     let what = format!("{} {options}", dir.display());
@@ -32,7 +34,7 @@ fn agrees_on(machine: &Machine, dir: &Path, options: &str, quantisation: &Quanti
     let d = check(&what, gate, &wide(&found), &reference.runner().logits(&case.tokens));
     println!("{what}: {d}; to f32 {}", difference(&wide(&found), &case.logits));
     assert_eq!(bits(&exe.logits(&case.tokens, &["-t", "2"])), bits(&found), "{what}: two threads");
-    let one = machine.build(dir, &format!("--no-tokenizer --kv-dtype f32 --buckets 1 {options}"));
+    let one = machine.build(dir, &format!("{BASE} {options} --buckets 1"));
     assert_eq!(bits(&one.logits(&case.tokens, &[])), bits(&found), "{what}: bucket 1");
 }
 
@@ -107,7 +109,7 @@ fn kept_tensors_and_an_int4_head() {
 #[test]
 fn another_group_size_is_noticed() {
     let dir = golden("llama-gqa-tied");
-    let exe = build(&dir, &format!("{BASE} --quantize int4 --group-size 32 --compute f32"));
+    let exe = build(&dir, &format!("{BASE} --buckets 1,64 --quantize int4 --group-size 32 --compute f32"));
     let reference = Reference::quantised(&dir, DType::F32, DType::F32, &int4(Group::G64));
     let case = cases(&dir).pop().unwrap();
     let d = difference(&wide(&exe.logits(&case.tokens, &[])), &reference.runner().logits(&case.tokens));

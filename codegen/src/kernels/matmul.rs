@@ -65,7 +65,7 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
     let counts = RowCounts::new(program, kernel, blocks.as_ref());
     let stream = Instances::new(&counts.stream, |m| generator.stream(m, &epilogue));
     let blocked = blocks.map(|blocks| {
-        let by_registers = |weights| Instances::new(&counts.block, |m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref()));
+        let by_registers = |rows: &_, weights| Instances::new(rows, |m| generator.block(m, &blocks, weights, &epilogue, ahead.as_ref()));
         let functions = match (kernel.compute.by_tiles(), blocks.widen) {
             (true, widen) => BlockFunctions::Tiles {
                 several: (!counts.several.is_empty()).then(|| by_tiles::Several {
@@ -74,8 +74,11 @@ pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel:
                 }),
                 alone: counts.alone.clone().map(|row_tiles| generator.alone(row_tiles, &blocks, &epilogue, ahead.as_ref())).collect(),
             },
-            (_, true) => BlockFunctions::Registers { rows: by_registers(Weights::Widened), first: Some(by_registers(Weights::Widen)) },
-            (_, false) => BlockFunctions::Registers { rows: by_registers(Weights::Stored), first: None },
+            (_, true) => BlockFunctions::Registers {
+                rows: by_registers(&counts.block, Weights::Widened),
+                first: Some(by_registers(&counts.first, Weights::Widen)),
+            },
+            (_, false) => BlockFunctions::Registers { rows: by_registers(&counts.block, Weights::Stored), first: None },
         };
         Blocked { blocks, functions }
     });
@@ -264,8 +267,8 @@ impl<'c> Generator<'_, 'c> {
                 });
                 nests(row, fb.add(row, count), begin, end);
             };
-            let least = self.side_by_side().div_ceil(PIECES_OF_WALK * unit_panels);
-            let pieces = |body: &dyn Fn(Value<'c>, Value<'c>)| call.share_out(units, least, body);
+            let piece = self.side_by_side().div_ceil(PIECES_OF_WALK * unit_panels);
+            let pieces = |body: &dyn Fn(Value<'c>, Value<'c>)| call.share_out(units, piece, body);
             let few = || pieces(&|begin, end| stream(fb.int(0), row_count, begin, end));
             let Some(blocked) = &rows.blocked else { return few() };
             // The second half of the rows finds the block of panels in L2.
@@ -286,7 +289,7 @@ impl<'c> Generator<'_, 'c> {
                     });
                 });
             };
-            // Of `from` rows and more `then` for at most so many, `otherwise` for others; what no number of rows takes is left out.
+            // Of at least `from` rows: `then` for up to `most`, `otherwise` for more; nothing is compared where all or none are that few.
             let (least, capacity) = (self.program.least(kernel.rows), self.program.capacity(kernel.rows));
             let up_to = |from: u32, most: u32, then: &dyn Fn(), otherwise: &dyn Fn()| match (least.max(from) <= most, capacity <= most) {
                 (false, _) => otherwise(),
@@ -359,7 +362,7 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// All rows in passes `(first row, rows)` of equal size: `body(pass)`.
+    /// All rows in passes `(first row, rows)` of equal size, as [`RowCounts`] counts them: `body(pass)`.
     fn passes(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, body: impl FnOnce((Value<'c>, Value<'c>))) {
         let most = i64::from(self.kernel.tile.m_block);
         if most == 0 || self.program.capacity(self.kernel.rows) <= self.kernel.tile.m_block {
@@ -388,7 +391,8 @@ impl<'c> Generator<'_, 'c> {
         });
     }
 
-    /// `rows` rows from `first` on in blocks of equal size, at most `most`: no small one is left over.
+    /// `rows` rows from `first` on in blocks of equal size, at most `most`, as [`RowCounts`] counts
+    /// them: no small one is left over.
     fn blocks_of_rows(&self, fb: &Fb<'_, 'c>, (first, rows): (Value<'c>, Value<'c>), most: u32, body: impl Fn(RowBlock<'c>)) {
         let most = i64::from(most);
         let count = fb.div(fb.add_int(rows, most - 1), fb.int(most));

@@ -93,13 +93,16 @@ impl Blocks {
     }
 }
 
-/// For which numbers of rows a kernel needs functions. Rows come in blocks of equal size, so that large buckets have no small ones.
+/// For which numbers of rows a kernel needs functions. Rows come in blocks of equal size, so that large buckets have no small ones: those
+/// of [`Generator::passes`] and [`Generator::blocks_of_rows`], counted here for every number of rows. Public for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowCounts {
     /// Of rows that go through all k of a panel at once (`stream`); none where it is empty.
     pub stream: RangeInclusive<u32>,
     /// Of blocks of rows by registers.
     pub block: RangeInclusive<u32>,
+    /// Of the first of them, which is none of the smaller ones.
+    pub first: RangeInclusive<u32>,
     /// Tiles of rows of a single block by tiles.
     pub alone: RangeInclusive<u32>,
     /// Tiles of rows of several of them.
@@ -112,26 +115,29 @@ impl RowCounts {
         let (least, most) = (program.least(kernel.rows), program.capacity(kernel.rows));
         let streamed = blocks.map_or(most, |blocks| blocks.streamed_rows(kernel));
         let blocked = least.max(streamed + 1)..=most;
-        // The smallest block of at most `block` rows.
-        let smallest = |rows: RangeInclusive<u32>, block: u32| rows.map(|rows| rows / rows.div_ceil(block)).min();
+        // The smallest block of at most `block` rows, of `size(rows, blocks)`: the last of several, or the first.
+        type Size = fn(u32, u32) -> u32;
+        const LAST: Size = |rows, blocks| rows / blocks;
+        const FIRST: Size = |rows, blocks| rows.div_ceil(blocks);
+        let smallest = |rows: RangeInclusive<u32>, block: u32, size: Size| rows.map(|rows| size(rows, rows.div_ceil(block))).min();
         // The same where they come in passes, which are about equal too.
-        let smallest_of_passes = |rows: RangeInclusive<u32>, block: u32| {
+        let smallest_of_passes = |rows: RangeInclusive<u32>, block: u32, size: Size| {
             let pass = |rows: u32| {
                 let passes = if tile.m_block == 0 || most <= tile.m_block { 1 } else { rows.div_ceil(tile.m_block) };
-                smallest(rows / passes..=rows.div_ceil(passes), block)
+                smallest(rows / passes..=rows.div_ceil(passes), block, size)
             };
             rows.filter_map(pass).min()
         };
         let from = |least: Option<u32>, most: u32| least.map_or(NONE, |least| least..=most);
-        let stream = from(smallest(least..=most.min(streamed), tile.mr), tile.mr.min(most));
+        let stream = from(smallest(least..=most.min(streamed), tile.mr, LAST), tile.mr.min(most));
         if !kernel.compute.by_tiles() {
-            let block = from(smallest_of_passes(blocked, tile.block_mr), tile.block_mr);
-            return RowCounts { stream, block, alone: NONE, several: NONE };
+            let [block, first] = [LAST, FIRST].map(|size| from(smallest_of_passes(blocked.clone(), tile.block_mr, size), tile.block_mr));
+            return RowCounts { stream, block, first, alone: NONE, several: NONE };
         }
         let alone = *blocked.start()..=most.min(tiles::ROWS);
         let alone = if alone.is_empty() { NONE } else { row_tiles(*alone.start())..=row_tiles(*alone.end()) };
-        let several = smallest_of_passes(least.max(tiles::ROWS + 1)..=most, tiles::ROWS);
-        RowCounts { stream, block: NONE, alone, several: from(several.map(row_tiles), row_tiles(tiles::ROWS)) }
+        let several = smallest_of_passes(least.max(tiles::ROWS + 1)..=most, tiles::ROWS, LAST);
+        RowCounts { stream, block: NONE, first: NONE, alone, several: from(several.map(row_tiles), row_tiles(tiles::ROWS)) }
     }
 }
 

@@ -31,7 +31,7 @@ pub(super) fn shapes<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul) -> tiles::Shapes<'c> 
 
 /// Functions of several blocks of rows.
 pub(super) struct Several<'c> {
-    /// For a block of one tile of rows, and of two, or of two alone.
+    /// For a block of one tile of rows, and of two, or only of two.
     pub rows: Vec<Function<'c>>,
     /// Takes nibbles apart for them.
     pub apart: Option<Function<'c>>,
