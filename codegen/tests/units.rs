@@ -137,7 +137,8 @@ fn buckets_share_equal_kernels() {
     assert_eq!(symbols(&large)[1].0, "rc_step_step_64");
 }
 
-/// Scratch of blocks of rows is laid out for the most rows, so that a kernel for 16 rows must not serve a program with 32.
+/// Scratch of blocks of rows is laid out for the most rows, so that a kernel for 16 rows must not serve a program with 32; and one for at
+/// least 33 rows has no functions for fewer.
 #[test]
 fn matmuls_for_more_rows_are_other_kernels() {
     let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
