@@ -94,7 +94,7 @@ impl Blocks {
 }
 
 /// For which numbers of rows a kernel needs functions. Rows come in blocks of equal size, so that large buckets have no small ones: those
-/// of [`Generator::passes`] and [`Generator::blocks_of_rows`], counted here for every number of rows. Public for tests.
+/// of `Generator::passes` and `Generator::blocks_of_rows`, counted here for every number of rows. Public for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowCounts {
     /// Of rows that go through all k of a panel at once (`stream`); none where it is empty.
