@@ -165,6 +165,8 @@ struct Peak {
     fma: Loaded,
     /// Integer dots, where they are an instruction.
     dot: Option<Loaded>,
+    /// Products of tiles, where it has some.
+    tiles: Option<Loaded>,
     /// Multiplications one after the other.
     chain: Loaded,
     read: Loaded,
@@ -175,6 +177,12 @@ const PEAK_STEPS: u32 = 1 << 18;
 const PEAK_CHAINS: usize = 12;
 /// Tens of multiplications: some 20 microseconds, before the clock has changed again.
 const CLOCK_STEPS: i64 = 2000;
+/// Cycles of each of them.
+const MULTIPLY_CYCLES: i64 = 3;
+/// Four products of tiles each: some ten microseconds.
+const TILE_STEPS: i64 = 500;
+/// Cycles of a product of tiles above which somebody else uses the core, too: 16 alone, 32 and more beside another thread.
+const SHARED_TILES: f64 = 21.0;
 
 impl Peak {
     fn new(isa: &Isa) -> Peak {
@@ -197,6 +205,20 @@ impl Peak {
         };
         let fma = chains(false);
         let dot = matches!(isa.int8_dot(isa.lanes), Some(Int8Dot::Instruction(_))).then(|| chains(true));
+        let tiles = isa.bf16_tiles.then(|| {
+            Loaded::build(isa, |mb, name| {
+                mb.define(name, &params, None, Visibility::Export, |fb, args| {
+                    fb.tile_config(args[0]);
+                    // (Registers that nobody has loaded take no part.)
+                    (4..8).for_each(|register| fb.tile_load(register, fb.offset_const(args[0], 64), 64));
+                    fb.for_(fb.int(0), fb.int(TILE_STEPS), 1, |_| {
+                        (0..4).for_each(|sums| fb.tile_dot_bf16(sums, 4 + sums / 2, 6 + sums % 2));
+                    });
+                    fb.tile_release();
+                });
+                Ok(())
+            })
+        });
         let chain = Loaded::build(isa, |mb, name| {
             mb.define(name, &params, None, Visibility::Export, |fb, args| {
                 let first = fb.zext(args[1], Elem::I64);
@@ -221,7 +243,7 @@ impl Peak {
             });
             Ok(())
         });
-        Peak { fma, dot, chain, read, lanes: isa.lanes.into() }
+        Peak { fma, dot, tiles, chain, read, lanes: isa.lanes.into() }
     }
     fn time(&self, function: &Loaded) -> f64 {
         let memory = [1e-9f32; 64];
@@ -238,6 +260,19 @@ impl Peak {
     /// The same of integer dots, of which each does four multiply-adds per lane.
     fn dots(&self) -> f64 {
         4.0 * self.dot.as_ref().map_or_else(|| self.flops(), |dot| self.flops_of(dot))
+    }
+    /// Cycles that a product of tiles takes right now, where there are tiles.
+    fn tile_cycles(&self) -> Option<f64> {
+        // Palette 1, every register 16 rows of 64 bytes; then rows and columns.
+        let mut config = [0x3f_u8; 64 + 1024];
+        config[..64].fill(0);
+        config[0] = 1;
+        (0..8).for_each(|register| (config[16 + 2 * register], config[48 + register]) = (64, 16));
+        let tiles = self.tiles.as_ref()?;
+        // SAFETY: the function reads these bytes and writes nothing.
+        let t = seconds(|| unsafe { (tiles.function)(config.as_ptr().cast(), 3, 0, 0) });
+        let cycle = 1.0 / self.clock() / (CLOCK_STEPS * 10 * MULTIPLY_CYCLES) as f64;
+        Some(t / (TILE_STEPS * 4) as f64 / cycle)
     }
     /// Chains per second, right now: a measure of the clock.
     fn clock(&self) -> f64 {
@@ -291,7 +326,10 @@ impl Matmuls {
             (Compute::Bf16Dot | Compute::Bf16Tiles, _) => (DType::Bf16, self.k),
             _ => (DType::F32, self.k),
         };
-        let a_stride = if a_dtype == DType::U8 { width } else { width.next_multiple_of(32) + env("PAD", 0) };
+        // As models have it: never a multiple of 2 KB.
+        let whole = width.next_multiple_of(32);
+        let collides = (u64::from(whole) * a_dtype.size()).is_multiple_of(2048);
+        let a_stride = if a_dtype == DType::U8 { width } else { whole + env("PAD", if collides { 32 } else { 0 }) };
         let columns = panels.padded_cols();
         let a_bytes = u64::from(self.rows * a_stride) * 4;
         let buffer =
@@ -404,13 +442,19 @@ impl Matmuls {
         let mut layers = (0..env("LAYERS", 1)).cycle();
         let mut rounds = Rounds::default();
         let mut clocks = vec![];
+        let mut by_neighbours = [vec![], vec![]];
         let peak_rate = || if self.compute.takes_codes() { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
             let before = peak_rate();
             let clock = peak.clock();
+            let tiles = peak.tile_cycles();
             let t = seconds(|| layers.by_ref().take(repeat).for_each(|layer| _ = step.run(&loaded, 1, layer)));
             clocks.push(peak.clock() / clock);
             let rate = flop * repeat as f64 / t;
+            let shared = [tiles, peak.tile_cycles()].map(|cycles| cycles.is_some_and(|cycles| cycles > SHARED_TILES));
+            if shared[0] == shared[1] {
+                by_neighbours[usize::from(shared[0])].push(rate / 1e9);
+            }
             rounds.0.push((rate, (before + peak_rate()) / 2.0));
         }
         println!(
@@ -421,6 +465,13 @@ impl Matmuls {
             rounds.share(),
             median(clocks),
         );
+        if self.compute.by_tiles() {
+            let [alone, shared] = by_neighbours.map(|rates| match rates.len() {
+                0 => "none".to_owned(),
+                count => format!("{:.1} ({count})", median(rates)),
+            });
+            println!("    GFLOP/s, median of rounds with the core's tiles for itself: {alone}, beside others: {shared}");
+        }
     }
     fn memory_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();

@@ -117,6 +117,14 @@ impl Section {
         self.add_remark(name, unit, samples, verdict);
     }
 
+    /// Adds a share in percent, which may have a goal.
+    pub fn add_share(&mut self, name: String, samples: Samples, goal: Option<Goal>) {
+        match goal {
+            Some(goal) => self.add_goal(name, "%", samples, goal),
+            None => self.add(name, "%", samples),
+        }
+    }
+
     pub fn add_remark(&mut self, name: impl Into<String>, unit: &'static str, samples: impl Into<Samples>, remark: String) {
         self.figures.push(Figure { name: name.into(), unit, samples: samples.into(), remark });
     }
