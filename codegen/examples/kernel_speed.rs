@@ -344,8 +344,8 @@ impl Matmuls {
         let widen =
             self.dtype != DType::F32 && (self.compute == Compute::F32 || self.compute.takes_codes() && nibbles) && env("WIDEN", 1) == 1;
         let most_k = match self.compute {
-            Compute::Int8Tiles => 512,
-            compute if compute.by_tiles() => 256,
+            Compute::CodesInBf16Tiles => 256,
+            Compute::Bf16Tiles => 2048,
             compute if compute.takes_codes() => 2048,
             _ => (12 << 10) / self.isa.tile_rows,
         };

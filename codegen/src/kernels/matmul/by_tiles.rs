@@ -6,10 +6,10 @@
 //! ```text
 //! for block of panels { for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tilesN: products, the epilogue at the last k } } } }  group nests }
 //! ```
-//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by,
-//! whose lines are loaded as not used again soon (TILELOADDT1), or they would push it out; each is used for both panels. The rows of a turn
-//! stay in L2, so that a long K has several turns, between which the sums of all panels wait in the scratch. Weights of the next block come
-//! to L2 meanwhile, some lines by each block of rows.
+//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L2 (nibbles that were made bf16: in L1)
+//! while all rows of the pass go by, whose lines are loaded as not used again soon (TILELOADDT1), or they would push out what is. The rows
+//! of a turn stay in L2, so that a long K has several turns, between which the sums of all panels wait in the scratch. Weights of the next
+//! block come to L2 meanwhile, some lines by each block of rows.
 //!
 //! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the lines
 //! of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
