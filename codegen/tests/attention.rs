@@ -333,15 +333,10 @@ impl Model {
 
     fn compare(&self, rows: &[(usize, i64)], bits: &[Vec<u32>]) {
         let c = &self.case;
-        // Weights, too, are rounded then: 2^-9 of each at most.
+        /// Of what is rounded to the eight bits of bf16, at most.
+        const ROUNDING: f64 = 1.0 / 256.0;
+        // Weights, too, are rounded then.
         let dots = c.compute != Compute::F32;
-        let tolerance = if c.out != DType::F32 {
-            5e-3
-        } else if dots {
-            2e-3
-        } else {
-            3e-5
-        };
         for (row, &(slot, position)) in rows.iter().enumerate() {
             for head in 0..c.heads {
                 let kv_head = head / (c.heads / c.kv_heads);
@@ -367,9 +362,11 @@ impl Model {
                 let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                 let sum: f64 = weights.iter().sum();
                 for d in 0..c.head_dim {
-                    let want: f64 =
-                        keys.iter().zip(&weights).map(|(&key, w)| w * f64::from(self.v[index(c, slot, kv_head, key, d)])).sum::<f64>()
-                            / sum;
+                    let terms = keys.iter().zip(&weights).map(|(&key, w)| w * f64::from(self.v[index(c, slot, kv_head, key, d)]) / sum);
+                    let (want, size) = terms.fold((0.0, 0.0), |(want, size), term| (want + term, size + term.abs()));
+                    let of_weights = if dots { ROUNDING * size } else { 0.0 };
+                    let of_output = if c.out == DType::F32 { 0.0 } else { ROUNDING * want.abs() };
+                    let tolerance = 3e-5 + of_weights + of_output;
                     let got = f32::from_bits(bits[row][(head * c.head_dim + d) as usize]);
                     assert!(
                         (f64::from(got) - want).abs() <= tolerance,
