@@ -175,7 +175,7 @@ enum Channel {
 impl Executable {
     fn open(path: &Path) -> Result<Executable, Error> {
         let absolute = regular_file(path, "executable")?;
-        let Some(read) = payload::read_manifest(path).map_err(|e| missing(path, "executable", &e))? else {
+        let Some(read) = payload::identity(path).map_err(|e| missing(path, "executable", &e))? else {
             return Err(refused(4, "executable", path, "is no executable of rcompile, or a damaged one"));
         };
         match serde_json::from_slice(&read.manifest) {

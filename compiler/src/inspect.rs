@@ -15,7 +15,8 @@ use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
 use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
-use rcompile_runtime::abi::{Manifest, Task};
+use rcompile_runtime::abi::{ABI_VERSION, Manifest, Task};
+use rcompile_runtime::about::About;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -24,14 +25,14 @@ use std::fmt::Write;
 /// The verb.
 pub fn run(options: &Inspect) -> Result<(), Error> {
     if options.path.is_file() {
-        let read = payload::read_manifest(&options.path).map_err(|e| missing(&options.path, "executable", &e))?;
+        let read = payload::identity(&options.path).map_err(|e| missing(&options.path, "executable", &e))?;
         return match read {
             Some(Identity { len, needed, .. }) if len < needed => {
                 let path = options.path.display().to_string();
                 let (expected, found) = (format!("at least {needed} bytes"), len.to_string());
                 Err(rcompile_models::Error::new(Kind::Malformed, path, "file", "is a truncated executable", expected, found).into())
             }
-            Some(Identity { manifest, len, .. }) => executable(options, &manifest, len),
+            Some(identity) => executable(options, &identity),
             None => Err(not_ours(options, Kind::Malformed, "is neither a model directory nor an executable of rcompile")),
         };
     }
@@ -88,10 +89,10 @@ fn not_ours(options: &Inspect, kind: Kind, what: &str) -> Error {
     rcompile_models::Error::new(kind, path, "file", what, "DIR or OUT", "another file").into()
 }
 
-fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Error> {
-    let parsed = serde_json::from_slice::<Value>(bytes).and_then(|v| serde_json::from_value::<Manifest>(v.clone()).map(|m| (v, m)));
-    let Ok((mut value, m)) = parsed else {
-        return Err(not_ours(options, Kind::Unsupported, "is an executable of another version of rcompile"));
+fn executable(options: &Inspect, Identity { manifest, header, len, .. }: &Identity) -> Result<(), Error> {
+    let m = match serde_json::from_slice::<Manifest>(manifest) {
+        Ok(m) if header.abi_version == ABI_VERSION => m,
+        _ => return Err(not_ours(options, Kind::Unsupported, "is an executable of another version of rcompile")),
     };
     if options.cpu.is_some() || options.target.is_some() {
         let what = "inspect: --cpu and --target are for model directories, an executable has its own".into();
@@ -101,8 +102,7 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
         return executable_scaling(options, &m);
     }
     if options.json {
-        value["file_bytes"] = json!(file_bytes);
-        return report::print_json(&value);
+        return report::print_json(&About::new(&m, header));
     }
     let mut out = String::new();
     let _ = writeln!(out, "{}: {}, {} parameters, task {}", escape(&m.name), m.architecture, m.parameters, m.task);
@@ -122,7 +122,7 @@ fn executable(options: &Inspect, bytes: &[u8], file_bytes: u64) -> Result<(), Er
     let _ = writeln!(
         out,
         "  sizes      file {}, weights {}, state {}",
-        report::size(file_bytes),
+        report::size(*len),
         report::size(m.weight_bytes),
         report::size(m.state.bytes)
     );

@@ -99,7 +99,7 @@ pub(crate) fn check_inputs(o: &Build, model: &Model) -> Result<(), Error> {
     let inputs: HashSet<(u64, u64)> = read.chain(others).filter_map(|path| identity(&path)).collect();
     let beside = std::fs::read_dir(&o.model).into_iter().flatten().flatten().map(|entry| entry.path());
     let beside: HashSet<(u64, u64)> = beside.filter_map(|path| identity(&path)).collect();
-    let is_rebuild = o.exe_path().is_some_and(|exe| matches!(payload::read_manifest(exe), Ok(Some(_))));
+    let is_rebuild = o.exe_path().is_some_and(|exe| matches!(payload::identity(exe), Ok(Some(_))));
     for output in &outputs {
         let Some(id) = identity(&output.path) else { continue };
         if inputs.contains(&id) {

@@ -66,6 +66,9 @@ fn build_report_inspect_and_identical_bytes() {
     assert_eq!(manifest["cpu"], "x86-64-v3");
     assert_eq!(manifest["weight_bytes"], report["weight_bytes"]);
     assert!(manifest["inputs"].as_array().unwrap().iter().any(|i| i["name"] == "config.json"));
+    // The same as the executable says itself, on any machine.
+    let info = Command::new(dir.path().join("out")).args(["info", "--json"]).output().unwrap();
+    assert_eq!(manifest, serde_json::from_slice::<serde_json::Value>(&info.stdout).unwrap());
 
     let other = tempfile::tempdir().unwrap();
     assert_eq!(code(&build(other.path(), &["--jobs", "1", "--quiet", "--no-cache"]).output().unwrap()), 0);

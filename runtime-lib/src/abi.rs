@@ -270,7 +270,25 @@ pub struct PayloadHeader {
     pub header_hash: [u8; 32],
 }
 
-const _: () = assert!(core::mem::size_of::<PayloadHeader>() == 8 + 8 + 9 * 8 + 6 * 32 + 16 + 32);
+/// Nothing lies between its fields.
+const _: () = assert!(size_of::<PayloadHeader>() == 8 + 8 + 9 * 8 + 6 * 32 + 16 + 32);
+
+impl PayloadHeader {
+    /// Its bytes, as a file has them.
+    pub fn as_bytes(&self) -> &[u8; size_of::<Self>()] {
+        // SAFETY: `repr(C)` and, as asserted above, without padding, so that every byte is initialised.
+        unsafe { &*std::ptr::from_ref(self).cast() }
+    }
+    /// The header that has these bytes, whatever they say.
+    pub fn from_bytes(bytes: &[u8; size_of::<Self>()]) -> Self {
+        // SAFETY: as many bytes as it has; integers and bytes have no invalid values.
+        unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() }
+    }
+    /// What [`PayloadHeader::header_hash`] is the hash of.
+    pub fn without_hash(&self) -> Self {
+        PayloadHeader { header_hash: [0; 32], ..*self }
+    }
+}
 
 /// One loaded segment (`PT_LOAD`) of an executable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

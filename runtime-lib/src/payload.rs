@@ -257,13 +257,9 @@ fn check_header(header: &PayloadHeader, name: &str) -> Result<(), PayloadError> 
     Ok(())
 }
 
-/// Hash of the header with its `header_hash` zeroed.
-pub fn header_hash(header: &PayloadHeader) -> [u8; 32] {
-    let mut copy = *header;
-    copy.header_hash = [0; 32];
-    // SAFETY: the struct is repr(C) without padding (asserted in `abi`), so all its bytes are initialised.
-    let bytes = unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&copy).cast::<u8>(), size_of::<PayloadHeader>()) };
-    *blake3::hash(bytes).as_bytes()
+/// What the header's `header_hash` should be.
+fn header_hash(header: &PayloadHeader) -> [u8; 32] {
+    *blake3::hash(header.without_hash().as_bytes()).as_bytes()
 }
 
 fn check_hash(found: &blake3::Hash, expected: &[u8; 32], part: &'static str, name: &str) -> Result<(), PayloadError> {

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 
 use rcompile_runtime::abi::*;
 use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
-use rcompile_runtime::payload::header_hash;
 use rcompile_runtime::text::compact;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -333,11 +332,9 @@ fn build(name: &str, variant: Variant) -> Exe {
         code_end: code.vaddr + code.file_len,
         header_hash: [0; 32],
     };
-    header.header_hash = header_hash(&header);
-    // SAFETY: repr(C) without padding.
-    let header = unsafe { std::slice::from_raw_parts((&raw const header).cast::<u8>(), header_len) };
+    header.header_hash = hash(header.as_bytes());
     file.resize(offset, 0);
-    file.extend_from_slice(header);
+    file.extend_from_slice(header.as_bytes());
     file.extend_from_slice(&manifest);
     file.extend_from_slice(&blobs);
     if variant.split {
@@ -908,13 +905,10 @@ fn no_room_for_the_weights_is_no_missing_file() {
     // As if it had been built with weights of 1 TiB, all of it holes.
     let mut bytes = fs::read(&exe.path).unwrap();
     let at = bytes.windows(8).rposition(|w| w == PAYLOAD_MAGIC).unwrap();
-    // SAFETY: `build` wrote a header there, of integers and bytes.
-    let mut header = unsafe { bytes.as_ptr().add(at).cast::<PayloadHeader>().read_unaligned() };
-    header.weights_len = 1 << 40;
-    header.header_hash = header_hash(&header);
-    // SAFETY: repr(C) without padding.
-    let raw = unsafe { std::slice::from_raw_parts((&raw const header).cast::<u8>(), size_of::<PayloadHeader>()) };
-    bytes[at..at + raw.len()].copy_from_slice(raw);
+    let place_of_header = bytes[at..].first_chunk_mut().unwrap();
+    let mut header = PayloadHeader { weights_len: 1 << 40, ..PayloadHeader::from_bytes(place_of_header) };
+    header.header_hash = *blake3::hash(header.without_hash().as_bytes()).as_bytes();
+    *place_of_header = *header.as_bytes();
     place(&exe.path, &bytes);
     let weights = fs::File::create(exe.path.with_file_name("counter.weights")).unwrap();
     weights.set_len(header.weights_len + WEIGHTS_HASH_BYTES).unwrap();

@@ -56,51 +56,10 @@ pub struct Unsealed {
     file: File,
     /// The weights file of `--weights split`.
     split: Option<(PathBuf, File)>,
-    header: Header,
+    /// Without its hash.
+    header: PayloadHeader,
     image: elf::Image,
     triple: String,
-}
-
-/// [`PayloadHeader`] without its hash.
-#[derive(Clone, Copy, Debug)]
-struct Header {
-    embedded: bool,
-    file_len: u64,
-    payload_offset: u64,
-    payload_len: u64,
-    manifest: Span,
-    blobs: Span,
-    weights: Span,
-    manifest_hash: [u8; 32],
-    blobs_hash: [u8; 32],
-    code_hash: [u8; 32],
-    constants_hash: [u8; 32],
-    data_hash: [u8; 32],
-    weights_hash: [u8; 32],
-    code: (u64, u64),
-}
-
-impl Header {
-    /// The bytes of a [`PayloadHeader`], hash included.
-    fn encode(&self) -> Vec<u8> {
-        let mut out = Vec::with_capacity(HEADER_BYTES);
-        out.extend(PAYLOAD_MAGIC);
-        out.extend(ABI_VERSION.to_le_bytes());
-        out.extend(u32::from(self.embedded).to_le_bytes());
-        let spans = [self.manifest, self.blobs, self.weights];
-        let words =
-            [self.file_len, self.payload_offset, self.payload_len].into_iter().chain(spans.into_iter().flat_map(|s| [s.offset, s.len]));
-        words.for_each(|w| out.extend(w.to_le_bytes()));
-        let parts = [self.code_hash, self.constants_hash, self.data_hash];
-        [self.manifest_hash, self.blobs_hash].iter().chain(&parts).chain([&self.weights_hash]).for_each(|h| out.extend(h));
-        out.extend(self.code.0.to_le_bytes());
-        out.extend(self.code.1.to_le_bytes());
-        out.extend([0; 32]);
-        assert_eq!(out.len(), HEADER_BYTES, "PayloadHeader has changed");
-        let hash = blake3::hash(&out);
-        out[HEADER_BYTES - 32..].copy_from_slice(hash.as_bytes());
-        out
-    }
 }
 
 /// Appends the payload to a linked executable.
@@ -133,21 +92,28 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
     file.write_all_at(content.manifest, payload_offset + manifest.offset).map_err(failed("writing"))?;
     file.write_all_at(&content.blobs.bytes, payload_offset + blobs.offset).map_err(failed("writing"))?;
     let hash = |part: Part| hash_part(&file, &image, part).map_err(failed("reading"));
-    let header = Header {
-        embedded: content.embedded,
+    let header = PayloadHeader {
+        magic: PAYLOAD_MAGIC,
+        abi_version: ABI_VERSION,
+        weights_embedded: content.embedded.into(),
         file_len,
         payload_offset,
         payload_len,
-        manifest,
-        blobs,
-        weights,
+        manifest_offset: manifest.offset,
+        manifest_len: manifest.len,
+        blobs_offset: blobs.offset,
+        blobs_len: blobs.len,
+        weights_offset: weights.offset,
+        weights_len: weights.len,
         manifest_hash: *blake3::hash(content.manifest).as_bytes(),
         blobs_hash: *blake3::hash(&content.blobs.bytes).as_bytes(),
         code_hash: hash(Part::Code)?,
         constants_hash: hash(Part::Constants)?,
         data_hash: hash(Part::Data)?,
         weights_hash: [0; 32],
-        code: (image.code.start, image.code.end),
+        code_begin: image.code.start,
+        code_end: image.code.end,
+        header_hash: [0; 32],
     };
     Ok(Unsealed { path, file, split, header, image, triple })
 }
@@ -172,7 +138,7 @@ impl Unsealed {
     pub fn sink(&self) -> Sink<'_> {
         match &self.split {
             Some((path, file)) => Sink { file, path, base: 0 },
-            None => Sink { file: &self.file, path: &self.path, base: self.header.payload_offset + self.header.weights.offset },
+            None => Sink { file: &self.file, path: &self.path, base: self.header.payload_offset + self.header.weights_offset },
         }
     }
 
@@ -183,10 +149,10 @@ impl Unsealed {
 
     /// Replaces the manifest by another of the same length.
     pub fn set_manifest(&mut self, manifest: &[u8]) -> Result<(), Error> {
-        if manifest.len() as u64 != self.header.manifest.len {
-            return Err(Error::bug("manifest", format_args!("{} bytes, planned {}", manifest.len(), self.header.manifest.len)));
+        if manifest.len() as u64 != self.header.manifest_len {
+            return Err(Error::bug("manifest", format_args!("{} bytes, planned {}", manifest.len(), self.header.manifest_len)));
         }
-        let at = self.header.payload_offset + self.header.manifest.offset;
+        let at = self.header.payload_offset + self.header.manifest_offset;
         self.file.write_all_at(manifest, at).map_err(|e| Error::output(&self.path, "writing", &e))?;
         self.header.manifest_hash = *blake3::hash(manifest).as_bytes();
         Ok(())
@@ -208,14 +174,18 @@ impl Unsealed {
             move |e: std::io::Error| Error::output(&path, doing, &e)
         };
         if let Some((path, file)) = &self.split {
-            file.write_all_at(&weights_hash, self.header.weights.len).map_err(failed(path, "writing the hash"))?;
+            file.write_all_at(&weights_hash, self.header.weights_len).map_err(failed(path, "writing the hash"))?;
             file.sync_all().map_err(failed(path, "syncing"))?;
         }
         self.file.sync_data().map_err(failed(&self.path, "syncing"))?;
-        let header = self.header.encode();
-        self.file.write_all_at(&header, self.header.payload_offset).map_err(failed(&self.path, "writing the header"))?;
+        let header = self.hashed_header();
+        self.file.write_all_at(header.as_bytes(), self.header.payload_offset).map_err(failed(&self.path, "writing the header"))?;
         self.file.sync_all().map_err(failed(&self.path, "syncing"))?;
-        self.check(&header)
+        self.check(header.as_bytes())
+    }
+
+    fn hashed_header(&self) -> PayloadHeader {
+        PayloadHeader { header_hash: *blake3::hash(self.header.as_bytes()).as_bytes(), ..self.header }
     }
 
     /// Gives a sealed executable its name.
@@ -231,7 +201,7 @@ impl Unsealed {
     /// to keep.
     pub fn publish_trial(self, output: &Path, weights: Option<&Path>) -> Result<(), Error> {
         let failed = |e: std::io::Error| Error::output(output, "writing", &e);
-        self.file.write_all_at(&self.header.encode(), self.header.payload_offset).map_err(failed)?;
+        self.file.write_all_at(self.hashed_header().as_bytes(), self.header.payload_offset).map_err(failed)?;
         std::fs::rename(&self.path, output).map_err(failed)?;
         match (&self.split, weights) {
             (Some((from, _)), Some(to)) => std::fs::rename(from, to).map_err(failed),
@@ -268,8 +238,8 @@ impl Unsealed {
         if at(h.payload_offset, header.len() as u64)? != header {
             return Err(differs("its payload header"));
         }
-        let manifest = at(h.payload_offset + h.manifest.offset, h.manifest.len)?;
-        let blobs = at(h.payload_offset + h.blobs.offset, h.blobs.len)?;
+        let manifest = at(h.payload_offset + h.manifest_offset, h.manifest_len)?;
+        let blobs = at(h.payload_offset + h.blobs_offset, h.blobs_len)?;
         let hash = |part: Part| hash_part(&file, &image, part).map_err(read);
         for (part, found, expected) in [
             ("code", hash(Part::Code)?, h.code_hash),
@@ -286,12 +256,12 @@ impl Unsealed {
         let file = File::open(sink.path).map_err(read)?;
         if self.split.is_some() {
             let mut hash = [0; WEIGHTS_HASH_BYTES as usize];
-            file.read_exact_at(&mut hash, h.weights.len).map_err(read)?;
+            file.read_exact_at(&mut hash, h.weights_len).map_err(read)?;
             if hash != h.weights_hash {
                 return Err(differs("hashes of weights"));
             }
         }
-        Ok(hash_range(&file, sink.base, h.weights.len).map_err(read)? == h.weights_hash)
+        Ok(hash_range(&file, sink.base, h.weights_len).map_err(read)? == h.weights_hash)
     }
 }
 
@@ -342,30 +312,35 @@ pub(crate) fn hash_range(file: &File, base: u64, len: u64) -> std::io::Result<[u
 pub(crate) struct Identity {
     /// Its manifest, JSON.
     pub manifest: Vec<u8>,
+    /// The header of its payload.
+    pub header: PayloadHeader,
     /// Length of the file.
     pub len: u64,
     /// What it has to have at least.
     pub needed: u64,
 }
 
-/// The manifest of an executable. None when the file is no executable of ours.
-pub(crate) fn read_manifest(path: &Path) -> std::io::Result<Option<Identity>> {
+/// Who an executable is. None when the file is no executable of ours, or of another version.
+pub(crate) fn identity(path: &Path) -> std::io::Result<Option<Identity>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();
     let mut start = vec![0; 4096.min(len as usize)];
     file.read_exact_at(&mut start, 0)?;
     let Some(payload) = elf::find_payload(&start) else { return Ok(None) };
     let mut header = [0; HEADER_BYTES];
-    if file.read_exact_at(&mut header, payload).is_err() || header[..8] != PAYLOAD_MAGIC {
+    if file.read_exact_at(&mut header, payload).is_err() {
         return Ok(None);
     }
-    let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| header[at + i]));
-    let (offset, size) = (word(40), word(48));
-    if size > 64 << 20 || payload.checked_add(offset).and_then(|o| o.checked_add(size)).is_none_or(|end| end > len) {
+    let header = PayloadHeader::from_bytes(&header);
+    let (offset, size) = (header.manifest_offset, header.manifest_len);
+    if header.magic != PAYLOAD_MAGIC
+        || size > 64 << 20
+        || payload.checked_add(offset).and_then(|o| o.checked_add(size)).is_none_or(|end| end > len)
+    {
         return Ok(None);
     }
     let mut manifest = vec![0; size as usize];
     file.read_exact_at(&mut manifest, payload + offset)?;
-    let is_whole = blake3::hash(&manifest).as_bytes()[..] == header[88..120];
-    Ok(is_whole.then(|| Identity { manifest, len, needed: payload.saturating_add(word(32)) }))
+    let is_whole = *blake3::hash(&manifest).as_bytes() == header.manifest_hash;
+    Ok(is_whole.then(|| Identity { manifest, header, len, needed: payload.saturating_add(header.payload_len) }))
 }

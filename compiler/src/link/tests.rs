@@ -3,7 +3,6 @@ use super::*;
 use crate::pack::Sink;
 use object::Object;
 use rcompile_codegen::isa::HOST_TRIPLE;
-use rcompile_runtime::abi::PayloadHeader;
 use std::io::Read;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -135,7 +134,7 @@ fn executable_runs_and_survives_strip() {
             assert!(std::fs::metadata(&stripped).unwrap().len() >= last);
             assert_eq!(b.run(&stripped, &[&last.to_string()]), expected, "{strip:?} {tools:?}");
         }
-        let read = payload::read_manifest(&b.out()).unwrap().unwrap();
+        let read = payload::identity(&b.out()).unwrap().unwrap();
         assert_eq!((read.manifest, read.len, read.needed), (b"{\"name\":\"test\"}".to_vec(), len, len));
     }
 }
@@ -256,17 +255,6 @@ fn stale_work_directories_are_swept() {
     assert!(path.exists());
     drop((alive, second));
     assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
-}
-
-#[test]
-fn header_offsets() {
-    // `read_manifest` and `Header::encode` address fields by number.
-    use std::mem::offset_of;
-    assert_eq!(offset_of!(PayloadHeader, file_len), 16);
-    assert_eq!(offset_of!(PayloadHeader, manifest_offset), 40);
-    assert_eq!(offset_of!(PayloadHeader, manifest_hash), 88);
-    assert_eq!(offset_of!(PayloadHeader, weights_hash), 88 + 160);
-    assert_eq!(offset_of!(PayloadHeader, code_begin), 88 + 192);
 }
 
 #[test]

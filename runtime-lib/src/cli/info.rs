@@ -5,44 +5,14 @@ use serde::Serialize;
 use super::args::InfoArgs;
 use super::error::Failure;
 use super::{Cx, print, print_json};
-use crate::abi::Manifest;
+use crate::about::{About, arena_bytes, hex};
 
 pub(super) fn info(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
-    let header = cx.payload.header();
     if args.json {
-        return print_json(&Report {
-            kv_bytes: manifest.state.bytes,
-            arena_bytes: arena_bytes(manifest),
-            file_bytes: header.file_len,
-            code_bytes: header.code_end - header.code_begin,
-            weights_embedded: header.weights_embedded != 0,
-            weights_blake3: hex(&header.weights_hash),
-            manifest,
-        });
+        return print_json(&About::new(manifest, cx.payload.header()));
     }
     print(&table(cx))
-}
-
-#[derive(Serialize)]
-struct Report<'m> {
-    #[serde(flatten)]
-    manifest: &'m Manifest,
-    kv_bytes: u64,
-    arena_bytes: u64,
-    file_bytes: u64,
-    code_bytes: u64,
-    weights_embedded: bool,
-    weights_blake3: String,
-}
-
-fn arena_bytes(manifest: &Manifest) -> u64 {
-    let buckets = manifest.entries.iter().flat_map(|e| &e.buckets);
-    buckets.map(|b| b.arena_bytes).max().unwrap_or(0)
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
 
 /// Bytes as people read them.
