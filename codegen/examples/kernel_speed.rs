@@ -344,8 +344,9 @@ impl Matmuls {
         let widen =
             self.dtype != DType::F32 && (self.compute == Compute::F32 || self.compute.takes_codes() && nibbles) && env("WIDEN", 1) == 1;
         let most_k = match self.compute {
+            Compute::Bf16Tiles => self.isa.streams.tile_k.unwrap_or(256),
+            Compute::Int8Tiles => self.isa.streams.tile_k.unwrap_or(512),
             Compute::CodesInBf16Tiles => 256,
-            Compute::Bf16Tiles => 2048,
             compute if compute.takes_codes() => 2048,
             _ => (12 << 10) / self.isa.tile_rows,
         };
@@ -443,15 +444,16 @@ impl Matmuls {
         let mut rounds = Rounds::default();
         let mut clocks = vec![];
         let mut by_neighbours = [vec![], vec![]];
+        let tile_cycles = || if self.compute.by_tiles() { peak.tile_cycles() } else { None };
         let peak_rate = || if self.compute.takes_codes() { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
             let before = peak_rate();
             let clock = peak.clock();
-            let tiles = peak.tile_cycles();
+            let tiles = tile_cycles();
             let t = seconds(|| layers.by_ref().take(repeat).for_each(|layer| _ = step.run(&loaded, 1, layer)));
             clocks.push(peak.clock() / clock);
             let rate = flop * repeat as f64 / t;
-            let shared = [tiles, peak.tile_cycles()].map(|cycles| cycles.is_some_and(|cycles| cycles > SHARED_TILES));
+            let shared = [tiles, tile_cycles()].map(|cycles| cycles.is_some_and(|cycles| cycles > SHARED_TILES));
             if shared[0] == shared[1] {
                 by_neighbours[usize::from(shared[0])].push(rate / 1e9);
             }

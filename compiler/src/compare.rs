@@ -178,9 +178,9 @@ impl Executable {
         let Some(read) = payload::identity(path).map_err(|e| missing(path, "executable", &e))? else {
             return Err(refused(4, "executable", path, "is no executable of rcompile, or a damaged one"));
         };
-        match serde_json::from_slice(&read.manifest) {
-            Ok(manifest) => Ok(Executable { path: absolute, manifest }),
-            Err(_) => Err(refused(6, "executable", path, "is an executable of another version of rcompile")),
+        match read.manifest() {
+            Some(manifest) => Ok(Executable { path: absolute, manifest }),
+            None => Err(refused(6, "executable", path, "is an executable of another version of rcompile")),
         }
     }
 

@@ -15,7 +15,7 @@ use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
 use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
-use rcompile_runtime::abi::{ABI_VERSION, Manifest, Task};
+use rcompile_runtime::abi::{Manifest, Task};
 use rcompile_runtime::about::About;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -89,11 +89,13 @@ fn not_ours(options: &Inspect, kind: Kind, what: &str) -> Error {
     rcompile_models::Error::new(kind, path, "file", what, "DIR or OUT", "another file").into()
 }
 
-fn executable(options: &Inspect, Identity { manifest, header, len, .. }: &Identity) -> Result<(), Error> {
-    let m = match serde_json::from_slice::<Manifest>(manifest) {
-        Ok(m) if header.abi_version == ABI_VERSION => m,
-        _ => return Err(not_ours(options, Kind::Unsupported, "is an executable of another version of rcompile")),
+fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
+    let Some(m) = identity.manifest() else {
+        return Err(not_ours(options, Kind::Unsupported, "is an executable of another version of rcompile"));
     };
+    if !identity.is_intact() {
+        return Err(not_ours(options, Kind::Malformed, "is an executable whose header is damaged"));
+    }
     if options.cpu.is_some() || options.target.is_some() {
         let what = "inspect: --cpu and --target are for model directories, an executable has its own".into();
         return Err(Error::Usage { what, help: None });
@@ -102,7 +104,7 @@ fn executable(options: &Inspect, Identity { manifest, header, len, .. }: &Identi
         return executable_scaling(options, &m);
     }
     if options.json {
-        return report::print_json(&About::new(&m, header));
+        return report::print_json(&About::new(&m, &identity.header));
     }
     let mut out = String::new();
     let _ = writeln!(out, "{}: {}, {} parameters, task {}", escape(&m.name), m.architecture, m.parameters, m.task);
@@ -122,7 +124,7 @@ fn executable(options: &Inspect, Identity { manifest, header, len, .. }: &Identi
     let _ = writeln!(
         out,
         "  sizes      file {}, weights {}, state {}",
-        report::size(*len),
+        report::size(identity.len),
         report::size(m.weight_bytes),
         report::size(m.state.bytes)
     );

@@ -1,7 +1,8 @@
 //! The driver as a process: exit codes, lines, signals, and that nothing is left behind.
 
 use assert_cmd::cargo::cargo_bin;
-use rcompile_runtime::abi::PAYLOAD_MAGIC;
+use rcompile_runtime::abi::{PAYLOAD_MAGIC, PayloadHeader};
+use std::mem::offset_of;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -196,6 +197,30 @@ fn executables_of_another_version() {
         let out = rcompile(verb).output().unwrap();
         assert_eq!(code(&out), 6, "{verb:?}");
         assert!(error(&out).contains("is an executable of another version of rcompile"), "{out:?}");
+    }
+}
+
+/// Headers of another layout, and damaged ones.
+#[test]
+fn headers_that_cannot_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let exe = dir.path().join("out");
+    assert_eq!(code(&build(dir.path(), &["--quiet"]).output().unwrap()), 0);
+    let built = std::fs::read(&exe).unwrap();
+    // Behind the code, which holds the magic too.
+    let at = (0..built.len() - 8).rev().find(|at| built[*at..].starts_with(&PAYLOAD_MAGIC)).unwrap();
+    let inspect = |byte: usize| {
+        let mut bytes = built.clone();
+        bytes[at + byte] ^= 1;
+        std::fs::write(&exe, bytes).unwrap();
+        rcompile(&["inspect", "--json"]).arg(&exe).output().unwrap()
+    };
+    for (byte, expected, what) in [
+        (offset_of!(PayloadHeader, abi_version), 6, "is an executable of another version of rcompile"),
+        (offset_of!(PayloadHeader, code_end), 4, "is an executable whose header is damaged"),
+    ] {
+        let out = inspect(byte);
+        assert!(code(&out) == expected && error(&out).contains(what) && out.stdout.is_empty(), "{out:?}");
     }
 }
 

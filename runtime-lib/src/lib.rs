@@ -8,8 +8,8 @@
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!
-//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`destination`], [`logits`] and [`tiles`] exist: that is what codegen and the driver
-//! use. The feature `text` adds the compact tokenizer, which the driver writes and executables read.
+//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`destination`], [`logits`] and [`tiles`] exist: that is what codegen and
+//! the driver use. The feature `text` adds the compact tokenizer, which the driver writes and executables read.
 
 pub mod abi;
 pub mod about;

@@ -160,7 +160,7 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
 }
 
 /// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows,
-/// columns)`; `between(i)` comes behind those of tile `i` of rows. `once`: the rows are not used again soon, and columns shall stay in L1.
+/// columns)`; `between(i)` comes behind those of tile `i` of rows. `once`: the rows are not used again soon, and columns shall stay where they are.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
     (row_tiles, tile_columns, once): (u32, u32, bool),

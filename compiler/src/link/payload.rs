@@ -11,7 +11,7 @@ use super::guard::WorkDir;
 use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
-use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, Part, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
+use rcompile_runtime::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, Part, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -320,7 +320,18 @@ pub(crate) struct Identity {
     pub needed: u64,
 }
 
-/// Who an executable is. None when the file is no executable of ours, or of another version.
+impl Identity {
+    /// The manifest, if it is one of this version.
+    pub fn manifest(&self) -> Option<Manifest> {
+        (self.header.abi_version == ABI_VERSION).then(|| serde_json::from_slice(&self.manifest).ok()).flatten()
+    }
+    /// Is the header as it was written?
+    pub fn is_intact(&self) -> bool {
+        *blake3::hash(self.header.without_hash().as_bytes()).as_bytes() == self.header.header_hash
+    }
+}
+
+/// Who an executable is, by its manifest, whose hash is checked. None when the file is no executable of ours.
 pub(crate) fn identity(path: &Path) -> std::io::Result<Option<Identity>> {
     let file = File::open(path)?;
     let len = file.metadata()?.len();

@@ -17,8 +17,8 @@ const PASS_ROWS: u32 = 128;
 /// Rows of a pass of tiles: of bf16 they take half of L2 with 2048 k. (Granite Rapids, prompt of 512, 1B shape: 512 rows 0.93 as fast, of
 /// int8 0.93.)
 const TILES_PASS_ROWS: u32 = 256;
-/// Bytes of L1 for the block of k of the panels that tiles go through side by side (two of all ways), made bf16 for all rows of a pass. (Half
-/// of it: 0.90 as fast; all of 2048 k: 0.93.)
+/// Bytes of L1 for the block of k of the panels that tiles go through side by side (two of all ways); their rows pass beside it. (Half of
+/// it: 0.90 as fast, of nibbles made bf16 all of 2048 k 0.93.)
 const L1_WEIGHTS: u32 = 32 << 10;
 /// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of
 /// AVX2 with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
@@ -27,11 +27,7 @@ const TILE_ELEMENTS: u32 = 12 << 10;
 const L2_PER_K: u64 = 1024;
 /// Inner dimension of a block at least: tiles are loaded and stored once per block.
 const K_BLOCK_LEAST: u32 = 512;
-/// Inner dimension of a block of bf16 by tiles. Weights come from L2 then, and sums stay in their tiles: blocks that L1 holds take as many
-/// lines for sums, which are loaded and stored once per block, and instructions on tiles, which wait for each other where another thread
-/// uses the core. (Emerald Rapids, prompts of 512, against blocks of 256 k: 1.08.)
-const K_BLOCK_TILES: u32 = 2048;
-/// Inner dimension of a block of int8 codes. (By tiles on Emerald Rapids, prompts of 512, against 512 k: 1.02.)
+/// Inner dimension of a block of int8 codes.
 const K_BLOCK_CODES: u32 = 2048;
 /// Rows of a block where nibbles by 32 are taken apart beside the dots: both sums of each row, integer and f32, stay in registers. (Zen 5,
 /// share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads
@@ -55,8 +51,12 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let beside = nibbles && compute == Compute::Int8Dot && isa.nibbles_beside_dots;
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles && !beside;
     let most_k = match compute {
-        Compute::CodesInBf16Tiles => L1_WEIGHTS / (2 * panels.nr * DType::Bf16.size() as u32),
-        Compute::Bf16Tiles => K_BLOCK_TILES,
+        Compute::Bf16Tiles | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
+            // Long blocks need no sums to be loaded and stored between them; values made for all rows of a pass are read from L1 only.
+            let long = isa.streams.tile_k.filter(|_| compute != Compute::CodesInBf16Tiles);
+            let bytes = if compute == Compute::Int8Tiles { 1 } else { DType::Bf16.size() as u32 };
+            long.unwrap_or(L1_WEIGHTS / (2 * panels.nr * bytes))
+        }
         compute if compute.takes_codes() => K_BLOCK_CODES,
         _ => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
     };

@@ -6,10 +6,11 @@
 //! ```text
 //! for block of panels { for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tilesN: products, the epilogue at the last k } } } }  group nests }
 //! ```
-//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L2 (nibbles that were made bf16: in L1)
-//! while all rows of the pass go by, whose lines are loaded as not used again soon (TILELOADDT1), or they would push out what is. The rows
-//! of a turn stay in L2, so that a long K has several turns, between which the sums of all panels wait in the scratch. Weights of the next
-//! block come to L2 meanwhile, some lines by each block of rows.
+//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by,
+//! whose lines are loaded as not used again soon (TILELOADDT1), or they would push it out; each is used for both panels. Or it is as long
+//! as a turn and comes from L2, and sums need not be loaded and stored between blocks: which is better depends on the CPU
+//! ([`Streams::tile_k`](crate::isa::Streams)). The rows of a turn stay in L2, so that a long K has several turns, between which the sums of
+//! all panels wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by each block of rows.
 //!
 //! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the lines
 //! of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
@@ -18,7 +19,8 @@
 //! for panel of a piece { for way { aloneN: for group of k { (nibbles apart;)  products };  epilogue } }  group nests
 //! ```
 //!
-//! Measured on Granite Rapids (docs/machines/granite-rapids.md), a single block on Emerald Rapids (docs/machines/emerald-rapids.md).
+//! Measured on Granite Rapids (docs/machines/granite-rapids.md); a single block, and long ones, on Emerald Rapids
+//! (docs/machines/emerald-rapids.md).
 
 use super::*;
 
@@ -60,7 +62,7 @@ pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
     if kernel.tile.m_block == 0 { capacity } else { capacity.min(kernel.tile.m_block) }
 }
 
-/// Blocks of `k` k in a turn: the rows of a pass take half of L2.
+/// Blocks of `k` k in a turn: the rows of a pass take half of L2 at most.
 pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
     let row_bytes = match kernel.panels.coding.group() {
         Some(group) if kernel.compute.takes_codes() => k / group * kernel.compute.record(group),
