@@ -181,8 +181,8 @@ const CLOCK_STEPS: i64 = 2000;
 const MULTIPLY_CYCLES: i64 = 3;
 /// Four products of tiles each: some ten microseconds.
 const TILE_STEPS: i64 = 500;
-/// Cycles of a product of tiles above which somebody else uses the core, too: 16 alone, 32 and more beside another thread.
-const SHARED_TILES: f64 = 21.0;
+/// Cycles of a product of tiles above which they are slow, since somebody else uses the core, too, presumably: 16, then 38 and more.
+const SLOW_TILES: f64 = 21.0;
 
 impl Peak {
     fn new(isa: &Isa) -> Peak {
@@ -443,7 +443,7 @@ impl Matmuls {
         let mut layers = (0..env("LAYERS", 1)).cycle();
         let mut rounds = Rounds::default();
         let mut clocks = vec![];
-        let mut by_neighbours = [vec![], vec![]];
+        let mut by_tiles = [vec![], vec![]];
         let tile_cycles = || if self.compute.by_tiles() { peak.tile_cycles() } else { None };
         let peak_rate = || if self.compute.takes_codes() { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
@@ -453,9 +453,9 @@ impl Matmuls {
             let t = seconds(|| layers.by_ref().take(repeat).for_each(|layer| _ = step.run(&loaded, 1, layer)));
             clocks.push(peak.clock() / clock);
             let rate = flop * repeat as f64 / t;
-            let shared = [tiles, tile_cycles()].map(|cycles| cycles.is_some_and(|cycles| cycles > SHARED_TILES));
-            if shared[0] == shared[1] {
-                by_neighbours[usize::from(shared[0])].push(rate / 1e9);
+            let slow = [tiles, tile_cycles()].map(|cycles| cycles.is_some_and(|cycles| cycles > SLOW_TILES));
+            if slow[0] == slow[1] {
+                by_tiles[usize::from(slow[0])].push(rate / 1e9);
             }
             rounds.0.push((rate, (before + peak_rate()) / 2.0));
         }
@@ -468,11 +468,11 @@ impl Matmuls {
             median(clocks),
         );
         if self.compute.by_tiles() {
-            let [alone, shared] = by_neighbours.map(|rates| match rates.len() {
+            let [fast, slow] = by_tiles.map(|rates| match rates.len() {
                 0 => "none".to_owned(),
                 count => format!("{:.1} ({count})", median(rates)),
             });
-            println!("    GFLOP/s, median of rounds with the core's tiles for itself: {alone}, beside others: {shared}");
+            println!("    GFLOP/s, median (number) of rounds while tiles are fast: {fast}, while they are slow: {slow}");
         }
     }
     fn memory_bound(&self, peak: &Peak) {

@@ -172,6 +172,11 @@ fn wrong_use_is_one_line_and_a_code() {
     assert!(error(&out).contains("directory"));
 }
 
+/// Where the header of an executable's payload lies: behind the code, which holds the magic too.
+fn header_at(bytes: &[u8]) -> usize {
+    bytes.windows(PAYLOAD_MAGIC.len()).rposition(|w| w == PAYLOAD_MAGIC).expect("a payload")
+}
+
 /// Another version's manifest has other fields: a fine executable, but nothing that this one can read.
 #[test]
 fn executables_of_another_version() {
@@ -179,18 +184,15 @@ fn executables_of_another_version() {
     let exe = dir.path().join("out");
     assert_eq!(code(&build(dir.path(), &["--quiet"]).output().unwrap()), 0);
     let mut bytes = std::fs::read(&exe).unwrap();
-    // The runtime's code holds the magic too.
-    let mut spans = (0..bytes.len() - 128).filter(|at| bytes[*at..].starts_with(&PAYLOAD_MAGIC)).filter_map(|at| {
-        let word = |i: usize| u64::from_le_bytes(bytes[at + i..at + i + 8].try_into().unwrap()) as usize;
-        let manifest = at.checked_add(word(40))?..at.checked_add(word(40))?.checked_add(word(48))?;
-        bytes.get(manifest.clone())?.starts_with(b"{").then_some((at, manifest))
-    });
-    let (header, manifest) = spans.next_back().expect("a payload");
+    let at = header_at(&bytes);
+    let mut header = PayloadHeader::from_bytes(bytes[at..].first_chunk().unwrap());
+    let manifest = at + header.manifest_offset as usize..at + (header.manifest_offset + header.manifest_len) as usize;
     let text = String::from_utf8(bytes[manifest.clone()].to_vec()).unwrap();
     let other = text.replacen("\"architecture\"", "\"architektur_\"", 1);
     assert!(text != other && text.len() == other.len());
     bytes[manifest].copy_from_slice(other.as_bytes());
-    bytes[header + 88..header + 120].copy_from_slice(blake3::hash(other.as_bytes()).as_bytes());
+    header.manifest_hash = *blake3::hash(other.as_bytes()).as_bytes();
+    *bytes[at..].first_chunk_mut().unwrap() = *header.as_bytes();
     std::fs::write(&exe, bytes).unwrap();
     let path = exe.to_str().unwrap();
     for verb in [&["inspect", path][..], &["compare", path, path, "-f", "Cargo.toml"]] {
@@ -207,8 +209,7 @@ fn headers_that_cannot_be_read() {
     let exe = dir.path().join("out");
     assert_eq!(code(&build(dir.path(), &["--quiet"]).output().unwrap()), 0);
     let built = std::fs::read(&exe).unwrap();
-    // Behind the code, which holds the magic too.
-    let at = (0..built.len() - 8).rev().find(|at| built[*at..].starts_with(&PAYLOAD_MAGIC)).unwrap();
+    let at = header_at(&built);
     let inspect = |byte: usize| {
         let mut bytes = built.clone();
         bytes[at + byte] ^= 1;

@@ -143,8 +143,8 @@ impl<'c> Ahead<'c> {
 }
 
 /// `rows` times [`PROBE_MULTIPLY_ADDS`] on registers, `multiply_adds` by each `dot(sums, rows, columns)`: what the unit can do with numbers
-/// (bf16 from 1 to 2). Registers that were never loaded take no part: their products take 16 cycles even beside another thread of the same
-/// core, where those of numbers take 40 (Emerald Rapids).
+/// (bf16 from 1 to 2). Registers that were never loaded take no part: their products are fast even while those of numbers take 40 cycles,
+/// presumably beside another thread of the same core (docs/machines/emerald-rapids.md).
 pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u64, dot: impl Fn(u32, u32, u32)) {
     const SUMS: u64 = 4;
     let count = PROBE_MULTIPLY_ADDS / (SUMS * multiply_adds);

@@ -188,6 +188,25 @@ mod tests {
     }
 
     #[test]
+    fn blocks_by_tiles_are_as_long_as_their_cpu_likes() {
+        let k_block = |cpu: &str, k, compute, dtype, coding| {
+            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let panels = Panels { nr: isa.panel_nr, k_pack: 2, k, groups: 1, group_cols: 2048, ways: 1, coding };
+            heuristic(&isa, 512, &panels, dtype, compute).k_block
+        };
+        let (int8, int4) = (Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
+        let of = |cpu: &str, k| {
+            [
+                k_block(cpu, k, Compute::Bf16Tiles, DType::Bf16, Coding::Elements),
+                k_block(cpu, k, Compute::Int8Tiles, DType::I8, int8),
+                k_block(cpu, k, Compute::CodesInBf16Tiles, DType::U8, int4),
+            ]
+        };
+        assert_eq!([of("emeraldrapids", 8192), of("emeraldrapids", 768)], [[2048, 2048, 256], [768, 768, 256]]);
+        assert_eq!([of("graniterapids", 8192), of("graniterapids", 768)], [[256, 512, 256], [256, 512, 256]]);
+    }
+
+    #[test]
     fn nibbles_are_taken_apart_once_unless_that_costs_nothing() {
         let blocks = |cpu: &str, rows, group| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();

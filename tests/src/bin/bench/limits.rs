@@ -324,8 +324,8 @@ impl TileConfig {
     }
 }
 
-/// What rows and columns hold meanwhile: bf16 from 1 to 2. Registers that nobody has loaded are as good as free: a product of theirs takes 16
-/// cycles even where another thread on the same core makes those of others take 40.
+/// What rows and columns hold meanwhile: bf16 from 1 to 2. Products of registers that nobody has loaded are fast even while those of
+/// numbers, which kernels have, take 40 cycles instead of 16 (docs/machines/emerald-rapids.md).
 #[repr(C, align(64))]
 struct Tile([u16; 512]);
 

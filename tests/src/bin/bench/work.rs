@@ -845,5 +845,14 @@ mod tests {
             record.push(work.limit("tdpbf16ps"), peak);
         }
         assert_eq!(record.per_round(|round| share_of_nearer(&record, work, round)).values(), [75.0, 50.0]);
+        // Rounds from before there were reads beside it have no share, but compare; reads beside one of the two do not.
+        let (ours, theirs) = (key, work.key("OpenVINO"));
+        for reads in [None, Some(40.0)] {
+            record.begin("batch", String::new(), String::new());
+            record.push(&ours, 12.0);
+            record.push(&theirs, 10.0);
+            reads.into_iter().for_each(|reads| record.push(reads_beside(&theirs), reads));
+        }
+        assert_eq!(ratios(&record, work, &theirs).values(), [1.2]);
     }
 }
