@@ -19,7 +19,7 @@ use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{Coded, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
-use crate::plan::{self, PlanCx, Planned, Plans, WeightTable};
+use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::settings::Settings;
 use crate::targets;
@@ -520,19 +520,13 @@ fn check_coded(asked: &Quantisation, coded: Option<Coded>) -> Result<(), Error> 
 
 /// Plans all buckets, with these tiles where some were measured.
 fn plan_all(modules: &[Module], source: &Source, tuning: Option<&Tuning>) -> Result<Plans, Error> {
-    let mut weights = WeightTable::default();
     let Settings { slots, ctx_size, cores, .. } = source.settings;
-    // A step takes the smallest bucket that holds it.
-    let mut least_rows = 1;
-    let plan_one = |module: &Module| {
-        let cx = PlanCx { isa: &source.isa, slots, ctx_size, least_rows, cores, tuning };
-        let planned = plan::plan(module, &cx, &mut weights)?;
+    let cx = PlanCx { isa: &source.isa, slots, ctx_size, least_rows: 1, cores, tuning };
+    let plans = plan::plan_buckets(modules, &cx)?;
+    for planned in &plans.buckets {
         verify::verify(&planned.program)?;
-        least_rows = planned.program.bucket + 1;
-        Ok::<_, Error>(planned)
-    };
-    let buckets = modules.iter().map(plan_one).collect::<Result<_, Error>>()?;
-    Ok(Plans { buckets, weights })
+    }
+    Ok(plans)
 }
 
 /// Bytes of executable sections of an object.

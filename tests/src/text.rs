@@ -19,7 +19,7 @@
 use rcompile::passes::quantise::Quantisation;
 use rcompile::passes::{Pass, PassCx};
 use rcompile::pipeline::PASSES;
-use rcompile::plan::{PlanCx, Planned, WeightTable, plan};
+use rcompile::plan::{PlanCx, Planned, Plans, WeightTable, plan, plan_buckets};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_graph::interp::Interp;
 use rcompile_graph::random::Rng;
@@ -167,13 +167,27 @@ pub fn run_passes_in(module: &mut Module, passes: &[Pass], mut cx: PassCx) -> Re
     Ok((changed, cx.notes))
 }
 
-/// A program for `x86-64-v4` (`bf16`: `znver4`, which has the dot instruction).
+/// What programs of tests are planned for.
+fn cx(isa: &Isa, slots: u32, ctx_size: u32) -> PlanCx<'_> {
+    PlanCx { isa, slots, ctx_size, least_rows: 1, cores: 64, tuning: None }
+}
+
+/// A program for `cpu`, which the verifier accepts.
 pub fn plan_for(module: &Module, cpu: &str, slots: u32, ctx_size: u32, weights: &mut WeightTable) -> Result<Planned, String> {
     let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
-    let planned =
-        plan(module, &PlanCx { isa: &isa, slots, ctx_size, least_rows: 1, cores: 64, tuning: None }, weights).map_err(|e| e.to_string())?;
+    let planned = plan(module, &cx(&isa, slots, ctx_size), weights).map_err(|e| e.to_string())?;
     rcompile_codegen::verify::verify(&planned.program).map_err(|e| e.to_string())?;
     Ok(planned)
+}
+
+/// The same for all buckets of a model.
+pub fn plan_buckets_for(modules: &[Module], cpu: &str, slots: u32, ctx_size: u32) -> Result<Plans, String> {
+    let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
+    let plans = plan_buckets(modules, &cx(&isa, slots, ctx_size)).map_err(|e| e.to_string())?;
+    for planned in &plans.buckets {
+        rcompile_codegen::verify::verify(&planned.program).map_err(|e| format!("bucket {}: {e}", planned.program.bucket))?;
+    }
+    Ok(plans)
 }
 
 /// A directive: `// key: value`.

@@ -5,13 +5,14 @@ use rcompile::pipeline::PASSES;
 use rcompile::plan::{Planned, WeightTable};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::{Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
+use rcompile_codegen::unit::{Options, compile_units};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::cost::{Arithmetic, Load, RegionInfo, RegionKind, Work};
 use rcompile_tests::golden;
-use rcompile_tests::text::{check, plan_for, run_passes};
+use rcompile_tests::text::{check, plan_buckets_for, plan_for, run_passes};
 use std::path::Path;
 
 const BUCKETS: [u64; 4] = [1, 8, 64, 512];
@@ -46,13 +47,10 @@ fn module(model: &Model, bucket: u64, compute: DType) -> Module {
 fn plans(name: &str, cpu: &str, compute: DType) -> (Vec<Planned>, WeightTable) {
     let model = open(name);
     let slots = if model.arch.task == Task::Embed { 16 } else { 1 };
-    let mut weights = WeightTable::default();
     let ctx_size = CTX_SIZE.min(model.facts().max_positions as u64) as u32;
-    let plan = |bucket: &u64| {
-        let module = module(&model, *bucket, compute);
-        plan_for(&module, cpu, slots, ctx_size, &mut weights).unwrap_or_else(|e| panic!("{name} bucket {bucket}: {e}\n{module}"))
-    };
-    (BUCKETS.iter().map(plan).collect(), weights)
+    let modules = BUCKETS.map(|bucket| module(&model, bucket, compute));
+    let plans = plan_buckets_for(&modules, cpu, slots, ctx_size).unwrap_or_else(|e| panic!("{name}: {e}"));
+    (plans.buckets, plans.weights)
 }
 
 #[test]
@@ -65,7 +63,7 @@ fn every_file_holds() {
     assert!(errors.is_empty(), "{}", errors.join("\n"));
 }
 
-/// All golden models at all buckets: the verifier of codegen accepts the program (`plan_for` asks it), and what follows.
+/// All golden models at all buckets: the verifier of codegen accepts the program (`plan_buckets_for` asks it), and what follows.
 #[test]
 fn programs_of_all_golden_models_are_sound() {
     for name in models() {
@@ -256,6 +254,23 @@ fn last_layers_of_large_buckets_end_on_the_rows_that_are_wanted() {
             assert_eq!(names.len(), if few { 1 } else { 4 }, "{name} bucket {}: {names:?}", planned.program.bucket);
             assert_eq!(names.last(), Some(&"lm_head"), "{name}");
         }
+    }
+}
+
+/// Large buckets lay out their buffers alike, so that they share the code for the rows that are wanted, which are as many in all of them; a
+/// single row keeps its values together.
+#[test]
+fn large_buckets_share_the_code_for_the_rows_that_are_wanted() {
+    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap();
+    for name in ["llama-gqa-tied", "gpt2-gelu", "phi3-partial"] {
+        let (plans, _) = plans(name, "x86-64-v4", DType::F32);
+        let symbols = |i: usize| compile_units(&plans[i].program, &isa, Options::default()).into_iter().map(|unit| unit.symbol);
+        let of_64: Vec<String> = symbols(2).collect();
+        let shared: Vec<String> = symbols(3).filter(|symbol| of_64.contains(symbol) && symbol.starts_with("rc_matmul")).collect();
+        assert_eq!(shared.len(), 4, "{name}: {shared:?}");
+        let offsets = |i: usize| plans[i].program.buffers.iter().map(|b| b.offset).collect::<Vec<_>>();
+        assert_eq!(offsets(2), offsets(3), "{name}");
+        assert!(plans[0].program.arena_bytes < plans[2].program.arena_bytes / 32, "{name}: {}", plans[0].program);
     }
 }
 

@@ -1,9 +1,10 @@
 //! Memory plan: buffers whose lives do not overlap share bytes of the arena.
 //!
-//! In: a program without offsets. Out: offsets and the arena's size. A life is a span of positions in execution order; a buffer that is
+//! In: a program without offsets, and the next larger bucket's with them. Out: offsets and the arena's size. Offsets are constants of
+//! kernels' code: buckets that lay out their buffers alike share the kernels of rows that both have (those after the last attention). A life is a span of positions in execution order; a buffer that is
 //! used inside a layer loop and outside of it, or in two loops, lives through the loops whole.
 
-use rcompile_codegen::program::{Item, Kernel, Operand, Place, Program};
+use rcompile_codegen::program::{Buffer, Item, Kernel, Matmul, Operand, Place, Program};
 
 /// Buffers that a kernel names.
 fn buffers(kernel: &Kernel) -> Vec<usize> {
@@ -11,10 +12,10 @@ fn buffers(kernel: &Kernel) -> Vec<usize> {
     kernel.operands().into_iter().filter_map(buffer).collect()
 }
 
-/// Assigns offsets.
-pub fn assign(program: &mut Program) {
-    // Per buffer: first and last position, and the number of the loop of its first use, 0 outside of loops.
+/// First and last position of each buffer; `None`: never used.
+fn lives(program: &Program) -> Vec<Option<(usize, usize)>> {
     let mut lives: Vec<Option<(usize, usize)>> = vec![None; program.buffers.len()];
+    // The number of the loop of a buffer's first use, 0 outside of loops.
     let mut scope: Vec<Option<usize>> = vec![None; program.buffers.len()];
     let mut loops: Vec<(usize, usize)> = vec![(0, 0)];
     let mut position = 0;
@@ -57,6 +58,19 @@ pub fn assign(program: &mut Program) {
             Item::Barrier => {}
         }
     }
+    lives
+}
+
+/// Assigns offsets: those of `larger`, the next larger bucket's program, where code can be shared so, else the fewest bytes.
+pub fn assign(program: &mut Program, larger: Option<&Program>) {
+    let lives = lives(program);
+    if let Some(larger) = larger.filter(|larger| shares_code(program, larger) && fits(program, &lives, larger)) {
+        for (buffer, other) in program.buffers.iter_mut().zip(&larger.buffers) {
+            buffer.offset = other.offset;
+        }
+        program.arena_bytes = larger.arena_bytes;
+        return;
+    }
     let mut placed: Vec<(usize, usize, u64, u64)> = Vec::new();
     let bytes = |i: usize| {
         (u64::from(program.buffers[i].rows) * u64::from(program.buffers[i].stride) * program.buffers[i].dtype.size()).next_multiple_of(64)
@@ -84,5 +98,60 @@ pub fn assign(program: &mut Program) {
     program.arena_bytes = placed.iter().map(|p| p.3).max().unwrap_or(0);
     for (buffer, offset) in program.buffers.iter_mut().zip(offsets) {
         buffer.offset = offset;
+    }
+}
+
+/// Has it a matmul of several rows whose code would be that of the larger bucket's, but for the offsets? One row is left alone: its few
+/// values lie together, and its matmuls are compiled soon.
+fn shares_code(program: &Program, larger: &Program) -> bool {
+    let rows = |program: &Program, kernel: &Matmul| (program.least(kernel.rows), program.capacity(kernel.rows));
+    program.regions.iter().zip(&larger.regions).any(|(region, other)| match (&region.kernel, &other.kernel) {
+        (Kernel::Matmul(a), Kernel::Matmul(b)) => a == b && rows(program, a) == rows(larger, b) && program.capacity(a.rows) > 1,
+        _ => false,
+    })
+}
+
+/// Do the offsets of `larger` hold for this program: the same buffers, no larger ones, that live as long?
+fn fits(program: &Program, lives: &[Option<(usize, usize)>], larger: &Program) -> bool {
+    let same = |(a, b): (&Buffer, &Buffer)| a.dtype == b.dtype && a.stride == b.stride && a.rows <= b.rows;
+    program.buffers.len() == larger.buffers.len() && program.buffers.iter().zip(&larger.buffers).all(same) && lives == self::lives(larger)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::plan_text;
+
+    /// A chain of matmuls of up to `rows` rows, to whose result `%{added}` is added.
+    fn chain(rows: u32, added: &str) -> Program {
+        let text = format!(
+            "module {{
+            symbol T<={rows}
+            param @table : f32[19, 32] = source \"table\"
+            param @w : f32[32, 32] = source \"w\"
+            func @step(%token: i32[T]) {{
+                %x = embedding @table, %token
+                %a = mm %x, @w {{rhs_t}}
+                %b = mm %a, @w {{rhs_t}}
+                %c = mm %b, @w {{rhs_t}}
+                %d = mm %c, @w {{rhs_t}}
+                %y = add %d, %{added}
+                return %y
+            }}
+        }}"
+        );
+        plan_text(&text).unwrap_or_else(|e| panic!("{e}")).program
+    }
+
+    /// A larger bucket's offsets hold for the same program with fewer rows, and not where a value lives longer, nor for more rows.
+    #[test]
+    fn offsets_hold_for_equal_lives_and_fewer_rows() {
+        let (few, many) = (chain(16, "c"), chain(64, "c"));
+        assert!(fits(&few, &lives(&few), &many));
+        assert!(!fits(&many, &lives(&many), &few));
+        let longer = chain(16, "a");
+        assert_eq!(longer.buffers.len(), many.buffers.len());
+        assert!(!fits(&longer, &lives(&longer), &many), "{longer}");
+        assert!(longer.arena_bytes > few.arena_bytes, "a value that lives longer needs bytes of its own");
     }
 }

@@ -187,8 +187,65 @@ impl WeightSource for Plan<'_> {
     }
 }
 
-/// Plans one bucket.
+/// Plans all buckets of a model, ascending; `cx.least_rows` is that of the first.
+pub fn plan_buckets(modules: &[Module], cx: &PlanCx<'_>) -> Result<Plans, PlanError> {
+    let mut weights = WeightTable::default();
+    let mut cx = *cx;
+    let mut drafts = Vec::with_capacity(modules.len());
+    for module in modules {
+        let draft = draft(module, &cx, &mut weights)?;
+        // A step takes the smallest bucket that holds it.
+        cx.least_rows = draft.program.bucket + 1;
+        drafts.push(draft);
+    }
+    let mut buckets: Vec<Planned> = Vec::with_capacity(drafts.len());
+    for draft in drafts.into_iter().rev() {
+        let larger = buckets.last().map(|planned| &planned.program);
+        buckets.push(draft.place(cx.isa, larger));
+    }
+    buckets.reverse();
+    Ok(Plans { buckets, weights })
+}
+
+/// Plans one bucket alone.
 pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Planned, PlanError> {
+    Ok(draft(module, cx, weights)?.place(cx.isa, None))
+}
+
+/// A bucket's plan without places in memory and barriers.
+struct Draft {
+    program: Program,
+    state: StatePlan,
+    output_stride: u32,
+    outputs: u32,
+    period: u32,
+}
+
+impl Draft {
+    /// `larger`: the program of the next larger bucket.
+    fn place(self, isa: &Isa, larger: Option<&Program>) -> Planned {
+        let Draft { mut program, state, output_stride, outputs, period } = self;
+        memory::assign(&mut program, larger);
+        let scratch = program.regions.iter().map(|r| match &r.kernel {
+            Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
+            Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(isa, &program, m),
+            Kernel::Loops(_) | Kernel::Quantise(_) => 0,
+        });
+        // Kernels take their scratch from the end of the private area.
+        program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
+        barriers::insert(&mut program);
+        Planned {
+            state,
+            output_stride,
+            outputs,
+            barriers_per_layer: barriers::per_layer(&program, period),
+            regions: cost::regions(&program),
+            program,
+        }
+    }
+}
+
+fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Draft, PlanError> {
     check_shapes(module)?;
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
     let (state, state_offsets) = plan_state(module, cx);
@@ -251,24 +308,7 @@ pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Resu
     }
     plan.program.body = std::mem::take(&mut plan.body);
     plan.place_weights(module, weights);
-    let mut program = plan.program;
-    memory::assign(&mut program);
-    let scratch = program.regions.iter().map(|r| match &r.kernel {
-        Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
-        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(cx.isa, &program, m),
-        Kernel::Loops(_) | Kernel::Quantise(_) => 0,
-    });
-    // Kernels take their scratch from the end of the private area.
-    program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
-    barriers::insert(&mut program);
-    Ok(Planned {
-        state,
-        output_stride,
-        outputs: outputs.len() as u32,
-        barriers_per_layer: barriers::per_layer(&program, plan.period),
-        regions: cost::regions(&program),
-        program,
-    })
+    Ok(Draft { state, output_stride, outputs: outputs.len() as u32, period: plan.period, program: plan.program })
 }
 
 impl Plan<'_> {
@@ -379,7 +419,7 @@ mod tests {
     use crate::error::Error;
     use rcompile_codegen::isa::HOST_TRIPLE;
 
-    fn plan_text(text: &str) -> Result<Planned, PlanError> {
+    pub(super) fn plan_text(text: &str) -> Result<Planned, PlanError> {
         let module = rcompile_graph::parse(text).unwrap_or_else(|e| panic!("{e}"));
         let cpu = if HOST_TRIPLE.starts_with("x86_64") { "x86-64-v3" } else { "neoverse-n1" };
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
