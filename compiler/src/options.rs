@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 /// Buckets beyond this many rows are refused: the arena grows with them.
 const MAX_BUCKET: u32 = 1 << 16;
-/// More buckets than this are refused: each is compiled on its own.
+/// More buckets than this are refused: each has code of its own.
 const MAX_BUCKETS: usize = 64;
 
 /// The end of `--help`.

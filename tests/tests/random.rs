@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Difference of an output row relative to its largest element: sums in another order, exp and tanh to 3e-7.
 const TOLERANCE_F32: f64 = 2e-4;
 /// Where activations are rounded to bf16, f16 or int8 codes, an f32 that lies near a tie goes the other way: 2^-8 per element (2^-7 of a
-/// group's largest), averaged by sums. Up to three layers; twice as much for more. Ties are rare: half of a module's outputs keep to
-/// [`TOLERANCE_F32`] (of 1089 outputs of modules with codes, 97 in a hundred differed by at most 5e-4, half by 1e-7).
+/// group's largest), averaged by sums. Up to three layers; twice as much for more. Ties are rare: half of a module's rows keep to
+/// [`TOLERANCE_F32`].
 const TOLERANCE_ROUNDED: f64 = 6e-2;
 
 fn tolerance(module: &Module, rounds: bool) -> f64 {
@@ -106,26 +106,24 @@ fn each_pass(module: &Module, checkpoint: &Checkpoint, inputs: &[(String, Tensor
 
 #[test]
 fn compiled_programs_agree_with_the_interpreter() {
-    if let Ok(file) = std::env::var("RCOMPILE_RANDOM_GRAPH") {
-        let text = std::fs::read_to_string(&file).expect("RCOMPILE_RANDOM_GRAPH");
-        let module = rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{file}: {e}"));
-        let scene = Scene::new(number("RCOMPILE_RANDOM_SEED", 0), is_encoder(&module));
-        return agree(&module, &scene).map(|_| ()).unwrap_or_else(|e| panic!("{e}"));
-    }
-    let first = number("RCOMPILE_RANDOM_SEED", 1000);
-    let count = number("RCOMPILE_RANDOM_COUNT", 30);
-    seeds_agree(first, count, generated);
+    seeds_agree(30, Scene::new);
 }
 
 #[test]
 fn compiled_codes_agree_with_the_interpreter() {
-    let first = number("RCOMPILE_RANDOM_SEED", 1000);
-    let count = number("RCOMPILE_RANDOM_COUNT", 20);
-    seeds_agree(first, count, with_codes);
+    seeds_agree(20, Scene::with_codes);
 }
 
-/// All seeds agree, and the planner refuses few of them.
-fn seeds_agree(first: u64, count: u64, generate: fn(u64) -> (Scene, Module)) {
+/// `count` seeds, or what the environment asks for, agree; the planner refuses few of them.
+fn seeds_agree(count: u64, scene_of: fn(u64, bool) -> Scene) {
+    if let Ok(file) = std::env::var("RCOMPILE_RANDOM_GRAPH") {
+        let text = std::fs::read_to_string(&file).expect("RCOMPILE_RANDOM_GRAPH");
+        let module = rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{file}: {e}"));
+        let scene = scene_of(number("RCOMPILE_RANDOM_SEED", 0), is_encoder(&module));
+        return agree(&module, &scene).map(|_| ()).unwrap_or_else(|e| panic!("{e}"));
+    }
+    let first = number("RCOMPILE_RANDOM_SEED", 1000);
+    let count = number("RCOMPILE_RANDOM_COUNT", count);
     let next = AtomicUsize::new(0);
     let results = std::sync::Mutex::new(Vec::new());
     std::thread::scope(|scope| {
@@ -136,7 +134,7 @@ fn seeds_agree(first: u64, count: u64, generate: fn(u64) -> (Scene, Module)) {
                     if seed >= first + count {
                         return;
                     }
-                    let result = one_seed(generate(seed));
+                    let result = one_seed(generated(seed, scene_of));
                     results.lock().expect("results").push((seed, result));
                 }
             });
@@ -161,22 +159,22 @@ fn seeds_agree(first: u64, count: u64, generate: fn(u64) -> (Scene, Module)) {
 fn one_wrong_element_is_noticed() {
     // Layers in f32, where tolerances are small.
     let exact = |(scene, module): &(Scene, Module)| scene.compute == DType::F32 && has_layers(module) && !has_rounding(module);
-    wrong_elements_are_noticed((1003..).map(generated).find(exact).expect("a module in f32"));
+    wrong_elements_are_noticed((1003..).map(|seed| generated(seed, Scene::new)).find(exact).expect("a module in f32"), 4.0);
 }
 
-/// The same with codes and integer dots.
+/// The same with codes and integer dots, by as little as a step or two of the codes.
 #[test]
 fn one_wrong_code_is_noticed() {
     let is_small = |module: &Module| has_layers(module) && !module.params.iter().any(|p| p.name.starts_with("layers.2."));
     let coded = |(scene, module): &(Scene, Module)| scene.compute == DType::I8 && scene.cpu == "native" && is_small(module);
-    wrong_elements_are_noticed((1003..).map(with_codes).find(coded).expect("a module with codes"));
+    wrong_elements_are_noticed((1003..).map(|seed| generated(seed, Scene::with_codes)).find(coded).expect("a module with codes"), 0.1);
 }
 
 fn has_layers(module: &Module) -> bool {
     module.params.iter().any(|p| p.name.starts_with("layers.1."))
 }
 
-fn wrong_elements_are_noticed((scene, module): (Scene, Module)) {
+fn wrong_elements_are_noticed((scene, module): (Scene, Module), by: f64) {
     let right = Checkpoint::random(&module, 7);
     assert_eq!(agree_with(&module, &scene, &right), Ok(None));
     // A bias of keys changes nothing (all scores of a query by one amount), and tables may have rows that no token looks up.
@@ -188,7 +186,7 @@ fn wrong_elements_are_noticed((scene, module): (Scene, Module)) {
         let mut wrong = right.clone();
         let tensor = wrong.tensors.get_mut(*name).expect("tensor");
         let last = tensor.data.len() - 1;
-        tensor.data[last] += 4.0;
+        tensor.data[last] += by;
         match agree_with(&module, &scene, &wrong) {
             Ok(_) => unseen.push(name),
             Err(error) => assert!(error.contains(" from the interpreter by "), "{name}: {error}"),
@@ -198,23 +196,11 @@ fn wrong_elements_are_noticed((scene, module): (Scene, Module)) {
     assert!(unseen.len() * 4 <= names.len(), "not noticed: {unseen:?} of {names:?}");
 }
 
-fn generated(seed: u64) -> (Scene, Module) {
+fn generated(seed: u64, scene_of: fn(u64, bool) -> Scene) -> (Scene, Module) {
     let rng = &mut Rng::new(seed);
     let encoder = rng.one_in(4);
-    let scene = Scene::new(seed, encoder);
+    let scene = scene_of(seed, encoder);
     let module = Generator::new(rng, &scene, encoder).module();
-    (scene, module)
-}
-
-/// The same with codes for weights.
-fn with_codes(seed: u64) -> (Scene, Module) {
-    let (mut scene, module) = generated(seed);
-    let rng = &mut Rng::new(seed ^ 0xc0de);
-    let codes = [DType::Q8(Group::Row), DType::Q4(Group::G32), DType::Q4(Group::G64), DType::Q4(Group::G128)];
-    scene.quantisation.body = Some(rng.pick(&codes));
-    scene.quantisation.head = rng.one_in(2).then(|| rng.pick(&codes));
-    scene.compute = rng.pick(&[DType::F32, DType::BF16, DType::I8, DType::I8, DType::I8]);
-    scene.cpu = rng.pick(&["x86-64-v3", "x86-64-v4", "icelake-server", "cooperlake", "native", "native"]);
     (scene, module)
 }
 
@@ -332,6 +318,16 @@ impl Scene {
         let compute = rng.pick(&[DType::F32, DType::F32, DType::BF16]);
         Scene { bucket, ctx_size, compute, quantisation: Quantisation::default(), cpu: rng.pick(&cpus), steps }
     }
+
+    /// The same with codes for weights.
+    fn with_codes(seed: u64, encoder: bool) -> Scene {
+        let rng = &mut Rng::new(seed ^ 0xc0de);
+        let codes = [DType::Q8(Group::Row), DType::Q4(Group::G32), DType::Q4(Group::G64), DType::Q4(Group::G128)];
+        let (body, head) = (Some(rng.pick(&codes)), rng.one_in(2).then(|| rng.pick(&codes)));
+        let compute = rng.pick(&[DType::F32, DType::BF16, DType::I8, DType::I8, DType::I8]);
+        let cpu = rng.pick(&["x86-64-v3", "x86-64-v4", "icelake-server", "cooperlake", "native", "native"]);
+        Scene { compute, quantisation: Quantisation { body, head, ..Quantisation::default() }, cpu, ..Scene::new(seed, encoder) }
+    }
 }
 
 fn with_bounds(module: &Module, bucket: u64) -> Module {
@@ -397,24 +393,26 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
     let tolerance = tolerance(module, scene.compute != DType::F32 || has_rounding(module));
     let mut differences = Vec::new();
     for (number, rows) in scene.steps.iter().enumerate() {
-        let place = format!("step {number} of {} rows, bucket {}, {} {:?}", rows.len(), scene.bucket, isa.name, scene.compute);
+        let types = format!("{:?}, codes {}", scene.compute, scene.quantisation.name());
+        let place = format!("step {number} of {} rows, bucket {}, {} {types}", rows.len(), scene.bucket, isa.name);
         let inputs = table(&raw, rows);
         let inputs: Vec<(&str, Tensor)> = inputs.iter().map(|(n, t)| (n.as_str(), t.clone())).collect();
         let expected = reference.run(&inputs).map_err(|e| format!("{place}: {e}"))?;
         // Codes are not what was meant.
-        let meant =
-            if scene.quantisation.is_any() { expected.clone() } else { original.run(&inputs).map_err(|e| format!("{place}: {e}"))? };
-        assert_eq!(meant.len(), expected.len(), "{place}: outputs");
-        for (i, (a, b)) in meant.iter().zip(&expected).enumerate() {
-            let d = difference(a, b);
-            if d > tolerance {
-                return Err(format!("{place}: the passes change output {i} by {d:e}:\n{}", modules[0]));
+        if !scene.quantisation.is_any() {
+            let meant = original.run(&inputs).map_err(|e| format!("{place}: {e}"))?;
+            assert_eq!(meant.len(), expected.len(), "{place}: outputs");
+            for (i, (a, b)) in meant.iter().zip(&expected).enumerate() {
+                let d = difference(a, b);
+                if d > tolerance {
+                    return Err(format!("{place}: the passes change output {i} by {d:e}:\n{}", modules[0]));
+                }
             }
         }
         let found = loaded[0].step(&plans[0], &mut one, &packed, rows, 1);
         for (i, (want, got)) in expected.iter().zip(outputs(&plans[0], &expected, &found)).enumerate() {
             let d = difference(want, &got);
-            differences.push(d);
+            differences.extend(differences_of_rows(want, &got));
             if d > tolerance {
                 let at = want
                     .data
@@ -452,12 +450,19 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
         }
     }
     differences.sort_by(f64::total_cmp);
-    match differences.get(differences.len() / 2) {
+    match differences.get(differences.len().saturating_sub(1) / 2) {
         Some(d) if *d > TOLERANCE_F32 => {
-            Err(format!("half of the outputs differ from the interpreter by {d:e} or more\n{}\n{}", modules[0], plans[0].program))
+            Err(format!("half of the rows differ from the interpreter by {d:e} or more\n{}\n{}", modules[0], plans[0].program))
         }
         _ => Ok(None),
     }
+}
+
+/// [`difference`] of each row.
+fn differences_of_rows(want: &Tensor, got: &Tensor) -> Vec<f64> {
+    let width = want.shape[1];
+    let row = |data: &[f64]| Tensor { dtype: DType::F32, shape: vec![1, width], data: data.to_vec() };
+    want.data.chunks(width).zip(got.data.chunks(width)).map(|(a, b)| difference(&row(a), &row(b))).collect()
 }
 
 /// Equal where written; padding keeps the pattern that it was filled with.

@@ -53,7 +53,7 @@ fn list(store: &Store, as_json: bool) -> Result<(), Error> {
 fn clean(store: &Store, as_json: bool) -> Result<(), Error> {
     let (files, bytes) = store.clean().map_err(|(path, e)| Error::output(&path, "removing", &e))?;
     if as_json {
-        return report::print_json(&json!({ "dir": store.dir().display().to_string(), "entries": files, "bytes_freed": bytes }));
+        return report::print_json(&json!({ "dir": store.dir().display().to_string(), "removed": files, "bytes_freed": bytes }));
     }
     report::print(&format!("{}: {files} entries removed, {} freed\n", escape(&store.dir().display().to_string()), report::size(bytes)))
 }

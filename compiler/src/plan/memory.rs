@@ -1,8 +1,10 @@
 //! Memory plan: buffers whose lives do not overlap share bytes of the arena.
 //!
-//! In: a program without offsets, and the next larger bucket's with them. Out: offsets and the arena's size. Offsets are constants of
-//! kernels' code: buckets that lay out their buffers alike share the kernels of rows that both have (those after the last attention). A life is a span of positions in execution order; a buffer that is
-//! used inside a layer loop and outside of it, or in two loops, lives through the loops whole.
+//! In: a program without offsets, and the next larger bucket's with them. Out: offsets and the arena's size. A life is a span of positions
+//! in execution order; a buffer that is used inside a layer loop and outside of it, or in two loops, lives through the loops whole.
+//!
+//! Offsets are constants of kernels' code. Buckets that lie alike share all kernels whose data do not depend on the bucket: matmuls for the
+//! rows that want logits, where both have as many, norms, lookups. So the smaller one takes the larger one's offsets.
 
 use rcompile_codegen::program::{Buffer, Item, Kernel, Matmul, Operand, Place, Program};
 
@@ -64,24 +66,32 @@ fn lives(program: &Program) -> Vec<Option<(usize, usize)>> {
 /// Assigns offsets: those of `larger`, the next larger bucket's program, where code can be shared so, else the fewest bytes.
 pub fn assign(program: &mut Program, larger: Option<&Program>) {
     let lives = lives(program);
-    if let Some(larger) = larger.filter(|larger| shares_code(program, larger) && fits(program, &lives, larger)) {
-        for (buffer, other) in program.buffers.iter_mut().zip(&larger.buffers) {
-            buffer.offset = other.offset;
-        }
-        program.arena_bytes = larger.arena_bytes;
-        return;
-    }
-    let mut placed: Vec<(usize, usize, u64, u64)> = Vec::new();
-    let bytes = |i: usize| {
-        (u64::from(program.buffers[i].rows) * u64::from(program.buffers[i].stride) * program.buffers[i].dtype.size()).next_multiple_of(64)
+    let offsets = match larger.filter(|larger| shares_code(program, larger) && fits(program, &lives, larger)) {
+        Some(larger) => larger.buffers.iter().map(|b| b.offset).collect(),
+        None => fewest_bytes(program, &lives),
     };
+    for (buffer, offset) in program.buffers.iter_mut().zip(offsets) {
+        buffer.offset = offset;
+    }
+    let used = program.buffers.iter().zip(&lives).filter(|(_, life)| life.is_some());
+    program.arena_bytes = used.map(|(b, _)| b.offset + bytes(b)).max().unwrap_or(0);
+}
+
+/// Whole lines.
+fn bytes(buffer: &Buffer) -> u64 {
+    (u64::from(buffer.rows) * u64::from(buffer.stride) * buffer.dtype.size()).next_multiple_of(64)
+}
+
+/// Each buffer at the first place that is free while it lives.
+fn fewest_bytes(program: &Program, lives: &[Option<(usize, usize)>]) -> Vec<u64> {
+    let mut placed: Vec<(usize, usize, u64, u64)> = Vec::new();
     // Largest first; ties by number, so that the plan is the same on every run.
     let mut order: Vec<usize> = (0..program.buffers.len()).collect();
-    order.sort_by_key(|i| (std::cmp::Reverse(bytes(*i)), *i));
+    order.sort_by_key(|i| (std::cmp::Reverse(bytes(&program.buffers[*i])), *i));
     let mut offsets = vec![0u64; program.buffers.len()];
     for i in order {
         let Some((first, last)) = lives[i] else { continue };
-        let size = bytes(i);
+        let size = bytes(&program.buffers[i]);
         let mut taken: Vec<(u64, u64)> =
             placed.iter().filter(|(f, l, ..)| *f <= last && first <= *l).map(|(_, _, start, end)| (*start, *end)).collect();
         taken.sort_unstable();
@@ -95,18 +105,15 @@ pub fn assign(program: &mut Program, larger: Option<&Program>) {
         offsets[i] = offset;
         placed.push((first, last, offset, offset + size));
     }
-    program.arena_bytes = placed.iter().map(|p| p.3).max().unwrap_or(0);
-    for (buffer, offset) in program.buffers.iter_mut().zip(offsets) {
-        buffer.offset = offset;
-    }
+    offsets
 }
 
-/// Has it a matmul of several rows whose code would be that of the larger bucket's, but for the offsets? One row is left alone: its few
-/// values lie together, and its matmuls are compiled soon.
+/// Has it a matmul whose code would be that of the larger bucket's, but for the offsets? (Then both have as many rows that want logits: other
+/// rows are more in the larger one.)
 fn shares_code(program: &Program, larger: &Program) -> bool {
     let rows = |program: &Program, kernel: &Matmul| (program.least(kernel.rows), program.capacity(kernel.rows));
     program.regions.iter().zip(&larger.regions).any(|(region, other)| match (&region.kernel, &other.kernel) {
-        (Kernel::Matmul(a), Kernel::Matmul(b)) => a == b && rows(program, a) == rows(larger, b) && program.capacity(a.rows) > 1,
+        (Kernel::Matmul(a), Kernel::Matmul(b)) => a == b && rows(program, a) == rows(larger, b),
         _ => false,
     })
 }
@@ -153,5 +160,9 @@ mod tests {
         assert_eq!(longer.buffers.len(), many.buffers.len());
         assert!(!fits(&longer, &lives(&longer), &many), "{longer}");
         assert!(longer.arena_bytes > few.arena_bytes, "a value that lives longer needs bytes of its own");
+        // Nothing is shared: all rows are other rows in the larger bucket.
+        let mut placed = few.clone();
+        assign(&mut placed, Some(&many));
+        assert_eq!((&placed.buffers, placed.arena_bytes), (&few.buffers, few.arena_bytes));
     }
 }

@@ -7,7 +7,7 @@
 //! regions   which values are stored, what is fused: matmul, attention, layers (frame: where values lie; lower: values ->
 //!           scalar expressions; kernel: expressions with ranges; tiling: tiles)
 //! weights   layouts (panels) and offsets, in execution order
-//! memory    buffers -> arena offsets by liveness
+//! memory    buffers -> arena offsets by liveness, from the largest bucket down: a smaller one may lie as the next larger
 //! barriers  where threads meet
 //! cost      what each region moves and computes
 //! ```
@@ -193,15 +193,15 @@ pub fn plan_buckets(modules: &[Module], cx: &PlanCx<'_>) -> Result<Plans, PlanEr
     let mut cx = *cx;
     let mut drafts = Vec::with_capacity(modules.len());
     for module in modules {
-        let draft = draft(module, &cx, &mut weights)?;
+        let drafted = draft(module, &cx, &mut weights)?;
         // A step takes the smallest bucket that holds it.
-        cx.least_rows = draft.program.bucket + 1;
-        drafts.push(draft);
+        cx.least_rows = drafted.program.bucket + 1;
+        drafts.push(drafted);
     }
     let mut buckets: Vec<Planned> = Vec::with_capacity(drafts.len());
     for draft in drafts.into_iter().rev() {
         let larger = buckets.last().map(|planned| &planned.program);
-        buckets.push(draft.place(cx.isa, larger));
+        buckets.push(draft.place(larger));
     }
     buckets.reverse();
     Ok(Plans { buckets, weights })
@@ -209,7 +209,7 @@ pub fn plan_buckets(modules: &[Module], cx: &PlanCx<'_>) -> Result<Plans, PlanEr
 
 /// Plans one bucket alone.
 pub fn plan(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Planned, PlanError> {
-    Ok(draft(module, cx, weights)?.place(cx.isa, None))
+    Ok(draft(module, cx, weights)?.place(None))
 }
 
 /// A bucket's plan without places in memory and barriers.
@@ -223,16 +223,9 @@ struct Draft {
 
 impl Draft {
     /// `larger`: the program of the next larger bucket.
-    fn place(self, isa: &Isa, larger: Option<&Program>) -> Planned {
+    fn place(self, larger: Option<&Program>) -> Planned {
         let Draft { mut program, state, output_stride, outputs, period } = self;
         memory::assign(&mut program, larger);
-        let scratch = program.regions.iter().map(|r| match &r.kernel {
-            Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
-            Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(isa, &program, m),
-            Kernel::Loops(_) | Kernel::Quantise(_) => 0,
-        });
-        // Kernels take their scratch from the end of the private area.
-        program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
         barriers::insert(&mut program);
         Planned {
             state,
@@ -245,6 +238,7 @@ impl Draft {
     }
 }
 
+/// All of a plan that the buckets before it decide.
 fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Draft, PlanError> {
     check_shapes(module)?;
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
@@ -308,7 +302,15 @@ fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<
     }
     plan.program.body = std::mem::take(&mut plan.body);
     plan.place_weights(module, weights);
-    Ok(Draft { state, output_stride, outputs: outputs.len() as u32, period: plan.period, program: plan.program })
+    let (mut program, period) = (plan.program, plan.period);
+    let scratch = program.regions.iter().map(|r| match &r.kernel {
+        Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
+        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(cx.isa, &program, m),
+        Kernel::Loops(_) | Kernel::Quantise(_) => 0,
+    });
+    // Kernels take their scratch from the end of the private area.
+    program.private_bytes = (program.private_bytes + scratch.max().unwrap_or(0)).next_multiple_of(128);
+    Ok(Draft { state, output_stride, outputs: outputs.len() as u32, period, program })
 }
 
 impl Plan<'_> {
