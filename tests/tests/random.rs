@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Difference of an output row relative to its largest element: sums in another order, exp and tanh to 3e-7.
 const TOLERANCE_F32: f64 = 2e-4;
 /// Where activations are rounded to bf16, f16 or int8 codes, an f32 that lies near a tie goes the other way: 2^-8 per element (2^-7 of a
-/// group's largest), averaged by sums. Up to three layers; twice as much for more. Ties are rare: half of a module's rows keep to
-/// [`TOLERANCE_F32`].
+/// group's largest), averaged by sums. Up to three layers; twice as much for more. Where only the rows of matmuls become codes, ties are rare:
+/// half of a module's rows keep to [`TOLERANCE_F32`]. (One flip in a cache of bf16 reaches all rows behind it.)
 const TOLERANCE_ROUNDED: f64 = 6e-2;
 
 fn tolerance(module: &Module, rounds: bool) -> f64 {
@@ -166,7 +166,9 @@ fn one_wrong_element_is_noticed() {
 #[test]
 fn one_wrong_code_is_noticed() {
     let is_small = |module: &Module| has_layers(module) && !module.params.iter().any(|p| p.name.starts_with("layers.2."));
-    let coded = |(scene, module): &(Scene, Module)| scene.compute == DType::I8 && scene.cpu == "native" && is_small(module);
+    let coded = |(scene, module): &(Scene, Module)| {
+        scene.compute == DType::I8 && scene.cpu == "native" && is_small(module) && !has_rounding(module)
+    };
     wrong_elements_are_noticed((1003..).map(|seed| generated(seed, Scene::with_codes)).find(coded).expect("a module with codes"), 0.1);
 }
 
@@ -325,7 +327,7 @@ impl Scene {
         let codes = [DType::Q8(Group::Row), DType::Q4(Group::G32), DType::Q4(Group::G64), DType::Q4(Group::G128)];
         let (body, head) = (Some(rng.pick(&codes)), rng.one_in(2).then(|| rng.pick(&codes)));
         let compute = rng.pick(&[DType::F32, DType::BF16, DType::I8, DType::I8, DType::I8]);
-        let cpu = rng.pick(&["x86-64-v3", "x86-64-v4", "icelake-server", "cooperlake", "native", "native"]);
+        let cpu = rng.pick(&["x86-64-v3", "x86-64-v4", "alderlake", "icelake-server", "znver4", "native", "native"]);
         Scene { compute, quantisation: Quantisation { body, head, ..Quantisation::default() }, cpu, ..Scene::new(seed, encoder) }
     }
 }
@@ -448,6 +450,9 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
                 }
             }
         }
+    }
+    if scene.compute == DType::BF16 || has_rounding(module) {
+        return Ok(None);
     }
     differences.sort_by(f64::total_cmp);
     match differences.get(differences.len().saturating_sub(1) / 2) {
