@@ -34,8 +34,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Difference of an output row relative to its largest element: sums in another order, exp and tanh to 3e-7.
 const TOLERANCE_F32: f64 = 2e-4;
 /// Where activations are rounded to bf16, f16 or int8 codes, an f32 that lies near a tie goes the other way: 2^-8 per element (2^-7 of a
-/// group's largest), averaged by sums. Up to three layers; twice as much for more. Where only the rows of matmuls become codes, ties are rare:
-/// half of a module's rows keep to [`TOLERANCE_F32`]. (One flip in a cache of bf16 reaches all rows behind it.)
+/// group's largest), averaged by sums. Up to three layers; twice as much for more. Where only the rows of matmuls become codes, ties are
+/// rare: half of a module's rows keep to [`TOLERANCE_F32`]. (One flip in a cache of bf16 reaches all rows behind it.)
 const TOLERANCE_ROUNDED: f64 = 6e-2;
 
 fn tolerance(module: &Module, rounds: bool) -> f64 {

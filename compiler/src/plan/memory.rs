@@ -108,8 +108,8 @@ fn fewest_bytes(program: &Program, lives: &[Option<(usize, usize)>]) -> Vec<u64>
     offsets
 }
 
-/// Has it a matmul whose code would be that of the larger bucket's, but for the offsets? (Then both have as many rows that want logits: other
-/// rows are more in the larger one.)
+/// Has it a matmul whose code would be that of the larger bucket's, but for the offsets? (Then both have as many rows that want logits:
+/// other rows are more in the larger one.)
 fn shares_code(program: &Program, larger: &Program) -> bool {
     let rows = |program: &Program, kernel: &Matmul| (program.least(kernel.rows), program.capacity(kernel.rows));
     program.regions.iter().zip(&larger.regions).any(|(region, other)| match (&region.kernel, &other.kernel) {

@@ -238,7 +238,7 @@ impl Draft {
     }
 }
 
-/// All of a plan that the buckets before it decide.
+/// Plans all but places in the arena and barriers, which [`Draft::place`] adds: what a bucket alone and the smaller ones' weights decide.
 fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Draft, PlanError> {
     check_shapes(module)?;
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
