@@ -412,7 +412,7 @@ impl Matmuls {
             private_bytes: 128,
         };
         program.private_bytes += matmul::private_bytes(&self.isa, &program, &kernel);
-        let loaded = Loaded::build(&self.isa, |mb, name| matmul::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(&self.isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
         let bytes = ((layers * layer_bytes) as usize).next_multiple_of(1 << 20) + 8192;
         let mut step = Step::new(bytes, 0, program.arena_bytes as usize, program.private_bytes);

@@ -19,7 +19,7 @@ pub use self::attention::Attention;
 pub use self::compute::{Compute, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};
 pub use self::loops::{LoopNest, Stage, StageKind, Store};
-pub use self::matmul::{GroupNest, Matmul, MatmulTile, TILE_ROWS};
+pub use self::matmul::{GroupNest, Matmul, MatmulTile, Reading, TILE_ROWS};
 pub use self::quantise::Quantise;
 pub use self::weights::{Coding, Layout, Panels};
 

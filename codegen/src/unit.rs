@@ -1,11 +1,13 @@
-//! Units of compilation: one LLVM module per distinct kernel, one per step function and one per probe.
+//! Units of compilation: one LLVM module per distinct kernel, one per function of rows of its matmuls, one per step function and one per
+//! probe.
 //!
-//! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A kernel's symbol has a
-//! hash of all data that its code depends on: equal kernels of several buckets have equal keys, and the driver keeps one of each
-//! ([`Unit::key`]).
+//! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A symbol has a hash of
+//! all data that its code depends on: equal kernels of several buckets, and equal functions of rows of several kernels, have equal keys, and
+//! the driver keeps one of each ([`Unit::key`]).
 
 use crate::error::Error;
 use crate::isa::Isa;
+use crate::kernels::rows::RowFunction;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
 use crate::program::{Kernel, Place, Program, Region};
@@ -44,6 +46,7 @@ pub struct Unit<'a> {
 #[derive(Clone, Debug)]
 enum What<'a> {
     Kernel(&'a Kernel),
+    Rows(RowFunction),
     /// Symbols of the regions.
     Step(Vec<String>),
     Probe(Probe),
@@ -61,8 +64,8 @@ pub fn step_symbol(program: &Program) -> String {
     format!("rc_step_{}_{}", word(&program.entry), program.bucket)
 }
 
-/// Units of a program, which must be valid (see [`crate::verify`]): kernels in order of regions without repetitions, then the step
-/// function. Drop units whose key another program's unit has.
+/// Units of a program, which must be valid (see [`crate::verify`]): kernels in order of regions, each with its functions of rows before
+/// it, without repetitions, then the step function. Drop units whose key another program's unit has.
 pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -> Vec<Unit<'a>> {
     let mut units: Vec<Unit<'a>> = vec![];
     let mut symbols = vec![];
@@ -70,9 +73,18 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
         let key = kernel_key(program, region, isa, options);
         let symbol = kernel_symbol(program, region, isa, &key);
         symbols.push(symbol.clone());
-        if !units.iter().any(|u| u.key == key) {
-            units.push(Unit { symbol, key, program, isa, options, what: What::Kernel(&region.kernel) });
+        let mut add = |symbol, key, what| {
+            if !units.iter().any(|u| u.key == key) {
+                units.push(Unit { symbol, key, program, isa, options, what });
+            }
+        };
+        if let Kernel::Matmul(kernel) = &region.kernel {
+            for function in matmul::row_functions(isa, program, kernel) {
+                let key = rows_key(&function, isa, options);
+                add(rows_symbol(&function, isa, &key), key, What::Rows(function));
+            }
         }
+        add(symbol, key, What::Kernel(&region.kernel));
     }
     let symbol = step_symbol(program);
     let key = format!("{symbol} O{} {isa:?} {symbols:?} {:?}", options.opt_level, program.body);
@@ -98,13 +110,17 @@ pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
                 loops::define(mb, unit.program, &unit.symbol, nest);
             }
             What::Kernel(Kernel::Matmul(kernel)) => {
-                matmul::define(mb, unit.program, &unit.symbol, kernel)?;
+                let symbol = |function: &RowFunction| rows_symbol(function, unit.isa, &rows_key(function, unit.isa, unit.options));
+                matmul::define(mb, unit.program, &unit.symbol, kernel, symbol)?;
             }
             What::Kernel(Kernel::Attention(kernel)) => {
                 attention::define(mb, unit.program, &unit.symbol, kernel)?;
             }
             What::Kernel(Kernel::Quantise(kernel)) => {
                 quantise::define(mb, unit.program, &unit.symbol, kernel);
+            }
+            What::Rows(function) => {
+                function.define(mb, &unit.symbol);
             }
             What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
             What::Probe(kind) => probe::define(mb, unit.program, *kind),
@@ -126,6 +142,19 @@ fn kernel_symbol(program: &Program, region: &Region, isa: &Isa, key: &str) -> St
         Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv_dtype), format!("_{}x{}", a.tile_rows, a.head_dim)),
     };
     format!("rc_{kind}_{dtypes}_{}{tile}_{:016x}__{}", word(&region.name), fnv1a(key.as_bytes()), word(&isa.name))
+}
+
+/// `rc_rows_<dtypes>_<function>_<columns>_<hash>__<cpu>`.
+fn rows_symbol(function: &RowFunction, isa: &Isa, key: &str) -> String {
+    let product = &function.product;
+    let weight = product.panels.coding.name(product.weight);
+    let dtypes = format!("{}_{weight}_{}", product.a, product.compute.name());
+    format!("rc_rows_{dtypes}_{}x{}_{:016x}__{}", function.name(), product.panels.nr, fnv1a(key.as_bytes()), word(&isa.name))
+}
+
+/// All that the code of a function of rows depends on.
+fn rows_key(function: &RowFunction, isa: &Isa, options: Options) -> String {
+    format!("rows O{} {isa:?} {function:?}", options.opt_level)
 }
 
 /// A kernel's data and those of the buffers and weights that it refers to.

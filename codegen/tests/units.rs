@@ -192,10 +192,29 @@ fn matmuls_for_more_rows_are_other_kernels() {
     let logits = [16, 32].map(|most| with(most, Extent::LogitRows, 1));
     let rows = [1, 33].map(|least| with(16, Extent::Rows, least));
     for programs in [logits, rows] {
-        let [few, more] = programs.each_ref().map(|p| compile_units(p, &isa, Options::default()).swap_remove(0));
+        let kernel = |p| compile_units(p, &isa, Options::default()).into_iter().find(|unit| unit.symbol.starts_with("rc_matmul"));
+        let [few, more] = programs.each_ref().map(|p| kernel(p).unwrap());
         assert_ne!((&few.key, &few.symbol), (&more.key, &more.symbol));
         assert!(compile(&few).unwrap() != compile(&more).unwrap(), "the same code would do, and this test shows nothing");
     }
+    // Functions of rows depend neither on where the rows lie nor on what becomes of the sums, but on how far the rows lie apart.
+    let [as_is, moved, apart] = [
+        |_: &mut Program| (),
+        |p: &mut Program| p.buffers[0].offset += 4096,
+        |p: &mut Program| {
+            let Kernel::Matmul(head) = &mut p.regions[0].kernel else { unreachable!() };
+            head.a_stride += 64;
+        },
+    ]
+    .map(|edit: fn(&mut Program)| {
+        let mut p = with(16, Extent::Rows, 1);
+        edit(&mut p);
+        let symbols = compile_units(&p, &isa, Options::default()).into_iter().map(|unit| unit.symbol);
+        let (functions, others): (Vec<_>, Vec<_>) = symbols.partition(|symbol| symbol.starts_with("rc_rows"));
+        (functions, others.into_iter().find(|symbol| symbol.starts_with("rc_matmul")).unwrap())
+    });
+    assert!(as_is.0.len() > 6 && as_is.0 == moved.0 && as_is.1 != moved.1, "{as_is:?} {moved:?}");
+    assert!(apart.0.iter().all(|symbol| !as_is.0.contains(symbol)), "{as_is:?} {apart:?}");
 }
 
 #[test]

@@ -299,7 +299,7 @@ fn rate(&(cpu, weights, ways, rows): &Key) -> Outcome<Rate> {
 
 fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> Outcome<String> {
     let emit = Emit { llvm_ir: false, asm: true };
-    let compiled = module::build("kernel", isa, 3, emit, |mb| matmul::define(mb, program, "kernel", kernel).map(|_| ()))?;
+    let compiled = module::build("kernel", isa, 3, emit, |mb| matmul::define_whole(mb, program, "kernel", kernel).map(|_| ()))?;
     Ok(compiled.asm.ok_or("no assembly")?)
 }
 

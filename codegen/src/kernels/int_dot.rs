@@ -107,22 +107,22 @@ pub(super) fn add_scaled<'c>(
     if powers_of_two { fb.fma(sum, scales[c], acc) } else { fb.fma(fb.mul(sum, scales[c]), row.scale, acc) }
 }
 
-impl Microkernel<'_> {
+impl Microkernel {
     /// May the f32 sums of `m` rows leave the registers while a group is summed, as far as LLVM has to? Only then may the sums of a group
     /// fill them.
     pub(super) fn sums_spill(&self, isa: &Isa, m: u32) -> bool {
-        if m > isa.rows(self.kernel.compute) / 2 {
+        if m > isa.rows(self.product.compute) / 2 {
             return true;
         }
         // Some rows have room for both sets of sums only if they go through a panel in pieces, and then they read it twice. (Ways go one
         // after the other.)
-        let vectors = self.kernel.panels.nr / isa.lanes;
+        let vectors = self.product.panels.nr / isa.lanes;
         let fits = |sets: u32| tile_fits(isa, m * sets, vectors, self.held(isa, m, vectors));
-        m > 1 && self.kernel.compute.dots_codes() && !fits(2) && fits(1)
+        m > 1 && self.product.compute.dots_codes() && !fits(2) && fits(1)
     }
     /// Are products of nibbles summed in words first? Where a dot takes three instructions, two of them wait until [`WORDS_K`].
     fn sums_in_words(&self, isa: &Isa) -> bool {
-        isa.dots_in_pairs() && !self.coding.has_bytes() && self.kernel.compute.dots_codes()
+        isa.dots_in_pairs() && !self.coding.has_bytes() && self.product.compute.dots_codes()
     }
     /// Registers of a step beside the sums.
     fn held(&self, isa: &Isa, m: u32, vectors: u32) -> u32 {
@@ -143,7 +143,7 @@ impl Microkernel<'_> {
     }
     /// Do codes of `m` rows wait in registers, sixteen each?
     pub(super) fn codes_in_lanes(&self, isa: &Isa, m: u32) -> bool {
-        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.kernel.compute.dots_codes()
+        isa.lane_fma && isa.lanes == 4 && m >= LANE_ROWS && self.product.compute.dots_codes()
     }
     /// k of a step of the loop over a group. Weights that come from a cache: more, for less of a loop. From memory one pack at a time is
     /// better, whose prefetches lie evenly among the dots. Nibbles and dots in pairs need the registers of the second pack.
@@ -151,13 +151,13 @@ impl Microkernel<'_> {
         match feed {
             _ if self.codes_in_lanes(isa, m) => 16,
             _ if self.has_nibbles() && isa.dots_in_pairs() => self.k_pack,
-            Feed::Ahead { .. } if self.kernel.compute.dots_codes() => 2 * self.k_pack,
+            Feed::Ahead { .. } if self.product.compute.dots_codes() => 2 * self.k_pack,
             _ => self.k_pack,
         }
     }
     /// Bytes of a group, and of its codes.
     pub(super) fn group_bytes(&self, isa: &Isa) -> (u64, u64) {
-        let panels = &self.kernel.panels;
+        let panels = &self.product.panels;
         let group = self.coding.group().expect("codes");
         let all = if self.is_unpacked() { unpacked_group(isa, panels, group) } else { panels.bytes_before(group, self.dtype) };
         (all, self.codes_bytes())
@@ -175,8 +175,8 @@ impl Microkernel<'_> {
         feed: Feed<'c>,
         keep: Option<Keep<'c>>,
     ) {
-        let (kernel, lanes) = (self.kernel, fb.lanes());
-        let panels = &kernel.panels;
+        let (product, lanes) = (&self.product, fb.lanes());
+        let panels = &product.panels;
         let group = self.coding.group().expect("codes");
         let most_code = if self.coding.has_zeros() { 255 } else { 128 };
         assert!(most_code * 127 * group < 1 << 22, "sums over groups of {group} are no f32");
@@ -188,11 +188,11 @@ impl Microkernel<'_> {
         let streams = self.streams(walk);
         let vectors = self.vectors(walk, lanes);
         // Matrix instructions: pairs of rows, two registers of sums per pair and vector of columns; a single row's f32 sums are a vector.
-        let in_blocks = kernel.compute == Compute::Int8Mmla;
+        let in_blocks = product.compute == Compute::Int8Mmla;
         let floats_in_blocks = in_blocks && walk.m > 1;
         let (rows, sums_per_row) = if in_blocks { (walk.m.div_ceil(2), 2 * vectors.len()) } else { (walk.m, vectors.len()) };
-        let a_group_bytes = if in_blocks { int_mmla::group_bytes(walk.m, group) } else { kernel.compute.record(group).into() };
-        let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) + u64::from(byte));
+        let a_group_bytes = if in_blocks { int_mmla::group_bytes(walk.m, group) } else { product.compute.record(group).into() };
+        let row_at = |a: Value<'c>, r: u32, byte: u32| fb.offset_const(a, u64::from(r) * u64::from(product.a_stride) + u64::from(byte));
         let words_of = |a: Value<'c>, r: u32, byte: u32| fb.splat(fb.load(Ty::I32, row_at(a, r, byte), 4), lanes);
 
         // Trip counts that LLVM does not see: it would unroll the loops, move loads of later steps up, and spill.
@@ -237,8 +237,8 @@ impl Microkernel<'_> {
                     let mut sums = sums.to_vec();
                     let bytes = fb.mul_int(step, step_bytes as i64);
                     match feed {
-                        Feed::Stream => {
-                            self.prefetch_streams(fb, walk, &streams, at.panel, fb.add(here, bytes), (step_bytes, packs.into()))
+                        Feed::Stream(reading) => {
+                            self.prefetch_streams(fb, walk, (&streams, reading), at.panel, fb.add(here, bytes), (step_bytes, packs.into()))
                         }
                         Feed::Ahead { at, step: each, stream } => {
                             let part = fb.lshr(each, steps.trailing_zeros());
@@ -283,9 +283,9 @@ impl Microkernel<'_> {
                 }
             };
             let mut factors = self.coding.has_group_scales().then(|| {
-                if matches!(feed, Feed::Stream) {
+                if let Feed::Stream(reading) = feed {
                     let scales = fb.add_int(here, code_bytes as i64);
-                    self.prefetch_streams(fb, walk, &streams, at.panel, scales, (group_bytes - code_bytes, 1));
+                    self.prefetch_streams(fb, walk, (&streams, reading), at.panel, scales, (group_bytes - code_bytes, 1));
                 }
                 let factors = self.factors(fb, walk, fb.offset(at.scales, here));
                 if let Some(keep) = keep {
@@ -336,7 +336,7 @@ impl Microkernel<'_> {
     pub(super) fn keep_factors<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, keep: Keep<'c>, factors: &Factors<'c>) {
         let Factors { scales, zeros, minus_origin } = factors;
         for (factors, place) in [Some(scales), zeros.as_ref().or(minus_origin.as_ref())].into_iter().flatten().zip(0..) {
-            let to = fb.offset_const(keep.scales, u64::from(self.kernel.panels.nr) * place * DType::F32.size());
+            let to = fb.offset_const(keep.scales, u64::from(self.product.panels.nr) * place * DType::F32.size());
             self.keep(fb, walk, Keep { to, ..keep }, factors.iter().copied());
         }
     }
@@ -371,7 +371,7 @@ impl Microkernel<'_> {
         let columns: Vec<_> = vectors.iter().map(codes).collect();
         if let Some(keep) = keep {
             for half in 0..halves {
-                let at = fb.offset_const(keep.to, u64::from(half * self.kernel.panels.nr) * 4);
+                let at = fb.offset_const(keep.to, u64::from(half * self.product.panels.nr) * 4);
                 self.keep(fb, walk, Keep { to: at, ..keep }, columns.iter().map(|w| w[half as usize]));
             }
         }
@@ -417,7 +417,7 @@ impl Microkernel<'_> {
 
     /// Their zero points, which lie behind the scales.
     pub(super) fn zeros<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, scales: Value<'c>) -> Vec<Value<'c>> {
-        let behind = u64::from(self.kernel.panels.nr) * self.scale_type().size();
+        let behind = u64::from(self.product.panels.nr) * self.scale_type().size();
         self.scales(fb, walk, fb.offset_const(scales, behind))
     }
 }

@@ -18,9 +18,10 @@
 
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::{REGISTER, exchange_halves, step_bytes};
+use super::rows::Product;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Compute, Matmul};
+use crate::program::Compute;
 
 /// k of a row or column in one register.
 const K: u32 = 8;
@@ -36,15 +37,15 @@ pub(super) fn codes_bytes(m: u32, k: u32) -> u64 {
 }
 
 /// Bytes of the packed rows of a kernel; 0 where it wants none.
-pub(super) fn packed_bytes(kernel: &Matmul) -> u64 {
-    match (kernel.compute, kernel.panels.coding.group()) {
-        (Compute::Int8Mmla, Some(group)) => u64::from(kernel.panels.padded_k() / group) * group_bytes(kernel.tile.mr, group),
+pub(super) fn packed_bytes(product: &Product, m: u32) -> u64 {
+    match (product.compute, product.panels.coding.group()) {
+        (Compute::Int8Mmla, Some(group)) => u64::from(product.panels.padded_k() / group) * group_bytes(m, group),
         _ => 0,
     }
 }
 
 /// Do `m` rows times `vectors` of four columns fit the register file?
-pub(super) fn fits(isa: &Isa, micro: &Microkernel<'_>, m: u32, vectors: u32) -> bool {
+pub(super) fn fits(isa: &Isa, micro: &Microkernel, m: u32, vectors: u32) -> bool {
     let sums = m.div_ceil(2) * 2 * vectors;
     let floats = match m {
         _ if micro.sums_spill(isa, m) => 0,
@@ -57,13 +58,13 @@ pub(super) fn fits(isa: &Isa, micro: &Microkernel<'_>, m: u32, vectors: u32) -> 
 }
 
 /// Packs the records of `k` k (whole groups) of the `m` rows at `a` to `to`.
-pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul, m: u32, a: Value<'c>, k: Value<'c>, to: Value<'c>) {
-    let group = kernel.panels.coding.group().expect("codes");
+pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, product: &Product, m: u32, a: Value<'c>, k: Value<'c>, to: Value<'c>) {
+    let group = product.panels.coding.group().expect("codes");
     let step = step_bytes(m);
-    let row = |a: Value<'c>, r: u32| fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride));
+    let row = |a: Value<'c>, r: u32| fb.offset_const(a, u64::from(r) * u64::from(product.a_stride));
     let pairs = || (0..m.div_ceil(2)).map(|pair| (pair, 2 * pair, (2 * pair + 1).min(m - 1)));
     fb.for_(fb.int(0), fb.lshr(k, group.trailing_zeros()), 1, |i| {
-        let a = fb.index(a, i, kernel.compute.record(group).into());
+        let a = fb.index(a, i, product.compute.record(group).into());
         let to = fb.index(to, i, group_bytes(m, group));
         fb.for_(fb.int(0), fb.int(group.into()), i64::from(2 * K), |inside| {
             let (a, to) = (fb.offset(a, inside), fb.offset(to, fb.mul_int(inside, (step / u64::from(K)) as i64)));
@@ -115,7 +116,7 @@ impl<'c> Rows<'c> {
     }
 }
 
-impl Microkernel<'_> {
+impl Microkernel {
     /// One step: the packed rows at `a` times the codes at `vectors` (of four columns, two registers each) of `w`.
     pub(super) fn blocks<'c>(
         &self,
@@ -139,7 +140,7 @@ impl Microkernel<'_> {
             };
             if let Some(keep) = keep {
                 let (stream, number) = (c as u32 / 2 / walk.vectors, c as u32 % (2 * walk.vectors));
-                let to = u64::from(half * self.kernel.panels.nr * K) + u64::from(stream) * keep.stream + u64::from(number) * REGISTER;
+                let to = u64::from(half * self.product.panels.nr * K) + u64::from(stream) * keep.stream + u64::from(number) * REGISTER;
                 fb.store(weight, fb.offset_const(keep.to, to), REGISTER as u32);
             }
             weight

@@ -21,10 +21,11 @@
 
 use super::int_dot::{RowFactors, add_scaled, integers};
 use super::microkernel::{Keep, Microkernel, Start, Walk};
+use super::rows::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute, Matmul};
+use crate::program::{Coding, Compute};
 
 /// k, and bytes of a row, of a step in groups of `group`.
 pub(super) fn step_k(group: u32) -> u32 {
@@ -32,23 +33,23 @@ pub(super) fn step_k(group: u32) -> u32 {
 }
 
 /// Bytes of a row of a kernel's tiles.
-pub(super) fn row_bytes(kernel: &Matmul) -> u32 {
-    match kernel.compute {
-        Compute::Int8Tiles => kernel.panels.coding.group().map_or(ROW, step_k),
+pub(super) fn row_bytes(product: &Product) -> u32 {
+    match product.compute {
+        Compute::Int8Tiles => product.panels.coding.group().map_or(ROW, step_k),
         _ => ROW,
     }
 }
 
-impl Microkernel<'_> {
+impl Microkernel {
     /// A panel's columns, all at once.
     fn all_columns(&self, lanes: u32) -> Walk {
-        Walk { m: 1, panels: 1, ways: 1, vectors: self.kernel.panels.nr / lanes, pieces: 1 }
+        Walk { m: 1, panels: 1, ways: 1, vectors: self.product.panels.nr / lanes, pieces: 1 }
     }
 
     /// Takes the nibbles of `groups` groups of the panel at `w` apart, and keeps them with their scales at `to` (see `int_dot`), or as
     /// bf16.
-    pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, groups: Value<'c>, to: Value<'c>, kept: &Microkernel<'_>) {
-        let (group, nr) = (self.coding.group().expect("codes"), u64::from(self.kernel.panels.nr));
+    pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, groups: Value<'c>, to: Value<'c>, kept: &Microkernel) {
+        let (group, nr) = (self.coding.group().expect("codes"), u64::from(self.product.panels.nr));
         let (bytes, codes) = self.group_bytes(fb.isa());
         if kept.coding == Coding::Elements {
             let kept_bytes = u64::from(group) * nr * kept.dtype.size();
@@ -76,7 +77,7 @@ impl Microkernel<'_> {
         /// Bits of the word below the nibbles of each byte as they are taken: 2^23 times a scale of five bits is no f32 at 0.
         const AT: [u32; 4] = [4, 8, 12, 16];
         const TWO_23: f32 = 8_388_608.0;
-        let (lanes, nr) = (fb.lanes(), u64::from(self.kernel.panels.nr));
+        let (lanes, nr) = (fb.lanes(), u64::from(self.product.panels.nr));
         let walk = self.all_columns(lanes);
         let codes = self.codes_bytes();
         let all = |bits: u32| fb.splat(fb.int_of(Elem::I32, bits.into()), lanes);
@@ -116,12 +117,12 @@ impl Microkernel<'_> {
         at: TileAt<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
-        nibbles: Option<&Microkernel<'_>>,
+        nibbles: Option<&Microkernel>,
     ) {
-        let kernel = self.kernel;
-        let (lanes, nr, stride) = (fb.lanes(), kernel.panels.nr, kernel.a_stride);
+        let product = &self.product;
+        let (lanes, nr, stride) = (fb.lanes(), product.panels.nr, product.a_stride);
         let group = self.coding.group().expect("codes");
-        let ((group_bytes, codes), record) = (self.group_bytes(fb.isa()), u64::from(kernel.compute.record(group)));
+        let ((group_bytes, codes), record) = (self.group_bytes(fb.isa()), u64::from(product.compute.record(group)));
         let walk = self.all_columns(lanes);
         let row_bytes = u64::from(nr) * 4;
         let buffer_bytes = u64::from(row_tiles * SIDE) * row_bytes;

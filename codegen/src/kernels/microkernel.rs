@@ -9,16 +9,16 @@
 //! ([`super::int_dot`]), and where blocks of rows take tiles few rows follow their order of additions ([`super::tiles`]).
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
-//! requests under way as the core allows: several streams side by side, each brought to L1 `tile.prefetch_l1` bytes ahead (from
-//! `tile.busy_rows` rows on `tile.busy_l1`, and that alone; nearer where `tile.near_streams` are walked) and to L2 `tile.prefetch` ahead,
-//! across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams spread the far prefetch
+//! requests under way as the core allows: several streams side by side, each brought to L1 and to L2 so many bytes ahead
+//! ([`Reading`]), across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams spread the far prefetch
 //! over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each block of rows brings a part
 //! of the next block of weights there.
 
+use super::rows::Product;
 use super::{int_mmla, mmla};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute, DType, Matmul};
+use crate::program::{Coding, Compute, DType, Reading};
 
 /// Do `m` rows times `vectors` of accumulators, `held` weights, a broadcast and a mask fit the register file? Beyond this bound LLVM
 /// spills inside the loop.
@@ -67,15 +67,14 @@ pub(super) struct Walk {
 }
 
 impl Walk {
-    /// `m` rows over weights from memory, with up to `most` panels side by side.
-    pub fn stream(isa: &Isa, micro: &Microkernel<'_>, m: u32, most: u32) -> Walk {
-        let streams = micro.kernel.tile.streams;
-        let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways.min(streams));
+    /// `m` rows over weights from memory, in up to `streams` streams, with up to `most` panels side by side.
+    pub fn stream(isa: &Isa, micro: &Microkernel, m: u32, streams: u32, most: u32) -> Walk {
+        let together = Walk::panel(isa, micro, m, micro.product.panels.ways.min(streams));
         // Pieces would read every second line only, twice: one way after the other, then.
         let walk = if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together };
         let side_by_side = |p: u32| p * walk.ways <= streams && micro.fits(isa, m, p * walk.vectors * walk.ways);
         let mut panels = 1;
-        if walk.pieces == 1 && walk.ways == micro.kernel.panels.ways {
+        if walk.pieces == 1 && walk.ways == micro.product.panels.ways {
             while panels < most && side_by_side(panels + 1) {
                 panels += 1;
             }
@@ -85,13 +84,13 @@ impl Walk {
 
     /// `m` rows over one panel from a cache. In pieces each block of rows would go through every second line of it, and then the others,
     /// which is slower from L2 (docs/machines/emerald-rapids.md): one way after the other, then.
-    pub fn block(isa: &Isa, micro: &Microkernel<'_>, m: u32) -> Walk {
-        let together = Walk::panel(isa, micro, m, micro.kernel.panels.ways);
+    pub fn block(isa: &Isa, micro: &Microkernel, m: u32) -> Walk {
+        let together = Walk::panel(isa, micro, m, micro.product.panels.ways);
         if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together }
     }
 
-    fn panel(isa: &Isa, micro: &Microkernel<'_>, m: u32, ways: u32) -> Walk {
-        let per_panel = micro.kernel.panels.nr / isa.lanes;
+    fn panel(isa: &Isa, micro: &Microkernel, m: u32, ways: u32) -> Walk {
+        let per_panel = micro.product.panels.nr / isa.lanes;
         let mut vectors = per_panel;
         while vectors > 1 && !micro.fits(isa, m, vectors * ways) {
             vectors /= 2;
@@ -100,7 +99,7 @@ impl Walk {
     }
 
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
-    fn holds_rows(&self, micro: &Microkernel<'_>) -> bool {
+    fn holds_rows(&self, micro: &Microkernel) -> bool {
         let vectors = self.panels * self.vectors * self.ways;
         micro.multiply == Multiply::Broadcast && micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
     }
@@ -149,7 +148,7 @@ pub(super) const AHEAD_SHIFT: u32 = 16;
 #[derive(Clone, Copy)]
 pub(super) enum Feed<'c> {
     /// In memory.
-    Stream,
+    Stream(Reading),
     /// In L2; the loop prefetches what comes next.
     Ahead {
         /// Address of its part.
@@ -195,10 +194,10 @@ pub(super) struct At<'c> {
     pub tile: Value<'c>,
 }
 
-/// The generator of register tiles of one kernel.
-pub(super) struct Microkernel<'a> {
-    /// The kernel.
-    pub kernel: &'a Matmul,
+/// The generator of register tiles of one product.
+pub(super) struct Microkernel {
+    /// Rows and panels as they are stored.
+    pub product: Product,
     /// Weights as they are read.
     pub dtype: DType,
     /// Elements or codes.
@@ -212,49 +211,50 @@ pub(super) struct Microkernel<'a> {
     pub panel_bytes: u64,
 }
 
-impl<'a> Microkernel<'a> {
+impl Microkernel {
     /// Weights as stored, for tiles of `m` rows.
-    pub fn stored(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
-        let multiply = match kernel.compute {
+    pub fn stored(isa: &Isa, product: &Product, m: u32) -> Self {
+        let multiply = match product.compute {
             Compute::Bf16Mmla => Multiply::Blocks,
             compute if compute.takes_codes() => Multiply::Groups,
             Compute::Bf16Tiles => Multiply::Halves,
-            Compute::F32 if isa.lane_fma && m >= LANE_ROWS && kernel.panels.coding == Coding::Elements => Multiply::Lane,
+            Compute::F32 if isa.lane_fma && m >= LANE_ROWS && product.panels.coding == Coding::Elements => Multiply::Lane,
             _ => Multiply::Broadcast,
         };
-        let (coding, k_pack) = (kernel.panels.coding, kernel.panels.k_pack);
+        let (coding, k_pack) = (product.panels.coding, product.panels.k_pack);
         let step_k = match multiply {
             Multiply::Lane => k_pack.max(isa.lanes),
             Multiply::Groups => coding.group().unwrap_or(k_pack),
             Multiply::Halves => BF16_TILE_K,
             Multiply::Broadcast | Multiply::Blocks => k_pack,
         };
-        Microkernel { kernel, dtype, coding, k_pack, step_k, multiply, panel_bytes: kernel.panels.panel_bytes(dtype) }
+        let panel_bytes = product.panels.panel_bytes(product.weight);
+        Microkernel { product: *product, dtype: product.weight, coding, k_pack, step_k, multiply, panel_bytes }
     }
     /// The same for blocks of rows, which read them from a cache.
-    pub fn cached(isa: &Isa, kernel: &'a Matmul, dtype: DType, m: u32) -> Self {
-        let micro = Self::stored(isa, kernel, dtype, m);
-        let long = micro.multiply == Multiply::Broadcast && micro.coding == Coding::Elements && kernel.compute == Compute::F32;
+    pub fn cached(isa: &Isa, product: &Product, m: u32) -> Self {
+        let micro = Self::stored(isa, product, m);
+        let long = micro.multiply == Multiply::Broadcast && micro.coding == Coding::Elements && product.compute == Compute::F32;
         Microkernel { step_k: if long { micro.step_k.max(BLOCK_STEP) } else { micro.step_k }, ..micro }
     }
     /// Weights widened to `f32[k][nr]` per panel.
-    pub fn widened(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
+    pub fn widened(isa: &Isa, product: &Product, panel_bytes: u64, m: u32) -> Self {
         let multiply = if isa.lane_fma && m >= LANE_ROWS { Multiply::Lane } else { Multiply::Broadcast };
-        let step_k = if multiply == Multiply::Lane { kernel.panels.k_pack.max(isa.lanes) } else { BLOCK_STEP };
-        Microkernel { kernel, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
+        let step_k = if multiply == Multiply::Lane { product.panels.k_pack.max(isa.lanes) } else { BLOCK_STEP };
+        Microkernel { product: *product, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
     /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`), or as bf16 (see
     /// `int_tiles`).
-    pub fn kept(isa: &Isa, kernel: &'a Matmul, panel_bytes: u64, m: u32) -> Self {
-        match kernel.compute {
+    pub fn kept(isa: &Isa, product: &Product, panel_bytes: u64, m: u32) -> Self {
+        match product.compute {
             Compute::CodesInBf16Tiles => {
                 let (dtype, coding, multiply) = (DType::Bf16, Coding::Elements, Multiply::Halves);
-                Microkernel { kernel, dtype, coding, k_pack: 2, step_k: BF16_TILE_K, multiply, panel_bytes }
+                Microkernel { product: *product, dtype, coding, k_pack: 2, step_k: BF16_TILE_K, multiply, panel_bytes }
             }
             compute if compute.takes_codes() => {
-                Microkernel { k_pack: kernel.panels.k_pack / 2, panel_bytes, ..Self::stored(isa, kernel, DType::U8, m) }
+                Microkernel { k_pack: product.panels.k_pack / 2, panel_bytes, ..Self::stored(isa, product, m) }
             }
-            _ => Self::widened(isa, kernel, panel_bytes, m),
+            _ => Self::widened(isa, product, panel_bytes, m),
         }
     }
     /// Are codes two to a byte?
@@ -263,7 +263,7 @@ impl<'a> Microkernel<'a> {
     }
     /// Are these nibbles that an earlier block of rows took apart?
     pub fn is_unpacked(&self) -> bool {
-        matches!(self.coding, Coding::Int4 { .. }) && self.k_pack < self.kernel.panels.k_pack
+        matches!(self.coding, Coding::Int4 { .. }) && self.k_pack < self.product.panels.k_pack
     }
     /// Bytes of one column that lie together.
     pub fn column_bytes(&self) -> u64 {
@@ -279,7 +279,7 @@ impl<'a> Microkernel<'a> {
     }
     /// Bytes of a group's codes of all columns: what lies before its scales.
     pub fn codes_bytes(&self) -> u64 {
-        self.coding.group().map_or(0, |group| u64::from(group / self.k_pack * self.kernel.panels.nr) * self.column_bytes())
+        self.coding.group().map_or(0, |group| u64::from(group / self.k_pack * self.product.panels.nr) * self.column_bytes())
     }
     /// A block of k that is not the last one is a multiple of this.
     pub fn k_unit(&self) -> u32 {
@@ -299,7 +299,7 @@ impl<'a> Microkernel<'a> {
     fn fits(&self, isa: &Isa, m: u32, vectors: u32) -> bool {
         match self.multiply {
             Multiply::Broadcast => tile_fits(isa, m, vectors, self.held_weights(m, vectors).min(self.held_rows(m))),
-            Multiply::Groups if self.kernel.compute == Compute::Int8Mmla => int_mmla::fits(isa, self, m, vectors),
+            Multiply::Groups if self.product.compute == Compute::Int8Mmla => int_mmla::fits(isa, self, m, vectors),
             Multiply::Groups => self.sums_fit(isa, m, vectors),
             Multiply::Lane => tile_fits(isa, m, vectors, self.held_lanes(m) + self.k_pack * vectors),
             Multiply::Blocks => mmla::fits(isa, m, vectors),
@@ -314,7 +314,7 @@ impl<'a> Microkernel<'a> {
     /// Registers beside the accumulators when a step holds `vectors` of weights. Those of a single row are memory operands, unless they
     /// have to be widened.
     pub(super) fn held_weights(&self, m: u32, vectors: u32) -> u32 {
-        match (self.coding, self.kernel.compute) {
+        match (self.coding, self.product.compute) {
             // Nibbles, and the mask that takes them.
             (Coding::Int4 { .. }, compute) if compute.dots_codes() && self.has_nibbles() => 2 * vectors + 1,
             (Coding::Int4 { .. }, compute) if compute.dots_codes() => vectors,
@@ -328,7 +328,7 @@ impl<'a> Microkernel<'a> {
     }
     /// The same when a step holds its rows, and a weight.
     pub(super) fn held_rows(&self, m: u32) -> u32 {
-        match (self.coding, self.kernel.compute) {
+        match (self.coding, self.product.compute) {
             (Coding::Int4 { .. }, compute) if compute.dots_codes() => 2 * m + 3,
             (Coding::Elements, Compute::F32) => m * self.k_pack + 1,
             (_, Compute::F32) => m * self.k_pack + 4,
@@ -366,13 +366,13 @@ impl<'a> Microkernel<'a> {
             return self.emit_groups(fb, walk, at, steps, start, feed, keep);
         }
         if self.multiply == Multiply::Halves {
-            return self.emit_in_order_of_tiles(fb, walk, at, steps);
+            return self.emit_in_order_of_tiles(fb, walk, at, steps, feed);
         }
         let At { a, panel, w, scales, tile } = at;
-        let kernel = self.kernel;
+        let product = &self.product;
         let lanes = fb.lanes();
-        let panels = &kernel.panels;
-        let a_size = kernel.a.dtype.size();
+        let panels = &product.panels;
+        let a_size = product.a.size();
         let step_k = u64::from(self.step_k);
         let step_bytes = self.step_bytes(lanes);
         let row_bytes = if self.multiply == Multiply::Blocks { mmla::step_bytes(walk.m) } else { a_size * step_k };
@@ -400,9 +400,9 @@ impl<'a> Microkernel<'a> {
             let (codes, scale) = offsets(i);
             let w = fb.offset(w, codes);
             match feed {
-                Feed::Stream => {
+                Feed::Stream(reading) => {
                     let packs = u64::from(self.step_k / self.k_pack);
-                    self.prefetch_streams(fb, walk, &streams, panel, codes, (step_bytes, packs));
+                    self.prefetch_streams(fb, walk, (&streams, reading), panel, codes, (step_bytes, packs));
                 }
                 Feed::Ahead { at, step, stream } => self.prefetch_ahead(fb, at, fb.mul(i, step), (stream, step_bytes)),
             }
@@ -428,27 +428,26 @@ impl<'a> Microkernel<'a> {
 
     /// Bytes of a panel's step.
     fn step_bytes(&self, lanes: u32) -> u64 {
-        u64::from(self.kernel.panels.nr / lanes * (self.step_k / self.k_pack)) * self.vector_bytes(lanes)
+        u64::from(self.product.panels.nr / lanes * (self.step_k / self.k_pack)) * self.vector_bytes(lanes)
     }
 
     /// One step of `ks` k (`step_k`, or what is left at the end), weights at `vectors` of `at.w`.
     fn step<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: StepAt<'c>, vectors: &[u64], acc: &[Value<'c>], ks: u32) -> Vec<Value<'c>> {
         let StepAt { a, w, scales, keep } = at;
-        let (kernel, lanes) = (self.kernel, fb.lanes());
+        let (product, lanes) = (&self.product, fb.lanes());
         let mut acc = acc.to_vec();
         let n = vectors.len();
-        let dot = kernel.compute == Compute::Bf16Dot;
+        let dot = product.compute == Compute::Bf16Dot;
         // Multiply-adds per accumulator.
         let macs = if dot { 1 } else { ks };
-        let row_at =
-            |r: u32, k: u32| fb.offset_const(a, (u64::from(r) * u64::from(kernel.a_stride) + u64::from(k)) * kernel.a.dtype.size());
+        let row_at = |r: u32, k: u32| fb.offset_const(a, (u64::from(r) * u64::from(product.a_stride) + u64::from(k)) * product.a.size());
         let in_lanes: Vec<_> = match self.multiply == Multiply::Lane && ks == lanes {
-            true => (0..walk.m).map(|r| fb.load_f32(kernel.a.dtype, lanes, row_at(r, 0), kernel.a.dtype.size() as u32)).collect(),
+            true => (0..walk.m).map(|r| fb.load_f32(product.a, lanes, row_at(r, 0), product.a.size() as u32)).collect(),
             false => vec![],
         };
         let row = |r: u32, k: u32| match (dot, in_lanes.get(r as usize)) {
             (false, Some(&values)) => fb.shuffle(values, values, &vec![k; lanes as usize]),
-            (false, None) => fb.load_broadcast(kernel.a.dtype, lanes, row_at(r, k)),
+            (false, None) => fb.load_broadcast(product.a, lanes, row_at(r, k)),
             (true, _) if ks == self.k_pack => fb.splat(fb.load(Ty::I32, row_at(r, k), 2), lanes),
             // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
             (true, _) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), row_at(r, k), 2), Elem::I32), lanes),
@@ -474,7 +473,7 @@ impl<'a> Microkernel<'a> {
             if self.coding != Coding::Elements {
                 return self.decode(fb, words(fb.offset_const(w, vectors[c]), false), k, factors(c));
             }
-            let at = fb.offset_const(w, vectors[c] + u64::from(k / self.k_pack * kernel.panels.nr * self.k_pack) * self.dtype.size());
+            let at = fb.offset_const(w, vectors[c] + u64::from(k / self.k_pack * product.panels.nr * self.k_pack) * self.dtype.size());
             match self.k_pack {
                 2 if dot => words(at, false),
                 2 => {
@@ -488,7 +487,7 @@ impl<'a> Microkernel<'a> {
         let keep_value = |c: u32, k: u32, value: Value<'c>| {
             if let Some(keep) = keep {
                 let (stream, vector) = (c / walk.vectors, c % walk.vectors);
-                let at = (k * kernel.panels.nr + vector * lanes) * 4;
+                let at = (k * product.panels.nr + vector * lanes) * 4;
                 fb.store(value, fb.offset_const(keep.to, u64::from(stream) * keep.stream + u64::from(at)), lanes * 4);
             }
         };
@@ -534,7 +533,7 @@ impl<'a> Microkernel<'a> {
 
     /// Byte offsets in the tile, in the order of the accumulators: by row, then stream, then vector.
     pub fn tile_offsets(&self, walk: Walk, lanes: u32) -> impl Iterator<Item = u64> {
-        let (nr, ways) = (self.kernel.panels.nr, walk.ways);
+        let (nr, ways) = (self.product.panels.nr, walk.ways);
         let width = walk.panels * nr;
         (0..walk.m).flat_map(move |r| {
             (0..walk.panels * ways).flat_map(move |stream| {
@@ -559,7 +558,7 @@ impl<'a> Microkernel<'a> {
     /// of rows share the work, or more: half of the lines of a step, which is `step_bytes` long.
     pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, (stream, step_bytes): (u64, u64)) {
         let at = fb.offset(at, fb.lshr(done, AHEAD_SHIFT));
-        for way in 0..u64::from(self.kernel.panels.ways) {
+        for way in 0..u64::from(self.product.panels.ways) {
             (0..(step_bytes / 128).max(1)).for_each(|line| fb.prefetch(fb.offset_const(at, way * stream + line * 64), L2));
         }
     }
@@ -569,12 +568,12 @@ impl<'a> Microkernel<'a> {
         &self,
         fb: &Fb<'_, 'c>,
         walk: Walk,
-        streams: &[u64],
+        (streams, reading): (&[u64], Reading),
         panel: Value<'c>,
         here: Value<'c>,
         (step_bytes, packs): (u64, u64),
     ) {
-        let (l2, l1) = self.kernel.tile.distances(walk.m, streams.len() as u32);
+        let (l2, l1) = reading.distances(streams.len() as u32);
         // Lines of a stream's step: those that begin in the vectors of its packs.
         let pack_bytes = step_bytes / packs;
         let pack_lines = (pack_bytes / u64::from(walk.pieces)).div_ceil(64);

@@ -17,9 +17,10 @@
 //! once per block of rows and of k they are one load. Packing costs a thread about as much as one panel does.
 
 use super::microkernel::tile_fits;
+use super::rows::Product;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::{Compute, Matmul};
+use crate::program::Compute;
 
 /// k of a row or column in one register.
 pub(super) const K: u32 = 4;
@@ -29,9 +30,9 @@ pub(super) const PACK_K: u32 = 2 * K;
 pub(super) const REGISTER: u64 = 16;
 
 /// Bytes of the packed rows of a kernel; 0 where it wants none.
-pub(super) fn packed_bytes(kernel: &Matmul) -> u64 {
-    match kernel.compute {
-        Compute::Bf16Mmla => u64::from(kernel.panels.padded_k() / K) * step_bytes(kernel.tile.mr),
+pub(super) fn packed_bytes(product: &Product, m: u32) -> u64 {
+    match product.compute {
+        Compute::Bf16Mmla => u64::from(product.panels.padded_k() / K) * step_bytes(m),
         _ => 0,
     }
 }
@@ -48,12 +49,12 @@ pub(super) fn fits(isa: &Isa, m: u32, vectors: u32) -> bool {
 }
 
 /// Packs `k` k of the `m` rows at `a` to `to`. `k` is a multiple of [`PACK_K`] where K is one, and else all of K.
-pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul, m: u32, a: Value<'c>, k: Value<'c>, to: Value<'c>) {
+pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, product: &Product, m: u32, a: Value<'c>, k: Value<'c>, to: Value<'c>) {
     let step_bytes = step_bytes(m);
     // Up to eight k of each row: halves go to two steps.
     let some = |a: Value<'c>, to: Value<'c>, k: u32| {
         let load = |row: u32| {
-            let at = fb.offset_const(a, u64::from(row) * u64::from(kernel.a_stride) * 2);
+            let at = fb.offset_const(a, u64::from(row) * u64::from(product.a_stride) * 2);
             let ty = Ty::vec(Elem::I16, PACK_K);
             let words = if k == PACK_K {
                 fb.load(ty, at, 2)
@@ -71,7 +72,7 @@ pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, kernel: &Matmul, m: u32, a: Value<'c>, k
             }
         }
     };
-    let left = kernel.panels.k % PACK_K;
+    let left = product.panels.k % PACK_K;
     let to_at = |k: Value<'c>| fb.offset(to, fb.mul_int(k, (step_bytes / u64::from(K)) as i64));
     let whole = fb.sub(k, fb.int(left.into()));
     fb.for_(fb.int(0), whole, PACK_K.into(), |k| some(fb.index(a, k, 2), to_at(k), PACK_K));

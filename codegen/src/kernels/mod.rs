@@ -13,6 +13,7 @@ mod microkernel;
 mod mmla;
 pub mod probe;
 pub mod quantise;
+pub mod rows;
 mod share;
 pub mod step;
 mod tiles;

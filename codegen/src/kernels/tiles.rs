@@ -15,7 +15,7 @@
 //! TILELOADD). The order of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all
 //! the same.
 
-use super::microkernel::{AHEAD_SHIFT, At, L1, L2, Microkernel, Start, WINDOW_BYTES, Walk, window_line};
+use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, Start, WINDOW_BYTES, Walk, window_line};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType};
@@ -207,7 +207,7 @@ pub(super) fn multiply<'c>(
     each_sum(&|sums, at| fb.tile_store(sums, at, out_stride));
 }
 
-impl Microkernel<'_> {
+impl Microkernel {
     /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`.
     /// What comes next is asked for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want
     /// too.
@@ -221,13 +221,13 @@ impl Microkernel<'_> {
         dot: impl Fn(u32, u32, u32),
     ) {
         let ask = |i: u32| ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), i.into()));
-        step(fb, (row_tiles, self.kernel.panels.nr / SIDE, true), (a, stride), w, dot, ask);
+        step(fb, (row_tiles, self.product.panels.nr / SIDE, true), (a, stride), w, dot, ask);
     }
     /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
     pub(super) fn each_sum<'c>(&self, fb: &Fb<'_, 'c>, row_tiles: u32, at: Value<'c>, each: impl Fn(u32, Value<'c>)) {
-        let tile_columns = self.kernel.panels.nr / SIDE;
+        let tile_columns = self.product.panels.nr / SIDE;
         for (i, j) in (0..row_tiles).flat_map(|i| (0..tile_columns).map(move |j| (i, j))) {
-            each(sums(i, j), fb.offset_const(at, u64::from(i * SIDE * self.kernel.panels.nr * 4 + j * ROW)));
+            each(sums(i, j), fb.offset_const(at, u64::from(i * SIDE * self.product.panels.nr * 4 + j * ROW)));
         }
     }
 
@@ -242,14 +242,14 @@ impl Microkernel<'_> {
         at: TileAt<'c>,
         start: Start<'c>,
         ahead: Ahead<'c>,
-        nibbles: Option<&Microkernel<'_>>,
+        nibbles: Option<&Microkernel>,
     ) {
-        let (nr, size) = (self.kernel.panels.nr, DType::Bf16.size() as u32);
+        let (nr, size) = (self.product.panels.nr, DType::Bf16.size() as u32);
         let row_bytes = nr * 4;
         // From step to step of a row, and from row to row.
-        let (a_step, stride) = match self.kernel.compute {
-            Compute::CodesInBf16Tiles => (self.kernel.compute.record(BF16_K), self.kernel.a_stride),
-            _ => (ROW, self.kernel.a_stride * size),
+        let (a_step, stride) = match self.product.compute {
+            Compute::CodesInBf16Tiles => (self.product.compute.record(BF16_K), self.product.a_stride),
+            _ => (ROW, self.product.a_stride * size),
         };
         let clear = || self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
         match start {
@@ -284,8 +284,9 @@ impl Microkernel<'_> {
     }
 
     /// `steps` times 32 k of few rows, from zero: as [`Microkernel::emit`], in the order of the tiles.
-    pub(super) fn emit_in_order_of_tiles<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: At<'c>, steps: Value<'c>) {
-        let (kernel, lanes, nr) = (self.kernel, fb.lanes(), self.kernel.panels.nr);
+    pub(super) fn emit_in_order_of_tiles<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: At<'c>, steps: Value<'c>, feed: Feed<'c>) {
+        let Feed::Stream(reading) = feed else { unreachable!("blocks of rows go by tiles") };
+        let (product, lanes, nr) = (&self.product, fb.lanes(), self.product.panels.nr);
         let (streams, vectors) = (self.streams(walk), self.vectors(walk, lanes));
         let pack_bytes = u64::from(nr) * self.column_bytes();
         let words = Ty::vec(Elem::I32, lanes);
@@ -302,9 +303,9 @@ impl Microkernel<'_> {
             let halves = fb.loop_(fb.int(0), packs, 1, &zeros(2 * count), |pack, halves| {
                 let mut halves = halves.to_vec();
                 let here = fb.add(here, fb.mul_int(pack, pack_bytes as i64));
-                self.prefetch_streams(fb, walk, &streams, at.panel, here, (pack_bytes, 1));
+                self.prefetch_streams(fb, walk, (&streams, reading), at.panel, here, (pack_bytes, 1));
                 let (a, w) = (fb.index(a, pack, 4), fb.offset(at.w, here));
-                let row = |r: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(a, u64::from(r) * u64::from(kernel.a_stride) * 2), 4), lanes);
+                let row = |r: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(a, u64::from(r) * u64::from(product.a_stride) * 2), 4), lanes);
                 let rows: Vec<_> = (0..walk.m).map(|r| fb.split_bf16_pair(row(r))).collect();
                 for (c, vector) in vectors.iter().enumerate() {
                     let weights = fb.split_bf16_pair(fb.load(words, fb.offset_const(w, *vector), lanes * 4));

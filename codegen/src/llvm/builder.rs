@@ -134,6 +134,8 @@ pub struct Function<'c> {
 pub enum Visibility {
     /// Other objects of the executable.
     Export,
+    /// The same; never inlined where this module calls it, either.
+    ExportNoInline,
     /// This module only; LLVM may inline it.
     Internal,
     /// This module only, never inlined (one copy of large code that is called from several places).
@@ -216,14 +218,20 @@ impl<'c> ModuleBuilder<'c> {
         visibility: Visibility,
         body: impl FnOnce(&Fb<'_, 'c>, &[Value<'c>]),
     ) -> Function<'c> {
-        let linkage = (visibility != Visibility::Export).then_some(Linkage::Internal);
+        let (internal, inline) = match visibility {
+            Visibility::Export => (false, true),
+            Visibility::ExportNoInline => (false, false),
+            Visibility::Internal => (true, true),
+            Visibility::InternalNoInline => (true, false),
+        };
+        let linkage = internal.then_some(Linkage::Internal);
         let raw = self.module.add_function(name, self.function_type(params, ret), linkage);
         let isa = &self.isa;
         for (key, value) in isa.function_attributes() {
             raw.add_attribute(AttributeLoc::Function, self.context.create_string_attribute(key, &value));
         }
         raw.add_attribute(AttributeLoc::Function, self.enum_attribute("nounwind"));
-        if visibility == Visibility::InternalNoInline {
+        if !inline {
             raw.add_attribute(AttributeLoc::Function, self.enum_attribute("noinline"));
         }
         let function = Function { raw, params: params.to_vec(), ret };

@@ -43,17 +43,41 @@ pub struct MatmulTile {
 }
 
 impl MatmulTile {
-    /// Distances into L2 and L1 of an instance of `m` rows that walks `streams` streams side by side.
-    pub fn distances(&self, m: u32, streams: u32) -> (u32, u32) {
+    /// How `m` rows read weights that stream from memory, of which there are `panels` panels (times ways).
+    pub fn reading(&self, m: u32, panels: u32) -> Reading {
+        let streams = self.streams.min(panels);
         match (self.is_busy(m), self.near_streams) {
-            (true, _) => (0, self.busy_l1),
-            (_, near) if near > 0 && streams >= near => (self.near, self.near_l1),
-            _ => (self.prefetch, self.prefetch_l1),
+            (true, _) => Reading { streams, far: (0, self.busy_l1), near: None },
+            (_, near) => {
+                let near = (1..=streams).contains(&near).then_some((near, self.near, self.near_l1));
+                Reading { streams, far: (self.prefetch, self.prefetch_l1), near }
+            }
         }
     }
     /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
     pub fn is_busy(&self, m: u32) -> bool {
         self.busy_rows > 0 && m >= self.busy_rows
+    }
+}
+
+/// How some rows read weights that stream from memory: what [`MatmulTile`] says for their number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reading {
+    /// Most streams side by side: panels times ways.
+    pub streams: u32,
+    /// Prefetch distances into L2 and into L1, in bytes; 0 = none.
+    pub far: (u32, u32),
+    /// From so many streams on, and the distances of so many.
+    pub near: Option<(u32, u32, u32)>,
+}
+
+impl Reading {
+    /// Distances into L2 and L1 of a walk of `streams` streams.
+    pub fn distances(&self, streams: u32) -> (u32, u32) {
+        match self.near {
+            Some((from, l2, l1)) if streams >= from => (l2, l1),
+            _ => self.far,
+        }
     }
 }
 

@@ -44,11 +44,11 @@ impl Blocks {
         if rows <= kernel.tile.mr {
             return None;
         }
-        let panels = &kernel.panels;
+        let (product, panels) = (Product::new(program, kernel), &kernel.panels);
         let (units, unit_panels) = kernel.units();
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let takes_apart = match kernel.compute {
-            Compute::F32 => weight_type(program, kernel) != DType::F32,
+            Compute::F32 => product.weight != DType::F32,
             Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => false,
             Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
                 matches!(panels.coding, Coding::Int4 { .. })
@@ -57,8 +57,8 @@ impl Blocks {
         // Tiles want bytes, or bf16.
         let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
-        let micro = Microkernel::cached(isa, kernel, weight_type(program, kernel), kernel.tile.block_mr);
-        let (depth, unit) = (depth(kernel), micro.k_unit());
+        let micro = Microkernel::cached(isa, &product, kernel.tile.block_mr);
+        let (depth, unit) = (product.depth(), micro.k_unit());
         let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
         let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
         let count = if whole { 1 } else { depth.div_ceil(kernel.tile.k_block) };

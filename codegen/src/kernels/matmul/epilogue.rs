@@ -14,7 +14,7 @@ impl<'c> Generator<'_, 'c> {
         if loads.is_empty() {
             return None;
         }
-        let params = [&KERNEL_PARAMS[..], &[Ty::I64, Ty::I64, Ty::I64]].concat();
+        let params = ahead_params();
         Some(self.mb.define(&format!("{}.ahead", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
             let [row, rows, column] = *rest else { unreachable!() };
@@ -36,7 +36,7 @@ impl<'c> Generator<'_, 'c> {
 
     /// `epilogue(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
     pub(super) fn epilogue(&self) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat();
+        let params = epilogue_params();
         let name = format!("{}.epilogue", self.name);
         self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
             let (call, rest) = args.split_at(KERNEL_PARAMS.len());
@@ -47,7 +47,7 @@ impl<'c> Generator<'_, 'c> {
             let lanes = fb.lanes();
             // Scales of whole columns lie behind the codes of each panel.
             let panels = &kernel.panels;
-            let codes = panels.bytes_before(panels.padded_k(), self.dtype);
+            let codes = panels.bytes_before(panels.padded_k(), self.product.weight);
             let scales =
                 matches!(panels.coding, Coding::Int8 { .. }).then(|| fb.offset_const(call.base(&Place::Weight(kernel.weight)), codes));
             let scale = |c: Value<'c>, way: u32| {
@@ -55,7 +55,7 @@ impl<'c> Generator<'_, 'c> {
                 let nr = fb.int(panels.nr.into());
                 let column = fb.add(column, c);
                 let panel = fb.add_int(fb.mul_int(fb.div(column, nr), panels.ways.into()), way.into());
-                let at = fb.offset(scales, fb.mul_int(panel, panels.panel_bytes(self.dtype) as i64));
+                let at = fb.offset(scales, fb.mul_int(panel, panels.panel_bytes(self.product.weight) as i64));
                 Some(fb.load(Ty::vec(Elem::F32, lanes), fb.index(at, fb.rem(column, nr), 4), (lanes * 4).min(64)))
             };
             let roots: Vec<_> = kernel.stores.iter().flat_map(|s| [s.index, s.value]).collect();

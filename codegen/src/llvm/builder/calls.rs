@@ -1,6 +1,7 @@
 //! Calls of functions and of LLVM intrinsics.
 
 use super::{Fb, Function, Ty, Value, ok};
+use inkwell::attributes::AttributeLoc;
 use inkwell::values::{BasicMetadataValueEnum, BasicValue};
 
 impl<'c> Fb<'_, 'c> {
@@ -11,6 +12,18 @@ impl<'c> Fb<'_, 'c> {
         let args: Vec<BasicMetadataValueEnum> = args.iter().map(|a| a.raw.into()).collect();
         let site = ok(self.builder.build_call(function.raw, &args, ""));
         function.ret.map(|ty| self.value(site.try_as_basic_value().expect_basic("call with a result"), ty))
+    }
+    /// Address of a function, for [`Fb::call_at`].
+    pub fn address(&self, function: &Function<'c>) -> Value<'c> {
+        self.value(function.raw.as_global_value().as_pointer_value().into(), Ty::PTR)
+    }
+    /// Call of the function at an address, which has no result.
+    pub fn call_at(&self, address: Value<'c>, args: &[Value<'c>]) {
+        let types: Vec<_> = args.iter().map(|a| a.ty).collect();
+        let args: Vec<BasicMetadataValueEnum> = args.iter().map(|a| a.raw.into()).collect();
+        let ty = self.mb.function_type(&types, None);
+        let site = ok(self.builder.build_indirect_call(ty, address.raw.into_pointer_value(), &args, ""));
+        site.add_attribute(AttributeLoc::Function, self.mb.enum_attribute("nounwind"));
     }
     /// Call of an LLVM intrinsic by its full (mangled) name, for example `llvm.x86.avx512bf16.dpbf16ps.512`.
     pub fn intrinsic(&self, name: &str, ret: Ty, args: &[Value<'c>]) -> Value<'c> {

@@ -1,0 +1,344 @@
+//! Functions of rows: some rows times some panels of a weight. They are where a matmul spends its time, and most of what LLVM has to do.
+//!
+//! In: a [`Product`] (what rows and panels look like) and the [`Work`] that a function does on it. Out: one function, a unit of
+//! compilation of its own. It leaves the sums of a panel in a tile in memory and calls the epilogue of the matmul by whose address it is
+//! given, so that it depends neither on where operands lie nor on what becomes of the sums: all matmuls whose panels and rows look alike
+//! share it, of any bucket and any part of a layer.
+//!
+//! ```text
+//! stream<m>: for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
+//! block<m>:  for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
+//! widen<m>:  block<m> of the first block of rows where weights are widened: it keeps the widened weights for the others
+//! tiles<n>:  block<m> of up to n (1 or 2) times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart)
+//! alone<n>:  a single block of rows by tiles, over all k as stream<m>; takes nibbles apart, or makes them bf16, itself
+//! apart:     takes nibbles of a block of k apart, for tiles<n>
+//! ```
+//!
+//! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
+//! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.
+//!
+//! In files: `by_registers` and `by_tiles`; here what both have in common.
+
+mod by_registers;
+mod by_tiles;
+
+use super::microkernel::Start;
+use super::{KERNEL_PARAMS, int_mmla, mmla};
+use crate::llvm::builder::{Cmp, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::program::{Coding, Compute, DType, Matmul, Panels, Program, Reading};
+
+/// Rows times panels, without what becomes of it and where it lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Product {
+    /// Type of the rows' elements.
+    pub a: DType,
+    /// Elements from row to row.
+    pub a_stride: u32,
+    /// Type of the weight.
+    pub weight: DType,
+    /// One of its panels.
+    pub panels: Panels,
+    /// Arithmetic.
+    pub compute: Compute,
+}
+
+impl Product {
+    /// That of a matmul.
+    pub fn new(program: &Program, kernel: &Matmul) -> Product {
+        let panels = Panels { groups: 1, group_cols: kernel.panels.nr, ..kernel.panels };
+        let weight = program.weights[kernel.weight.index()].dtype;
+        Product { a: kernel.a.dtype, a_stride: kernel.a_stride, weight, panels, compute: kernel.compute }
+    }
+    /// k that the loops go through: records are padded to whole groups.
+    pub fn depth(&self) -> u32 {
+        if self.compute.takes_codes() { self.panels.padded_k() } else { self.panels.k }
+    }
+    /// Bytes of a panel with all its ways.
+    pub fn panel_bytes(&self) -> i64 {
+        (self.panels.panel_bytes(self.weight) * u64::from(self.panels.ways)) as i64
+    }
+    /// Bytes in which `m` rows are packed for matrix instructions; 0 where none are.
+    pub fn packed_bytes(&self, m: u32) -> u64 {
+        (mmla::packed_bytes(self, m) + int_mmla::packed_bytes(self, m)).next_multiple_of(128)
+    }
+    /// Are codes two to a byte?
+    fn has_nibbles(&self) -> bool {
+        matches!(self.panels.coding, Coding::Int4 { .. })
+    }
+}
+
+/// One function of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowFunction {
+    /// Rows and panels.
+    pub product: Product,
+    /// What it does.
+    pub work: Work,
+}
+
+/// What a function of rows does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Work {
+    /// Few rows go over all k, weights come from memory.
+    Stream {
+        /// Rows.
+        m: u32,
+        /// How weights are read.
+        reading: Reading,
+    },
+    /// A block of rows goes over a block of k, weights come from a cache.
+    Block {
+        /// Rows.
+        m: u32,
+        /// What it reads.
+        weights: Weights,
+        /// Blocks of k.
+        k_blocks: KBlocks,
+    },
+    /// The same by tiles.
+    Tiles {
+        /// Tiles of rows.
+        row_tiles: u32,
+        /// What it reads.
+        weights: Weights,
+        /// Blocks of k.
+        k_blocks: KBlocks,
+    },
+    /// A single block of rows goes over all k by tiles, weights come from memory.
+    Alone {
+        /// Tiles of rows.
+        row_tiles: u32,
+    },
+    /// Nibbles are taken apart for tiles.
+    Apart {
+        /// Bytes of a panel of one way that was taken apart.
+        panel_bytes: u64,
+    },
+}
+
+/// What a block of rows reads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Weights {
+    /// Weights as stored.
+    Stored,
+    /// Weights as stored, which it widens for the blocks of rows after it.
+    Widen {
+        /// Bytes of a widened panel of one way.
+        panel_bytes: u64,
+    },
+    /// Widened weights.
+    Widened {
+        /// Bytes of a panel of one way.
+        panel_bytes: u64,
+    },
+}
+
+/// How many blocks of k a block of rows has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum KBlocks {
+    /// All k in one.
+    One,
+    /// Several, between which sums wait in tiles of the caller's.
+    Several,
+}
+
+/// What a kernel gives all its functions of rows: its own arguments, for its epilogue, and this.
+#[derive(Clone, Copy)]
+pub(super) struct Caller<'c> {
+    /// Arguments of [`KERNEL_PARAMS`].
+    pub call: [Value<'c>; 4],
+    /// Address of the epilogue.
+    pub epilogue: Value<'c>,
+    /// Address of what asks for the epilogue's inputs; null: there are none.
+    pub ahead: Value<'c>,
+    /// Where rows are packed for matrix instructions.
+    pub packed: Value<'c>,
+}
+
+/// Parameters of an epilogue: `(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
+pub(super) fn epilogue_params() -> Vec<Ty> {
+    [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat()
+}
+
+/// Parameters of what asks for an epilogue's inputs: `(.., row, rows, column)`, of these rows and the columns of a panel.
+pub(super) fn ahead_params() -> Vec<Ty> {
+    [&KERNEL_PARAMS[..], &[Ty::I64, Ty::I64, Ty::I64]].concat()
+}
+
+impl<'c> Caller<'c> {
+    /// From the arguments of a function of rows, and those behind.
+    fn of<'a>(args: &'a [Value<'c>]) -> (Caller<'c>, &'a [Value<'c>]) {
+        let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+        let [epilogue, ahead, packed, ..] = *rest else { unreachable!() };
+        (Caller { call: call.try_into().expect("four"), epilogue, ahead, packed }, &rest[3..])
+    }
+    /// Arguments of a function of rows: these, and its own.
+    pub fn with(&self, own: &[Value<'c>]) -> Vec<Value<'c>> {
+        [&self.call[..], &[self.epilogue, self.ahead, self.packed], own].concat()
+    }
+    /// Calls the epilogue.
+    fn epilogue(&self, fb: &Fb<'_, 'c>, tile: Value<'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>, columns: Value<'c>) {
+        fb.call_at(self.epilogue, &[&self.call[..], &[tile, row, rows, column, columns]].concat());
+    }
+    /// Asks for what the epilogue will read, if it reads anything.
+    fn ahead(&self, fb: &Fb<'_, 'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>) {
+        fb.if_(fb.not(fb.is_null(self.ahead)), || fb.call_at(self.ahead, &[&self.call[..], &[row, rows, column]].concat()));
+    }
+}
+
+/// Own arguments of `stream` and `alone`: rows, the first panel of all, the first row (`alone`: the number of rows), first panel, and
+/// behind the last.
+pub(super) type PanelArgs<'c> = [Value<'c>; 5];
+
+/// Own arguments of a block of rows.
+#[derive(Clone, Copy)]
+pub(super) struct Block<'c> {
+    /// Rows, at the block's first k.
+    pub a: Value<'c>,
+    /// The first panel as stored, there too.
+    pub w: Value<'c>,
+    /// The first one as widened.
+    pub widened: Value<'c>,
+    /// Its block of k is the first (bit 0), the last (bit 1).
+    pub stage: Value<'c>,
+    /// Its k.
+    pub k: Value<'c>,
+    /// Sums that are kept between blocks of k.
+    pub tiles: Value<'c>,
+    /// First row.
+    pub row: Value<'c>,
+    /// Rows.
+    pub rows: Value<'c>,
+    /// First panel.
+    pub first: Value<'c>,
+    /// Behind the last.
+    pub last: Value<'c>,
+    /// What to ask for meanwhile.
+    pub ahead: Value<'c>,
+    /// Bytes of that, of each panel of one way.
+    pub ahead_part: Value<'c>,
+}
+
+impl<'c> Block<'c> {
+    const PARAMS: [Ty; 12] = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
+
+    fn of(args: &[Value<'c>]) -> Block<'c> {
+        let [a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part] = *args else { unreachable!() };
+        Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part }
+    }
+    /// As arguments.
+    pub fn args(&self) -> [Value<'c>; 12] {
+        let Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part } = *self;
+        [a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part]
+    }
+}
+
+impl RowFunction {
+    /// What it is called in a kernel: `stream4`.
+    pub fn name(&self) -> String {
+        match self.work {
+            Work::Stream { m, .. } => format!("stream{m}"),
+            Work::Block { m, weights: Weights::Widen { .. }, .. } => format!("widen{m}"),
+            Work::Block { m, .. } => format!("block{m}"),
+            Work::Tiles { row_tiles, .. } => format!("tiles{row_tiles}"),
+            Work::Alone { row_tiles } => format!("alone{row_tiles}"),
+            Work::Apart { .. } => "apart".into(),
+        }
+    }
+
+    fn params(&self) -> Vec<Ty> {
+        let own: &[Ty] = match self.work {
+            Work::Stream { .. } | Work::Alone { .. } => &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
+            Work::Block { .. } | Work::Tiles { .. } => &Block::PARAMS,
+            Work::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64],
+        };
+        [&KERNEL_PARAMS[..], &[Ty::PTR; 3], own].concat()
+    }
+
+    /// The function as another module defines it.
+    pub(super) fn declare<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
+        mb.declare(symbol, &self.params(), None)
+    }
+
+    /// Adds the function to the module.
+    pub fn define<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
+        mb.define(symbol, &self.params(), None, Visibility::ExportNoInline, |fb, args| {
+            let product = &self.product;
+            if let Work::Apart { panel_bytes } = self.work {
+                let [w, kept, k, panels] = *args else { unreachable!() };
+                return product.take_apart(fb, (w, kept), k, panels, panel_bytes);
+            }
+            let (caller, own) = Caller::of(args);
+            let panel_args = || -> PanelArgs<'c> { own.try_into().expect("five") };
+            match self.work {
+                Work::Stream { m, reading } => product.stream(fb, &caller, panel_args(), m, reading),
+                Work::Block { m, weights, k_blocks } => product.block(fb, &caller, Block::of(own), m, weights, k_blocks),
+                Work::Tiles { row_tiles, weights, k_blocks } => {
+                    product.tiles(fb, &caller, Block::of(own), row_tiles, weights, k_blocks);
+                }
+                Work::Alone { row_tiles } => product.alone(fb, &caller, panel_args(), row_tiles),
+                Work::Apart { .. } => unreachable!("above"),
+            }
+        })
+    }
+}
+
+/// Addresses of one panel (of all ways) of a block of rows.
+struct PanelAt<'c> {
+    w: Value<'c>,
+    widened: Value<'c>,
+    tile: Value<'c>,
+    ahead: Value<'c>,
+}
+
+/// Where the weights and sums of a block of rows are.
+struct Places<'c> {
+    /// Bytes of a panel of one way as it is read.
+    panel_bytes: u64,
+    /// The same where it is kept, or was.
+    widened_panel: u64,
+    /// Where the sums of each panel go in its turn when there is one block of k.
+    one_tile: Option<Value<'c>>,
+}
+
+impl Product {
+    /// First sums of a block of k.
+    fn start<'c>(&self, fb: &Fb<'_, 'c>, k_blocks: KBlocks, block: &Block<'c>) -> Start<'c> {
+        match k_blocks {
+            KBlocks::One => Start::Zero,
+            KBlocks::Several => {
+                let is_first = fb.cmp(Cmp::Ne, fb.and(block.stage, fb.int(1)), fb.int(0));
+                Start::Tile { keep: fb.select(is_first, fb.i32(0), fb.i32(-1)) }
+            }
+        }
+    }
+
+    /// The panels of a block of rows: `multiply` leaves a panel's sums in its tile; after the last block of k comes the epilogue.
+    fn panels_of_block<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        caller: &Caller<'c>,
+        block: &Block<'c>,
+        places: Places<'c>,
+        multiply: impl FnOnce(PanelAt<'c>),
+    ) {
+        let panels = &self.panels;
+        let ways = u64::from(panels.ways);
+        let Block { row, rows, first, .. } = *block;
+        let tile_bytes = fb.mul_int(rows, i64::from(panels.nr * panels.ways) * 4);
+        fb.for_(fb.int(0), fb.sub(block.last, first), 1, |panel| {
+            let tile = places.one_tile.unwrap_or_else(|| fb.offset(block.tiles, fb.mul(panel, tile_bytes)));
+            let w = fb.offset(block.w, fb.mul_int(panel, (places.panel_bytes * ways) as i64));
+            let ahead = fb.offset(block.ahead, fb.mul_int(panel, self.panel_bytes()));
+            let widened = fb.offset(block.widened, fb.mul_int(panel, (places.widened_panel * ways) as i64));
+            let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
+            let at_last = |then: &dyn Fn()| match places.one_tile {
+                Some(_) => then(),
+                None => fb.if_(fb.cmp(Cmp::Ge, block.stage, fb.int(2)), then),
+            };
+            at_last(&|| caller.ahead(fb, row, rows, column));
+            multiply(PanelAt { w, widened, tile, ahead });
+            at_last(&|| caller.epilogue(fb, tile, row, rows, column, fb.int(panels.nr.into())));
+        });
+    }
+}

@@ -1,0 +1,122 @@
+//! Functions of rows by vector registers: few rows over all k, and a block of rows over a block of k.
+
+use super::super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
+use super::super::{int_mmla, mmla};
+use super::{Block, Caller, KBlocks, PanelArgs, Places, Product, Weights};
+use crate::llvm::builder::{Fb, Value};
+use crate::program::{Compute, Reading};
+
+impl Product {
+    /// The `m` rows at `a`, of which `row` is the first, times panels `first .. last`, with epilogue.
+    pub(super) fn stream<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        caller: &Caller<'c>,
+        [a, w, row, first, last]: PanelArgs<'c>,
+        m: u32,
+        reading: Reading,
+    ) {
+        let panels = &self.panels;
+        let micro = Microkernel::stored(fb.isa(), self, m);
+        let k = fb.int(self.depth().into());
+        let a = self.rows(fb, caller, m, a, k);
+        let mut walk = Walk::stream(fb.isa(), &micro, m, reading.streams, reading.streams);
+        let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
+        let mut first = first;
+        loop {
+            // Whole walks; what is left is walked with about half as many panels side by side.
+            let count = fb.sub(last, first);
+            let end = if walk.panels == 1 { last } else { fb.sub(last, fb.rem(count, fb.int(walk.panels.into()))) };
+            fb.for_(first, end, walk.panels.into(), |panel| {
+                let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
+                let steps = micro.steps(fb, k);
+                self.pieces(&micro, walk, fb, (a, w, tile), |at, _, _| {
+                    micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream(reading), None)
+                });
+                let column = fb.mul_int(panel, panels.nr.into());
+                let columns = fb.int((walk.panels * panels.nr).into());
+                caller.epilogue(fb, tile, row, fb.int(m.into()), column, columns);
+            });
+            if walk.panels == 1 {
+                break;
+            }
+            let fewer = walk.panels.div_ceil(2).min(walk.panels - 1);
+            (first, walk) = (end, Walk::stream(fb.isa(), &micro, m, reading.streams, fewer));
+        }
+    }
+
+    /// A block of k of the block's `m` rows times its panels, and the epilogue after the last block of k.
+    pub(super) fn block<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, block: Block<'c>, m: u32, weights: Weights, k_blocks: KBlocks) {
+        let panels = &self.panels;
+        let stored = || Microkernel::cached(fb.isa(), self, m);
+        let kept = |panel_bytes| Microkernel::kept(fb.isa(), self, panel_bytes, m);
+        let (micro, w, widened_panel) = match weights {
+            Weights::Stored => (stored(), block.w, 0),
+            Weights::Widen { panel_bytes } => (stored(), block.w, panel_bytes),
+            Weights::Widened { panel_bytes } => (kept(panel_bytes), block.widened, panel_bytes),
+        };
+        let walk = Walk::block(fb.isa(), &micro, m);
+        let one_tile = (k_blocks == KBlocks::One).then(|| fb.stack(u64::from(m * panels.nr * panels.ways) * 4, 64));
+        let a = self.rows(fb, caller, m, block.a, block.k);
+        let steps = micro.steps(fb, block.k);
+        let rounds = walk.pieces * (panels.ways / walk.ways);
+        let step = fb.div(fb.mul_int(block.ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
+        let start = self.start(fb, k_blocks, &block);
+        let block = Block { w, rows: fb.int(m.into()), ..block };
+        let places = Places { panel_bytes: micro.panel_bytes, widened_panel, one_tile };
+        self.panels_of_block(fb, caller, &block, places, |at| {
+            self.pieces(&micro, walk, fb, (a, at.w, at.tile), |piece_at, way, piece| {
+                let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
+                let part = fb.div(fb.mul(round, block.ahead_part), fb.int(rounds.into()));
+                let feed = Feed::Ahead { at: fb.offset(at.ahead, part), step, stream: panels.panel_bytes(self.weight) };
+                let widened = matches!(weights, Weights::Widen { .. }).then(|| {
+                    let kept = kept(widened_panel);
+                    let vector = fb.mul_int(piece, walk.vectors.into());
+                    let widened = fb.index(at.widened, way, widened_panel);
+                    let scales = fb.index(fb.offset_const(widened, kept.codes_bytes()), vector, u64::from(fb.lanes()) * 4);
+                    Keep { to: fb.index(widened, vector, kept.vector_bytes(fb.lanes())), scales, stream: widened_panel }
+                });
+                micro.emit(fb, walk, piece_at, steps, start, feed, widened);
+            });
+        });
+    }
+
+    /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by
+    /// side.
+    fn pieces<'c>(
+        &self,
+        micro: &Microkernel,
+        walk: Walk,
+        fb: &Fb<'_, 'c>,
+        (a, panel, tile): (Value<'c>, Value<'c>, Value<'c>),
+        body: impl FnOnce(At<'c>, Value<'c>, Value<'c>),
+    ) {
+        let (codes, scale) = (micro.codes_bytes(), micro.scale_type().size());
+        let panels = &self.panels;
+        let way_tile = u64::from(walk.m * walk.panels * panels.nr) * 4;
+        // One round where all ways are walked side by side.
+        fb.for_(fb.int(0), fb.int((panels.ways / walk.ways).into()), 1, |way| {
+            let [panel, tile] = [(panel, micro.panel_bytes), (tile, way_tile)].map(|(at, bytes)| fb.index(at, way, bytes));
+            fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
+                let vector = fb.mul_int(piece, walk.vectors.into());
+                let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
+                let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
+                let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
+                body(At { a, panel, w, scales, tile }, way, piece);
+            });
+        });
+    }
+
+    /// Rows as the register tile wants them: `k` k of the `m` rows at `a`, packed for matrix instructions.
+    fn rows<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, m: u32, a: Value<'c>, k: Value<'c>) -> Value<'c> {
+        let pack = match self.compute {
+            Compute::Bf16Mmla => mmla::pack,
+            Compute::Int8Mmla => int_mmla::pack,
+            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => {
+                return a;
+            }
+        };
+        pack(fb, self, m, a, k, caller.packed);
+        caller.packed
+    }
+}

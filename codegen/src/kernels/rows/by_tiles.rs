@@ -1,0 +1,112 @@
+//! Functions of rows by tiles (AMX): up to 16 or 32 rows over a block of k, or alone over all k.
+
+use super::super::microkernel::{Microkernel, Start};
+use super::super::{int_tiles, tiles};
+use super::{Block, Caller, KBlocks, PanelArgs, Places, Product, Weights};
+use crate::llvm::builder::{Fb, Value};
+use crate::program::{Compute, Quantise};
+
+impl Product {
+    /// A block of k of up to 16 or 32 rows times the block's panels, and the epilogue after the last block of k.
+    pub(super) fn tiles<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        caller: &Caller<'c>,
+        block: Block<'c>,
+        row_tiles: u32,
+        weights: Weights,
+        k_blocks: KBlocks,
+    ) {
+        let panels = &self.panels;
+        let (micro, w) = match weights {
+            Weights::Stored | Weights::Widen { .. } => (Microkernel::stored(fb.isa(), self, 1), block.w),
+            Weights::Widened { panel_bytes } => (Microkernel::kept(fb.isa(), self, panel_bytes, 1), block.widened),
+        };
+        let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
+        let one_tile = (k_blocks == KBlocks::One).then(|| fb.stack(most_bytes, 64));
+        let steps = micro.steps(fb, block.k);
+        let start = self.start(fb, k_blocks, &block);
+        let block = Block { w, ..block };
+        let places = Places { panel_bytes: micro.panel_bytes, widened_panel: 0, one_tile };
+        self.panels_of_block(fb, caller, &block, places, |at| {
+            fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
+                let w = fb.index(at.w, way, micro.panel_bytes);
+                let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
+                let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.weight));
+                let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, (self.tile_steps(fb, steps), row_tiles));
+                self.products(fb, &micro, (block.rows, row_tiles, steps), (block.a, w, tile), start, ahead, None);
+            });
+        });
+    }
+
+    /// `rows` rows, up to 16 or 32, all that there are, times panels `first .. last`, with epilogue, as [`Product::stream`].
+    pub(super) fn alone<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, [a, w, rows, first, last]: PanelArgs<'c>, row_tiles: u32) {
+        let panels = &self.panels;
+        let stored = Microkernel::stored(fb.isa(), self, 1);
+        // Nibbles that are taken apart lie in buffers of a group.
+        let kept = self.has_nibbles().then(|| Microkernel::kept(fb.isa(), self, 0, 1));
+        let (micro, nibbles) = match &kept {
+            Some(kept) => (kept, Some(&stored)),
+            None => (&stored, None),
+        };
+        let tile = fb.stack(u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4, 64);
+        let steps = micro.steps(fb, fb.int(self.depth().into()));
+        fb.for_(first, last, 1, |panel| {
+            let column = fb.mul_int(panel, panels.nr.into());
+            caller.ahead(fb, fb.int(0), rows, column);
+            fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
+                let before = fb.add(fb.mul_int(panel, self.panel_bytes()), fb.mul_int(way, stored.panel_bytes as i64));
+                let bytes = fb.int(stored.panel_bytes as i64);
+                let ahead = tiles::Ahead::in_windows(fb, (w, before), bytes, (self.tile_steps(fb, steps), row_tiles));
+                let way_tile = fb.index(tile, fb.mul(way, rows), u64::from(panels.nr) * 4);
+                self.products(fb, micro, (rows, row_tiles, steps), (a, fb.offset(w, before), way_tile), Start::Zero, ahead, nibbles);
+            });
+            caller.epilogue(fb, tile, fb.int(0), rows, column, fb.int(panels.nr.into()));
+        });
+    }
+
+    /// Calls of [`Microkernel::tile_step`] in `steps` steps of the weights.
+    fn tile_steps<'c>(&self, fb: &Fb<'_, 'c>, steps: Value<'c>) -> Value<'c> {
+        let each = self.panels.coding.group().map_or(1, |group| group / int_tiles::step_k(group));
+        fb.mul_int(steps, each.into())
+    }
+
+    /// `steps` steps of `m` rows (in `row_tiles` tiles) at `a` and the panel of one way at `w`: leaves the sums in the tile. `nibbles`: the
+    /// panel is one of these, which are taken apart, or made bf16, meanwhile.
+    #[expect(clippy::too_many_arguments, reason = "what a product of tiles is made of")]
+    fn products<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        micro: &Microkernel,
+        (m, row_tiles, steps): (Value<'c>, u32, Value<'c>),
+        (a, w, tile): (Value<'c>, Value<'c>, Value<'c>),
+        start: Start<'c>,
+        ahead: tiles::Ahead<'c>,
+        nibbles: Option<&Microkernel>,
+    ) {
+        let a = fb.offset_const(a, if self.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
+        let at = tiles::TileAt { a, w, tile };
+        match self.compute {
+            Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
+            _ => micro.emit_tiles(fb, (m, row_tiles, steps), at, start, ahead, nibbles),
+        }
+    }
+
+    /// Takes the nibbles of `k` k of `count` panels from `w` on apart, each of `panel_bytes` bytes then.
+    pub(super) fn take_apart<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        (w, kept_at): (Value<'c>, Value<'c>),
+        k: Value<'c>,
+        count: Value<'c>,
+        panel_bytes: u64,
+    ) {
+        let stored = Microkernel::stored(fb.isa(), self, 1);
+        let kept = Microkernel::kept(fb.isa(), self, panel_bytes, 1);
+        let groups = stored.steps(fb, k);
+        fb.for_(fb.int(0), fb.mul_int(count, self.panels.ways.into()), 1, |panel| {
+            let (w, to) = (fb.index(w, panel, stored.panel_bytes), fb.index(kept_at, panel, kept.panel_bytes));
+            stored.take_apart(fb, w, groups, to, &kept);
+        });
+    }
+}
