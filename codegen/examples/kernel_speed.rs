@@ -555,7 +555,7 @@ fn attend(
         arena_bytes: 2 * out,
         private_bytes: 128 + attention::private_bytes(&kernel),
     };
-    let loaded = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+    let loaded = Loaded::build(isa, |mb, name| attention::define_whole(mb, &program, name, &kernel).map(|_| ()));
     let pages = keys.div_ceil(256);
     let mut step = Step::new(0, (u64::from(pages) * page_bytes) as usize, program.arena_bytes as usize, program.private_bytes);
     step.rows = rows;

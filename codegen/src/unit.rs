@@ -1,4 +1,5 @@
-//! Units of compilation: one LLVM module per distinct kernel, one per function of rows of its matmuls, one per step function and one per
+//! Units of compilation: one LLVM module per distinct kernel, one per function of rows of matmuls or of pairs of
+//! attention, one per step function and one per
 //! probe.
 //!
 //! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A symbol has a hash of
@@ -7,6 +8,7 @@
 
 use crate::error::Error;
 use crate::isa::Isa;
+use crate::kernels::attention::pairs::PairFunction;
 use crate::kernels::rows::RowFunction;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
@@ -47,6 +49,7 @@ pub struct Unit<'a> {
 enum What<'a> {
     Kernel(&'a Kernel),
     Rows(RowFunction),
+    Pairs(PairFunction),
     /// Symbols of the regions.
     Step(Vec<String>),
     Probe(Probe),
@@ -78,11 +81,16 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
                 units.push(Unit { symbol, key, program, isa, options, what });
             }
         };
-        if let Kernel::Matmul(kernel) = &region.kernel {
-            for function in matmul::row_functions(isa, program, kernel) {
-                let key = rows_key(&function, isa, options);
+        match &region.kernel {
+            Kernel::Matmul(kernel) => matmul::row_functions(isa, program, kernel).into_iter().for_each(|function| {
+                let key = part_key(&function, isa, options);
                 add(rows_symbol(&function, isa, &key), key, What::Rows(function));
-            }
+            }),
+            Kernel::Attention(kernel) => attention::pair_functions(kernel).into_iter().for_each(|function| {
+                let key = part_key(&function, isa, options);
+                add(pairs_symbol(&function, isa, &key), key, What::Pairs(function));
+            }),
+            Kernel::Loops(_) | Kernel::Quantise(_) => {}
         }
         add(symbol, key, What::Kernel(&region.kernel));
     }
@@ -110,16 +118,20 @@ pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
                 loops::define(mb, unit.program, &unit.symbol, nest);
             }
             What::Kernel(Kernel::Matmul(kernel)) => {
-                let symbol = |function: &RowFunction| rows_symbol(function, unit.isa, &rows_key(function, unit.isa, unit.options));
+                let symbol = |function: &RowFunction| rows_symbol(function, unit.isa, &part_key(function, unit.isa, unit.options));
                 matmul::define(mb, unit.program, &unit.symbol, kernel, symbol)?;
             }
             What::Kernel(Kernel::Attention(kernel)) => {
-                attention::define(mb, unit.program, &unit.symbol, kernel)?;
+                let symbol = |function: &PairFunction| pairs_symbol(function, unit.isa, &part_key(function, unit.isa, unit.options));
+                attention::define(mb, unit.program, &unit.symbol, kernel, symbol)?;
             }
             What::Kernel(Kernel::Quantise(kernel)) => {
                 quantise::define(mb, unit.program, &unit.symbol, kernel);
             }
             What::Rows(function) => {
+                function.define(mb, &unit.symbol);
+            }
+            What::Pairs(function) => {
                 function.define(mb, &unit.symbol);
             }
             What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
@@ -144,7 +156,7 @@ fn kernel_symbol(program: &Program, region: &Region, isa: &Isa, key: &str) -> St
     format!("rc_{kind}_{dtypes}_{}{tile}_{:016x}__{}", word(&region.name), fnv1a(key.as_bytes()), word(&isa.name))
 }
 
-/// `rc_rows_<dtypes>_<function>_<columns>_<hash>__<cpu>`.
+/// `rc_rows_<dtypes>_<function>x<columns>_<hash>__<cpu>`.
 fn rows_symbol(function: &RowFunction, isa: &Isa, key: &str) -> String {
     let product = &function.product;
     let weight = product.panels.coding.name(product.weight);
@@ -152,9 +164,16 @@ fn rows_symbol(function: &RowFunction, isa: &Isa, key: &str) -> String {
     format!("rc_rows_{dtypes}_{}x{}_{:016x}__{}", function.name(), product.panels.nr, fnv1a(key.as_bytes()), word(&isa.name))
 }
 
-/// All that the code of a function of rows depends on.
-fn rows_key(function: &RowFunction, isa: &Isa, options: Options) -> String {
-    format!("rows O{} {isa:?} {function:?}", options.opt_level)
+/// `rc_pairs_<dtype>_<compute>_<function>x<head>_<hash>__<cpu>`.
+fn pairs_symbol(function: &PairFunction, isa: &Isa, key: &str) -> String {
+    let pairs = &function.pairs;
+    let types = format!("{}_{}", pairs.stored.dtype, pairs.compute.name());
+    format!("rc_pairs_{types}_{}x{}_{:016x}__{}", function.name(), pairs.head_dim, fnv1a(key.as_bytes()), word(&isa.name))
+}
+
+/// All that the code of a function of several kernels depends on.
+fn part_key(function: &impl std::fmt::Debug, isa: &Isa, options: Options) -> String {
+    format!("O{} {isa:?} {function:?}", options.opt_level)
 }
 
 /// A kernel's data and those of the buffers and weights that it refers to.

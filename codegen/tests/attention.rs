@@ -174,7 +174,7 @@ impl Case {
 
     fn build(&self, isa: &Isa) -> Model {
         let (program, kernel) = self.program();
-        let loaded = Loaded::build(isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+        let loaded = Loaded::build(isa, |mb, name| attention::define_whole(mb, &program, name, &kernel).map(|_| ()));
         let state = (LAYERS * self.layer_bytes()) as usize;
         let mut step = Step::new(0, state, program.arena_bytes as usize, program.private_bytes);
         step.pages_per_slot = PAGES_PER_SLOT;
@@ -464,7 +464,7 @@ fn hot_loop_asm() {
             for head_dim in [64, 80, 128].into_iter().filter(|head_dim| compute != Compute::Bf16Tiles || head_dim % 32 == 0) {
                 let case = Case { heads: 2, kv_heads: 2, tile_rows: 32, kv, compute, head_dim, ..Case::new() };
                 let (program, kernel) = case.program();
-                let asm = Loaded::assembly(&isa, |mb, name| attention::define(mb, &program, name, &kernel).map(|_| ()));
+                let asm = Loaded::assembly(&isa, |mb, name| attention::define_whole(mb, &program, name, &kernel).map(|_| ()));
                 for pairs in 1..=6 {
                     let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.block{pairs}"));
                     let mut fail = |what: String, text: String| {

@@ -1,7 +1,8 @@
 //! Attention over the paged KV cache with online softmax.
 //!
-//! In: [`Attention`]. Out: one function per kernel and, private to the module, `unit` (one tile of rows and one KV head), one `block`
-//! function per number of (row, head) pairs in a register tile, `maxima` and `softmax`.
+//! In: [`Attention`]. Out: one function per kernel and, private to the module, `unit` (one tile of rows and one KV head) and `maxima`; and
+//! which functions of (row, head) pairs it calls ([`pair_functions`]), which are units of compilation of their own ([`pairs`]): a `block`
+//! function per number of pairs in a register tile, `softmax`, and what many pairs want.
 //!
 //! ```text
 //! kernel: for unit in the thread's share: unit
@@ -30,17 +31,20 @@
 //! A cache of int8 codes is read like one of floats: the codes go through the same chains, the scale of a key multiplies its score, the
 //! scale of a value the key's weight (after the weight went into the sum).
 //!
-//! Here: the loops over units, blocks and chunks of pairs, and where pairs begin and end. `scratch`: what they share; `products`: the two
-//! products of few pairs; `softmax`: what lies between them; `tiles`: many pairs by tiles.
+//! Here: the loops over units, blocks and chunks of pairs, and where pairs begin and end. `pairs`: functions of pairs; `scratch`: what they
+//! share; `products`: the two products of few pairs; `softmax`: what lies between them; `tiles`: many pairs by tiles.
 //!
 //! Sources: Milakov & Gimelshein 2018 (online softmax); Dao et al. 2022 (blocks).
 
+pub mod pairs;
 mod products;
 mod scratch;
 mod softmax;
 mod tiles;
 
-use self::scratch::{Cache, Scratch};
+use self::pairs::{BlockCaller, PairFunction, PairWork, Pairs};
+pub use self::scratch::Cache;
+use self::scratch::{Scratch, cache_and_bytes};
 use super::microkernel::{L2, tile_fits};
 use super::tiles::{ROW, Shapes};
 use super::{Call, KERNEL_PARAMS, define_kernel};
@@ -53,28 +57,41 @@ use crate::program::{Attention, Compute, DType, Expr, ExprId, Place, Program, Ta
 use rcompile_runtime::abi::{PAGE_POSITIONS, field};
 use std::collections::BTreeSet;
 
-/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module.
-pub fn define<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
+/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module; it calls its functions of pairs by `symbol`.
+pub fn define<'c>(
+    mb: &ModuleBuilder<'c>,
+    program: &Program,
+    name: &str,
+    kernel: &Attention,
+    symbol: impl Fn(&PairFunction) -> String,
+) -> Result<Function<'c>, Error> {
     check(mb.isa(), name, program, kernel)?;
-    let group = kernel.heads / kernel.kv_heads;
-    let generator = Generator { mb, program, kernel, name, at: Scratch::new(kernel), group: group.into(), lanes: mb.isa().lanes };
-    let (maxima, softmax) = (generator.maxima(), generator.softmax("softmax", generator.factor()));
-    // A tile has up to `tile_rows` rows, with `group` pairs each.
-    let (few, several): (Vec<u32>, Vec<u32>) = (1..=kernel.tile_rows).map(|rows| rows * group).partition(|pairs| !is_many(kernel, *pairs));
-    let blocks = |pairs: &[u32], cache: Cache| -> Vec<_> {
-        chunk_sizes(pairs).into_iter().map(|size| (size, generator.block(size, cache, &maxima, &softmax))).collect()
-    };
-    let stored = blocks(&few, Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset });
-    // Where several chunks of pairs read a block of keys, it is widened, or packed, for all of them once.
-    let many = (!several.is_empty()).then(|| match kernel.compute {
-        Compute::Bf16Tiles => {
-            let softmax = generator.softmax("softmax_tiles", DType::Bf16);
-            Many::Tiles(tiles::Tiles { pack: generator.pack(), tiles: generator.tiles(&maxima, &softmax) })
-        }
-        _ => Many::Widened { widen: generator.widen(), blocks: blocks(&several, Cache::widened(kernel)) },
+    let pairs = Pairs::new(kernel);
+    let functions = functions(kernel, |work| {
+        let function = PairFunction { pairs, work };
+        function.declare(mb, &symbol(&function))
     });
-    let unit = generator.unit(&stored, many.as_ref());
+    let generator = Generator { mb, program, kernel, name, pairs };
+    let unit = generator.unit(&functions);
     Ok(generator.kernel(&unit))
+}
+
+/// The kernel and its functions of pairs, `<name>.block4` and the like, in one module: for measurements, and tests of one kernel.
+pub fn define_whole<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
+    check(mb.isa(), name, program, kernel)?;
+    let symbol = |function: &PairFunction| format!("{name}.{}", function.name());
+    for function in pair_functions(kernel) {
+        function.define(mb, &symbol(&function));
+    }
+    define(mb, program, name, kernel, symbol)
+}
+
+/// The functions of pairs that a kernel calls.
+pub fn pair_functions(kernel: &Attention) -> Vec<PairFunction> {
+    let pairs = Pairs::new(kernel);
+    let mut all = vec![];
+    functions(kernel, |work| all.push(PairFunction { pairs, work }));
+    all
 }
 
 /// Combinations that the planner must not ask for.
@@ -140,17 +157,49 @@ const LOWEST: f32 = -1e30;
 /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
 /// of all kernels to what it places there itself. 0 when the scratch fits the stack.
 pub fn private_bytes(kernel: &Attention) -> u64 {
-    let bytes = Scratch::new(kernel).bytes;
+    let bytes = cache_and_bytes(kernel, &Pairs::new(kernel)).1;
     if bytes > STACK_BYTES { bytes } else { 0 }
 }
 
+/// Functions of pairs of a kernel.
+struct Functions<F> {
+    softmax: F,
+    stored: Blocks<F>,
+    many: Option<Many<F>>,
+}
+
 /// Functions of a block for chunks of so many pairs.
-type Blocks<'c> = Vec<(u32, Function<'c>)>;
+type Blocks<F> = Vec<(u32, F)>;
 
 /// What works on blocks of keys that many pairs read.
-enum Many<'c> {
-    Widened { widen: Function<'c>, blocks: Blocks<'c> },
-    Tiles(tiles::Tiles<'c>),
+enum Many<F> {
+    /// Where several chunks of pairs read a block of keys, it is widened for all of them once.
+    Widened { widen: F, blocks: Blocks<F> },
+    /// Or packed.
+    Tiles { pack: F, softmax: F, tiles: F },
+}
+
+/// What `each` makes of the functions of a kernel.
+fn functions<F>(kernel: &Attention, mut each: impl FnMut(PairWork) -> F) -> Functions<F> {
+    // A tile has up to `tile_rows` rows, with `group` pairs each.
+    let group = kernel.heads / kernel.kv_heads;
+    let (few, several): (Vec<u32>, Vec<u32>) = (1..=kernel.tile_rows).map(|rows| rows * group).partition(|pairs| !is_many(kernel, *pairs));
+    let blocks = |pairs: &[u32], cache: Cache, each: &mut dyn FnMut(PairWork) -> F| -> Blocks<F> {
+        chunk_sizes(pairs).into_iter().map(|count| (count, each(PairWork::Block { count, cache }))).collect()
+    };
+    let factor = if kernel.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 };
+    Functions {
+        softmax: each(PairWork::Softmax { factor }),
+        stored: blocks(&few, Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset }, &mut each),
+        many: (!several.is_empty()).then(|| match kernel.compute {
+            Compute::Bf16Tiles => Many::Tiles {
+                pack: each(PairWork::Pack),
+                softmax: each(PairWork::Softmax { factor: DType::Bf16 }),
+                tiles: each(PairWork::Tiles),
+            },
+            _ => Many::Widened { widen: each(PairWork::Widen), blocks: blocks(&several, Cache::widened(kernel.head_dim), &mut each) },
+        }),
+    }
 }
 
 /// Chunks of pairs from which on it pays to widen a block of keys first.
@@ -191,10 +240,7 @@ struct Generator<'a, 'c> {
     program: &'a Program,
     kernel: &'a Attention,
     name: &'a str,
-    at: Scratch,
-    /// Query heads per KV head.
-    group: i64,
-    lanes: u32,
+    pairs: Pairs,
 }
 
 impl<'a, 'c> Generator<'a, 'c> {
@@ -206,7 +252,7 @@ impl<'a, 'c> Generator<'a, 'c> {
         define_kernel(self.mb, self.program, self.name, |call| {
             let fb = call.fb;
             let scratch = match private_bytes(self.kernel) {
-                0 => fb.stack(self.at.bytes, 64),
+                0 => fb.stack(cache_and_bytes(self.kernel, &self.pairs).1, 64),
                 bytes => fb.offset(call.private(), fb.sub(call.u64_field(field::PRIVATE_STRIDE), fb.int(bytes as i64))),
             };
             let tiles = call.u32_field(field::TILES);
@@ -247,7 +293,8 @@ impl<'a, 'c> Generator<'a, 'c> {
     }
 
     /// `unit(.., tile, kv_head, next_tile, next_kv_head, scratch)`: what is next is asked for.
-    fn unit(&self, blocks: &[(u32, Function<'c>)], many: Option<&Many<'c>>) -> Function<'c> {
+    fn unit(&self, functions: &Functions<Function<'c>>) -> Function<'c> {
+        let (group, maxima) = (i64::from(self.pairs.group), self.maxima());
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR, Ty::I64, Ty::PTR]].concat();
         self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
@@ -255,7 +302,10 @@ impl<'a, 'c> Generator<'a, 'c> {
             let call = Call::new(fb, self.program, args);
             let k = self.kernel;
             let [row_begin, row_count, slot, key_end] = [0, 1, 2, 3].map(|i| tile_field(fb, tile, i));
-            let pairs = fb.mul_int(row_count, self.group);
+            let pairs = fb.mul_int(row_count, group);
+            let call_args: [Value<'c>; 4] = args.try_into().expect("four");
+            let caller =
+                |softmax: &Function<'c>| BlockCaller { call: call_args, maxima: fb.address(&maxima), softmax: fb.address(softmax) };
             let seen = self.begin_pairs(&call, scratch, kv_head, row_begin, pairs, key_end);
 
             let pages_per_slot = call.u32_field(field::PAGES_PER_SLOT);
@@ -269,7 +319,7 @@ impl<'a, 'c> Generator<'a, 'c> {
             };
             let next_page = {
                 let [row, slot, key_end] = [0, 2, 3].map(|i| tile_field(fb, next_tile, i));
-                let (_, lower) = self.first_key(&call, row, fb.mul_int(next_kv_head, self.group));
+                let (_, lower) = self.first_key(&call, row, fb.mul_int(next_kv_head, group));
                 let lower = fb.min(lower, fb.max(fb.add_int(key_end, -1), fb.int(0)));
                 page_of(slot, fb.lshr(lower, BLOCK.trailing_zeros()), next_kv_head)
             };
@@ -283,7 +333,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 });
             };
             let few = number_of(MAX_PAIRS.into());
-            let shapes = matches!(many, Some(Many::Tiles(_))).then(|| Shapes::new(fb, ROW));
+            let shapes = matches!(functions.many, Some(Many::Tiles { .. })).then(|| Shapes::new(fb, ROW));
             let first = fb.lshr(seen.0, BLOCK.trailing_zeros());
             let end = fb.lshr(fb.add_int(seen.1, BLOCK - 1), BLOCK.trailing_zeros());
             fb.for_(first, end, 1, |block| {
@@ -293,36 +343,37 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let next = fb.select(is_last, next_page, following);
                 let scales = fb.offset_const(keys, k.scales.unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
-                let all = |keys: Value<'c>, blocks: &[(u32, Function<'c>)]| {
+                let all = |keys: Value<'c>, blocks: &Blocks<Function<'c>>| {
                     chunks(few, &|first, count| {
                         for (size, function) in blocks {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int((*size).into())), || {
                                 let own = [scratch, keys, next, scales, key_begin, kv_head, first];
-                                fb.call(function, &[args, &own[..]].concat());
+                                fb.call(function, &caller(&functions.softmax).with(&own));
                             });
                         }
                     });
                 };
-                let cache = fb.offset_const(scratch, self.at.cache);
+                let cache = fb.offset_const(scratch, cache_and_bytes(k, &self.pairs).0);
                 let count = fb.min(fb.sub(seen.1, key_begin), fb.int(BLOCK));
-                match many {
-                    None => all(keys, blocks),
+                let stored = &functions.stored;
+                match &functions.many {
+                    None => all(keys, stored),
                     Some(Many::Widened { widen, blocks: wide }) => {
                         let by_widened = || {
                             fb.call(widen, &[cache, keys, count]);
                             all(cache, wide)
                         };
-                        fb.either(self.are_many(fb, pairs), by_widened, || all(keys, blocks));
+                        fb.either(self.are_many(fb, pairs), by_widened, || all(keys, stored));
                     }
-                    Some(Many::Tiles(tiles::Tiles { pack, tiles })) => {
+                    Some(Many::Tiles { pack, softmax, tiles }) => {
                         let by_tiles = || {
                             fb.call(pack, &[cache, keys, count]);
-                            chunks(number_of(tiles::PAIRS.into()), &|first, count| {
+                            chunks(number_of(self::tiles::PAIRS.into()), &|first, count| {
                                 shapes.iter().for_each(|shapes| shapes.set(fb, count));
-                                fb.call(tiles, &[args, &[scratch, cache, scales, key_begin, kv_head, first, count]].concat());
+                                fb.call(tiles, &caller(softmax).with(&[scratch, cache, scales, key_begin, kv_head, first, count]));
                             });
                         };
-                        fb.either(self.are_many(fb, pairs), by_tiles, || all(keys, blocks));
+                        fb.either(self.are_many(fb, pairs), by_tiles, || all(keys, stored));
                     }
                 }
             });
@@ -360,19 +411,20 @@ impl<'a, 'c> Generator<'a, 'c> {
     ) -> (Value<'c>, Value<'c>) {
         let fb = call.fb;
         let k = self.kernel;
+        let (kernel_pairs, at) = (&self.pairs, self.pairs.at());
         let q = call.base(&k.q.place);
         let seen = fb.loop_(fb.int(0), pairs, 1, &[key_end, fb.int(0)], |pair, seen| {
             let (row, head) = self.row_and_head(fb, row_begin, kv_head, pair);
             let (query, lower) = self.first_key(call, row, head);
             let upper = k.key_upper.map_or(key_end, |e| fb.min(self.bound(call, e, query, head), key_end));
-            let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
+            let bounds = kernel_pairs.of_pair(fb, scratch, at.bounds, pair);
             for (i, value) in [lower, upper, query].into_iter().enumerate() {
                 fb.store(value, fb.offset_const(bounds, i as u64 * 8), 8);
             }
             let source = fb.add(fb.mul_int(row, k.q_stride.into()), fb.mul_int(head, k.q_head_stride.into()));
             let source = fb.index(q, source, k.q.dtype.size());
-            let target = self.pair_row(fb, scratch, self.at.q, pair);
-            let acc = self.pair_row(fb, scratch, self.at.acc, pair);
+            let target = kernel_pairs.of_pair(fb, scratch, at.q, pair);
+            let acc = kernel_pairs.of_pair(fb, scratch, at.acc, pair);
             for (column, lanes, mask) in self.columns(fb) {
                 let from = fb.offset_const(source, column * k.q.dtype.size());
                 let align = k.q.dtype.size() as u32;
@@ -380,16 +432,16 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(mask) => fb.load_f32_masked(k.q.dtype, from, mask, align),
                     None => fb.load_f32(k.q.dtype, lanes, from, align),
                 };
-                let store = |factor: DType| self.store_factors(fb, factor, x, fb.offset_const(target, column * factor.size()));
+                let store = |factor: DType| kernel_pairs.store_factors(fb, factor, x, fb.offset_const(target, column * factor.size()));
                 match k.compute {
-                    Compute::Bf16Tiles => fb.either(self.are_many(fb, pairs), || store(DType::Bf16), || store(self.factor())),
-                    _ => store(self.factor()),
+                    Compute::Bf16Tiles => fb.either(self.are_many(fb, pairs), || store(DType::Bf16), || store(kernel_pairs.factor())),
+                    _ => store(kernel_pairs.factor()),
                 }
                 fb.store(fb.zero(x.ty()), fb.offset_const(acc, column * 4), 4 * lanes);
             }
-            let sum = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
-            fb.store(fb.zero(Ty::vec(Elem::F32, self.lanes)), sum, self.lanes * 4);
-            fb.store(fb.f32(LOWEST), fb.index(fb.offset_const(scratch, self.at.max), pair, 4), 4);
+            let sum = kernel_pairs.of_pair(fb, scratch, at.sum, pair);
+            fb.store(fb.zero(Ty::vec(Elem::F32, fb.lanes())), sum, fb.lanes() * 4);
+            fb.store(fb.f32(LOWEST), kernel_pairs.of_pair(fb, scratch, at.max, pair), 4);
             vec![fb.min(seen[0], lower), fb.max(seen[1], upper)]
         });
         (seen[0], seen[1])
@@ -403,13 +455,13 @@ impl<'a, 'c> Generator<'a, 'c> {
         let size = k.out.dtype.size();
         fb.for_(fb.int(0), pairs, 1, |pair| {
             let (row, head) = self.row_and_head(fb, row_begin, kv_head, pair);
-            let sum = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
-            let sum = fb.reduce(fb.load(Ty::vec(Elem::F32, self.lanes), sum, self.lanes * 4), |a, b| fb.add(a, b));
+            let sum = self.pairs.of_pair(fb, scratch, self.pairs.at().sum, pair);
+            let sum = fb.reduce(fb.load(Ty::vec(Elem::F32, fb.lanes()), sum, fb.lanes() * 4), |a, b| fb.add(a, b));
             // A row that sees no key gives zeros, as ATen's safe softmax does.
             let sum = fb.select(fb.cmp(Cmp::Eq, sum, fb.f32(0.0)), fb.f32(1.0), sum);
             // A division of a vector takes as long as sixteen products.
             let inverse = fb.div(fb.f32(1.0), sum);
-            let acc = self.pair_row(fb, scratch, self.at.acc, pair);
+            let acc = self.pairs.of_pair(fb, scratch, self.pairs.at().acc, pair);
             let target = fb.add(fb.mul_int(row, k.out_stride.into()), fb.mul_int(head, k.head_dim.into()));
             let target = fb.index(out, target, size);
             for (column, lanes, mask) in self.columns(fb) {
@@ -424,66 +476,15 @@ impl<'a, 'c> Generator<'a, 'c> {
         });
     }
 
-    /// `block(.., scratch, keys, next, scales, key_begin, kv_head, first_pair)` for `pairs` pairs and 256 keys; `next`: the block that the
-    /// thread reads after this one.
-    fn block(&self, pairs: u32, cache: Cache, maxima: &Function<'c>, softmax: &Function<'c>) -> Function<'c> {
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64]].concat();
-        let name = format!("{}.{}{pairs}", self.name, if cache.dtype == self.kernel.kv_dtype { "block" } else { "wide" });
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, keys, next, scales, key_begin, kv_head, first] = *rest else { unreachable!() };
-            // What was widened is in a cache.
-            let next = (pairs <= STREAMED_PAIRS && cache.dtype == self.kernel.kv_dtype).then_some(next);
-            let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(first, 32));
-            let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * 32 + i * 8), 8);
-            let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
-            let upper = (1..pairs).fold(bound(0, 1), |a, pair| fb.max(a, bound(pair, 1)));
-            let begin = fb.max(fb.sub(lower, key_begin), fb.int(0));
-            let end = fb.min(fb.sub(upper, key_begin), fb.int(BLOCK));
-            fb.if_(fb.cmp(Cmp::Lt, begin, end), || {
-                let columns = self.all_scores(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
-                let own = [scratch, scales, key_begin, kv_head, first, fb.int(pairs.into()), columns.0, columns.1];
-                fb.call(maxima, &[args, &own[..]].concat());
-                fb.call(softmax, &[scratch, scales, first, fb.int(pairs.into()), columns.0, columns.1]);
-                self.values(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
-            });
-        })
-    }
-
-    /// `widen(to, keys, count)`: the first `count` keys of a block as f32, see [`Cache`].
-    fn widen(&self) -> Function<'c> {
-        let name = format!("{}.widen", self.name);
-        self.mb.define(&name, &[Ty::PTR, Ty::PTR, Ty::I64], None, Visibility::InternalNoInline, |fb, args| {
-            let [to, from, count] = *args else { unreachable!() };
-            let (k, lanes) = (self.kernel, self.lanes);
-            // Whole groups of keys; V rows between `count` and their end are copied, but never used.
-            let groups = fb.lshr(fb.add_int(count, i64::from(KEY_GROUP) - 1), KEY_GROUP.trailing_zeros());
-            let elements = fb.mul_int(groups, i64::from(KEY_GROUP * k.head_dim));
-            for (from_offset, to_offset) in [(0, 0), (k.v_offset, Cache::widened(k).v_offset)] {
-                let (from, to) = (fb.offset_const(from, from_offset), fb.offset_const(to, to_offset));
-                fb.for_(fb.int(0), elements, lanes.into(), |i| {
-                    let size = k.kv_dtype.size();
-                    let x = fb.load_f32(k.kv_dtype, lanes, fb.index(from, i, size), (u64::from(lanes) * size) as u32);
-                    fb.store(x, fb.index(to, i, 4), lanes * 4);
-                });
-            }
-        })
-    }
-
     /// `(row, query head)` of a pair: the heads of a row's group are neighbours.
     fn row_and_head(&self, fb: &Fb<'_, 'c>, row_begin: Value<'c>, kv_head: Value<'c>, pair: Value<'c>) -> (Value<'c>, Value<'c>) {
-        let group = fb.int(self.group);
+        let group = fb.int(self.pairs.group.into());
         (fb.add(row_begin, fb.div(pair, group)), fb.add(fb.mul(kv_head, group), fb.rem(pair, group)))
-    }
-
-    /// Address of a pair's row in `q` or `acc`.
-    fn pair_row(&self, fb: &Fb<'_, 'c>, scratch: Value<'c>, area: u64, pair: Value<'c>) -> Value<'c> {
-        fb.offset(fb.offset_const(scratch, area), fb.mul_int(pair, self.at.width as i64 * 4))
     }
 
     /// Vectors that cover `head_dim` columns: first column, lanes, mask of the last one if it is not full.
     fn columns(&self, fb: &Fb<'_, 'c>) -> Vec<(u64, u32, Option<Value<'c>>)> {
-        let (head_dim, lanes) = (self.kernel.head_dim, self.lanes);
+        let (head_dim, lanes) = (self.kernel.head_dim, fb.lanes());
         (0..head_dim.div_ceil(lanes))
             .map(|v| {
                 let left = head_dim - v * lanes;

@@ -60,7 +60,7 @@ pub fn define<'c>(
     check(mb.isa(), program, name, kernel)?;
     let blocks = Blocks::new(mb.isa(), program, kernel);
     let generator = Generator { mb, program, kernel, name, product: Product::new(program, kernel) };
-    let functions = Functions::new(program, kernel, blocks.as_ref()).map(|function| function.declare(mb, &symbol(function)));
+    let functions = Functions::new(program, kernel, blocks.as_ref(), |function| function.declare(mb, &symbol(&function)));
     Ok(generator.kernel(blocks.as_ref(), &functions))
 }
 
@@ -76,7 +76,7 @@ pub fn define_whole<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, k
 /// The functions of rows that a kernel calls.
 pub fn row_functions(isa: &Isa, program: &Program, kernel: &Matmul) -> Vec<RowFunction> {
     let mut all = vec![];
-    Functions::new(program, kernel, Blocks::new(isa, program, kernel).as_ref()).map(|function| all.push(*function));
+    Functions::new(program, kernel, Blocks::new(isa, program, kernel).as_ref(), |function| all.push(function));
     all
 }
 

@@ -5,19 +5,19 @@
 
 use super::*;
 
-impl<'c> Generator<'_, 'c> {
+impl Pairs {
     /// Type of what the products of few pairs take: queries and weights in scratch. Few pairs in the order of tiles take rounded ones as
     /// f32.
     pub(super) fn factor(&self) -> DType {
-        match self.kernel.compute {
+        match self.compute {
             Compute::Bf16Dot => DType::Bf16,
             _ => DType::F32,
         }
     }
 
     /// Stores factors as type `factor`.
-    pub(super) fn store_factors(&self, fb: &Fb<'_, 'c>, factor: DType, x: Value<'c>, at: Value<'c>) {
-        let x = match (self.kernel.compute, factor) {
+    pub(super) fn store_factors<'c>(&self, fb: &Fb<'_, 'c>, factor: DType, x: Value<'c>, at: Value<'c>) {
+        let x = match (self.compute, factor) {
             (Compute::Bf16Tiles, DType::F32) => fb.widen(DType::Bf16, fb.narrow(DType::Bf16, x)),
             _ => x,
         };
@@ -26,48 +26,48 @@ impl<'c> Generator<'_, 'c> {
 
     /// Elements of a chain that a step takes.
     fn step(&self) -> i64 {
-        i64::from(self.kernel.compute == Compute::Bf16Dot) + 1
+        i64::from(self.compute == Compute::Bf16Dot) + 1
     }
 
     /// What a step takes of a query or of weights, in all lanes.
-    fn factors(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Value<'c> {
-        match self.kernel.compute {
-            Compute::Bf16Dot => fb.splat(fb.load(Ty::I32, at, 4), self.lanes),
-            _ => fb.load_broadcast(DType::F32, self.lanes, at),
+    fn factors<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>) -> Value<'c> {
+        match self.compute {
+            Compute::Bf16Dot => fb.splat(fb.load(Ty::I32, at, 4), fb.lanes()),
+            _ => fb.load_broadcast(DType::F32, fb.lanes(), at),
         }
     }
 
     /// `acc + x y`: of factors and of vectors of the cache.
-    fn product(&self, fb: &Fb<'_, 'c>, x: Value<'c>, y: Value<'c>, acc: Value<'c>) -> Value<'c> {
-        match self.kernel.compute {
+    fn product<'c>(&self, fb: &Fb<'_, 'c>, x: Value<'c>, y: Value<'c>, acc: Value<'c>) -> Value<'c> {
+        match self.compute {
             Compute::Bf16Dot => fb.dot_bf16(acc, x, y),
             _ => fb.fma(x, y, acc),
         }
     }
 
     /// The chains of elements `begin .. end` on `before`, by `step(i, sums)`.
-    fn chains(
+    fn chains<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         (begin, end): (Value<'c>, Value<'c>),
         before: &[Value<'c>],
         step: impl Fn(Value<'c>, &[Value<'c>]) -> Vec<Value<'c>>,
     ) -> Vec<Value<'c>> {
-        match self.kernel.compute {
+        match self.compute {
             Compute::Bf16Tiles => self.in_order_of_tiles(fb, (begin, end), before, step),
             _ => fb.loop_unrolled(begin, end, self.step(), STEPS, before, step),
         }
     }
 
     /// Vectors of a group of keys: tiles of scores begin and end at groups.
-    pub(super) fn vectors_of_group(&self) -> i64 {
-        KEY_GROUP.div_ceil(self.lanes).into()
+    pub(super) fn vectors_of_group(&self, lanes: u32) -> i64 {
+        KEY_GROUP.div_ceil(lanes).into()
     }
 
     /// Vectors side by side with `pairs` pairs in a register tile.
-    fn vectors(&self, pairs: u32, most: u32) -> u32 {
+    fn vectors(&self, isa: &Isa, pairs: u32, most: u32) -> u32 {
         let mut vectors = most;
-        while vectors > 1 && !tile_fits(self.mb.isa(), pairs, vectors, vectors.min(pairs)) {
+        while vectors > 1 && !tile_fits(isa, pairs, vectors, vectors.min(pairs)) {
             vectors /= 2;
         }
         vectors
@@ -76,7 +76,7 @@ impl<'c> Generator<'_, 'c> {
     /// Scores of the keys `seen.0 .. seen.1`, and of what their tiles hold beside them: returns which in all. Causal rows see to the middle
     /// of a tile: there half a tile is enough, if it is no less than a group of keys.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
-    pub(super) fn all_scores(
+    pub(super) fn all_scores<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
@@ -86,8 +86,8 @@ impl<'c> Generator<'_, 'c> {
         first: Value<'c>,
         seen: (Value<'c>, Value<'c>),
     ) -> (Value<'c>, Value<'c>) {
-        let vectors = self.vectors(pairs, 4);
-        let tile_keys = i64::from(vectors * self.lanes);
+        let vectors = self.vectors(fb.isa(), pairs, 4);
+        let tile_keys = i64::from(vectors * fb.lanes());
         let half = (tile_keys / 2 >= KEY_GROUP.into()).then_some(tile_keys / 2);
         let smallest = half.unwrap_or(tile_keys);
         let begin = fb.div(seen.0, fb.int(tile_keys));
@@ -104,7 +104,7 @@ impl<'c> Generator<'_, 'c> {
     /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of so many vectors of keys; asks for the same tiles of the
     /// next block.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
-    fn scores(
+    fn scores<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
@@ -115,11 +115,10 @@ impl<'c> Generator<'_, 'c> {
         first: Value<'c>,
         tiles: (Value<'c>, Value<'c>),
     ) {
-        let k = self.kernel;
         let size = cache.dtype.size();
-        let group_bytes = u64::from(k.head_dim) * u64::from(KEY_GROUP) * size;
-        let tile_keys = u64::from(vectors * self.lanes);
-        let q = self.pair_row(fb, scratch, self.at.q, first);
+        let group_bytes = u64::from(self.head_dim) * u64::from(KEY_GROUP) * size;
+        let tile_keys = u64::from(vectors * fb.lanes());
+        let q = self.of_pair(fb, scratch, self.at().q, first);
         fb.for_(tiles.0, tiles.1, 1, |tile| {
             let begin = fb.mul_int(tile, tile_keys as i64);
             let offset = match tile_keys.is_multiple_of(u64::from(KEY_GROUP)) {
@@ -134,8 +133,8 @@ impl<'c> Generator<'_, 'c> {
             // Groups of keys lie behind each other: lines in their order, so many for each d.
             let next_tile = next.map(|next| fb.offset(next, offset));
             let step_bytes = tile_keys.max(u64::from(KEY_GROUP)) * size * self.step() as u64;
-            let zeros = vec![fb.zero(Ty::vec(Elem::F32, self.lanes)); (pairs * vectors) as usize];
-            let scores = self.chains(fb, (fb.int(0), fb.int(k.head_dim.into())), &zeros, |d, acc| {
+            let zeros = vec![fb.zero(Ty::vec(Elem::F32, fb.lanes())); (pairs * vectors) as usize];
+            let scores = self.chains(fb, (fb.int(0), fb.int(self.head_dim.into())), &zeros, |d, acc| {
                 if let Some(next_tile) = next_tile {
                     let at = fb.offset(next_tile, fb.mul_int(d, step_bytes as i64 / self.step()));
                     (0..step_bytes).step_by(LINE as usize).for_each(|line| fb.prefetch(fb.offset_const(at, line), L2));
@@ -144,28 +143,28 @@ impl<'c> Generator<'_, 'c> {
                 let k_row = fb.offset(k_tile, fb.mul_int(d, (u64::from(KEY_GROUP) * size) as i64));
                 let k_vectors: Vec<_> = (0..vectors)
                     .map(|v| {
-                        let key = v * self.lanes;
+                        let key = v * fb.lanes();
                         let at = fb.offset_const(k_row, u64::from(key / KEY_GROUP) * group_bytes + u64::from(key % KEY_GROUP) * size);
-                        let align = (u64::from(self.lanes) * size) as u32;
-                        match k.compute {
-                            Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * self.lanes), at, align)),
-                            _ => fb.load_f32(cache.dtype, self.lanes, at, align),
+                        let align = (u64::from(fb.lanes()) * size) as u32;
+                        match self.compute {
+                            Compute::Bf16Dot => pairs_of_halves(fb, fb.load(Ty::vec(Elem::Bf16, 2 * fb.lanes()), at, align)),
+                            _ => fb.load_f32(cache.dtype, fb.lanes(), at, align),
                         }
                     })
                     .collect();
                 let mut next = vec![];
                 for pair in 0..pairs {
-                    let x = self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at.width * 4));
+                    let x = self.factors(fb, fb.offset_const(q, u64::from(pair) * self.at().pair_bytes));
                     next.extend(
                         k_vectors.iter().enumerate().map(|(v, &y)| self.product(fb, x, y, acc[pair as usize * vectors as usize + v])),
                     );
                 }
                 next
             });
-            let target = fb.index(fb.offset_const(scratch, self.at.scores), begin, 4);
+            let target = fb.index(fb.offset_const(scratch, self.at().scores), begin, 4);
             for (i, &s) in scores.iter().enumerate() {
                 let (pair, v) = (i as u64 / u64::from(vectors), i as u64 % u64::from(vectors));
-                fb.store(s, fb.offset_const(target, pair * BLOCK as u64 * 4 + v * u64::from(self.lanes) * 4), self.lanes * 4);
+                fb.store(s, fb.offset_const(target, pair * BLOCK as u64 * 4 + v * u64::from(fb.lanes()) * 4), fb.lanes() * 4);
             }
         });
     }
@@ -173,7 +172,7 @@ impl<'c> Generator<'_, 'c> {
     /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block; asks for the same
     /// ones of the next.
     #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
-    pub(super) fn values(
+    pub(super) fn values<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
@@ -183,31 +182,31 @@ impl<'c> Generator<'_, 'c> {
         first: Value<'c>,
         keys: (Value<'c>, Value<'c>),
     ) {
-        let head_dim = self.kernel.head_dim;
-        let all = head_dim.div_ceil(self.lanes);
+        let head_dim = self.head_dim;
+        let all = head_dim.div_ceil(fb.lanes());
         let mut most = 1;
         // Dots: a row that waits to be paired, and in which order.
-        let waits = if self.kernel.compute == Compute::Bf16Dot { 2 } else { 0 };
-        while most < all && tile_fits(self.mb.isa(), pairs, most + 1, most + 1 + waits) {
+        let waits = if self.compute == Compute::Bf16Dot { 2 } else { 0 };
+        while most < all && tile_fits(fb.isa(), pairs, most + 1, most + 1 + waits) {
             most += 1;
         }
         // Equal pieces in a loop; one that is smaller, or ends inside a vector, after it.
         let each = all.div_ceil(all.div_ceil(most));
-        let equal = head_dim / (each * self.lanes);
+        let equal = head_dim / (each * fb.lanes());
         fb.for_(fb.int(0), fb.int(equal.into()), 1, |piece| {
-            let column = fb.mul_int(piece, (each * self.lanes).into());
+            let column = fb.mul_int(piece, (each * fb.lanes()).into());
             self.values_piece(fb, pairs, cache, scratch, pages, first, keys, column, each, None);
         });
         if equal * each < all {
-            let tail = (!head_dim.is_multiple_of(self.lanes)).then(|| lane_mask(fb, head_dim % self.lanes, self.lanes));
-            let column = fb.int((equal * each * self.lanes).into());
+            let tail = (!head_dim.is_multiple_of(fb.lanes())).then(|| lane_mask(fb, head_dim % fb.lanes(), fb.lanes()));
+            let column = fb.int((equal * each * fb.lanes()).into());
             self.values_piece(fb, pairs, cache, scratch, pages, first, keys, column, all - equal * each, tail);
         }
     }
 
     /// [`Generator::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
     #[allow(clippy::too_many_arguments, reason = "IR values of one function")]
-    fn values_piece(
+    fn values_piece<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
@@ -220,20 +219,19 @@ impl<'c> Generator<'_, 'c> {
         vectors: u32,
         tail: Option<Value<'c>>,
     ) {
-        let k = self.kernel;
         let size = cache.dtype.size();
-        let vector = Ty::vec(Elem::F32, self.lanes);
-        let acc_at = fb.index(self.pair_row(fb, scratch, self.at.acc, first), column, 4);
+        let vector = Ty::vec(Elem::F32, fb.lanes());
+        let acc_at = fb.index(self.of_pair(fb, scratch, self.at().acc, first), column, 4);
         let acc_at = |i: u32| {
             let (pair, v) = (u64::from(i / vectors), u64::from(i % vectors));
-            fb.offset_const(acc_at, pair * self.at.width * 4 + v * u64::from(self.lanes) * 4)
+            fb.offset_const(acc_at, pair * self.at().pair_bytes + v * u64::from(fb.lanes()) * 4)
         };
-        let alpha = |pair: u32| fb.load_broadcast(DType::F32, self.lanes, fb.offset_const(scratch, self.at.alpha + u64::from(pair) * 4));
-        let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), self.lanes * 4), alpha(i / vectors))).collect();
+        let alpha = |pair: u32| fb.load_broadcast(DType::F32, fb.lanes(), fb.offset_const(scratch, self.at().alpha + u64::from(pair) * 4));
+        let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), fb.lanes() * 4), alpha(i / vectors))).collect();
         let values_of = |page: Value<'c>| fb.index(fb.offset_const(page, cache.v_offset), column, size);
         let (values, next) = (values_of(pages.0), pages.1.map(values_of));
-        let row_bytes = u64::from(k.head_dim) * size;
-        let p = fb.offset_const(scratch, self.at.scores);
+        let row_bytes = u64::from(self.head_dim) * size;
+        let p = fb.offset_const(scratch, self.at().scores);
         // `last`: the key after it is not there.
         let step = |key: Value<'c>, acc: &[Value<'c>], last: bool| {
             let p = fb.index(p, key, self.factor().size());
@@ -242,21 +240,21 @@ impl<'c> Generator<'_, 'c> {
             if let Some(next) = next {
                 let next = fb.offset(next, offset);
                 for row in 0..self.step() as u64 {
-                    let lines = (0..u64::from(vectors * self.lanes) * size).step_by(LINE as usize);
+                    let lines = (0..u64::from(vectors * fb.lanes()) * size).step_by(LINE as usize);
                     lines.for_each(|line| fb.prefetch(fb.offset_const(next, row * row_bytes + line), L2));
                 }
             }
-            let columns = match k.compute {
+            let columns = match self.compute {
                 Compute::Bf16Dot => {
                     let next = (!last).then(|| fb.offset_const(row, row_bytes));
                     self.pairs_of_rows(fb, row, next, vectors, tail)
                 }
                 _ => (0..vectors)
                     .map(|v| {
-                        let at = fb.offset_const(row, u64::from(v * self.lanes) * size);
+                        let at = fb.offset_const(row, u64::from(v * fb.lanes()) * size);
                         match tail {
                             Some(mask) if v + 1 == vectors => fb.load_f32_masked(cache.dtype, at, mask, size as u32),
-                            _ => fb.load_f32(cache.dtype, self.lanes, at, size as u32),
+                            _ => fb.load_f32(cache.dtype, fb.lanes(), at, size as u32),
                         }
                     })
                     .collect(),
@@ -268,7 +266,7 @@ impl<'c> Generator<'_, 'c> {
             }
             next
         };
-        let after = match k.compute {
+        let after = match self.compute {
             Compute::Bf16Dot => {
                 // A key that begins or ends inside a pair has a neighbour of weight zero, as masks make it.
                 let even = |key: Value<'c>| fb.and(key, fb.int(!1));
@@ -279,12 +277,12 @@ impl<'c> Generator<'_, 'c> {
             _ => self.chains(fb, keys, &before, |key, acc| step(key, acc, false)),
         };
         for (i, &value) in after.iter().enumerate() {
-            fb.store(value, acc_at(i as u32), self.lanes * 4);
+            fb.store(value, acc_at(i as u32), fb.lanes() * 4);
         }
     }
 
     /// bf16 columns of two rows, or of one and zeros, as vectors of pairs; `tail` masks the last one.
-    fn pairs_of_rows(
+    fn pairs_of_rows<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         row: Value<'c>,
@@ -292,10 +290,10 @@ impl<'c> Generator<'_, 'c> {
         vectors: u32,
         tail: Option<Value<'c>>,
     ) -> Vec<Value<'c>> {
-        let lanes = self.lanes;
+        let lanes = fb.lanes();
         let whole = vectors - u32::from(tail.is_some());
         let row_of = |row: Option<Value<'c>>, v: u32, lanes: u32| match row {
-            Some(row) => fb.load(Ty::vec(Elem::Bf16, lanes), fb.offset_const(row, u64::from(v * self.lanes) * 2), 2),
+            Some(row) => fb.load(Ty::vec(Elem::Bf16, lanes), fb.offset_const(row, u64::from(v * fb.lanes()) * 2), 2),
             None => fb.zero(Ty::vec(Elem::Bf16, lanes)),
         };
         let pairs = |a: Value<'c>, b: Value<'c>, first: u32| {

@@ -1,71 +1,69 @@
 //! What the functions of a unit of attention share.
 //!
-//! In: [`Attention`]. Out: where things are in a thread's scratch ([`Scratch`]), and in a block of keys ([`Cache`]).
+//! In: [`Pairs`]. Out: where things are in a thread's scratch ([`Scratch`]), and in a block of keys ([`Cache`]).
+//!
+//! Functions of pairs shall not depend on how many pairs a tile of the kernel has: what there is for each pair lies together, behind what
+//! there is once, and a block of keys that is made ready for many pairs behind all that.
 
 use super::*;
 
 /// K and V of a page and KV head, as a block reads them: K at the start, V behind.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Cache {
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// Elements.
     pub dtype: DType,
     /// Bytes.
     pub v_offset: u64,
 }
 
 impl Cache {
-    pub fn widened(kernel: &Attention) -> Cache {
-        Cache { dtype: DType::F32, v_offset: BLOCK as u64 * u64::from(kernel.head_dim) * 4 }
+    /// As f32.
+    pub(super) fn widened(head_dim: u32) -> Cache {
+        Cache { dtype: DType::F32, v_offset: BLOCK as u64 * u64::from(head_dim) * 4 }
     }
 }
 
-/// Byte offsets in a thread's scratch.
+/// Byte offsets in a thread's scratch; those of what there is for each pair are the first pair's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scratch {
-    /// `q: f32[pairs][width]`, or bf16 at the same places of rows
-    pub q: u64,
-    /// `acc: f32[pairs][width]`
-    pub acc: u64,
-    /// `sum: f32[pairs][16]`, a chain per lane
-    pub sum: u64,
-    /// `max: f32[pairs]`
-    pub max: u64,
-    /// `bounds: i64[pairs][4]`: first key, end of keys, the query's place, unused
-    pub bounds: u64,
     /// `scores: f32[most_pairs][256]`; weights, which take their place, may be bf16
     pub scores: u64,
     /// `alpha: f32[most_pairs]`, up to a multiple of the lanes
     pub alpha: u64,
-    /// A widened block of keys, see [`Cache`], or a packed one
-    pub cache: u64,
-    /// Elements per pair in `q` and `acc`.
-    pub width: u64,
-    /// In all, a multiple of 128.
-    pub bytes: u64,
+    /// From pair to pair, a multiple of 64.
+    pub pair_bytes: u64,
+    /// `q: f32[head_dim]`, or bf16
+    pub q: u64,
+    /// `acc: f32[head_dim]`
+    pub acc: u64,
+    /// `sum: f32[16]`, a chain per lane
+    pub sum: u64,
+    /// `bounds: i64[3]`: first key, end of keys, the query's place
+    pub bounds: u64,
+    /// `max: f32`
+    pub max: u64,
 }
 
 impl Scratch {
-    pub fn new(kernel: &Attention) -> Scratch {
-        let pairs = u64::from(kernel.tile_rows) * u64::from(kernel.heads / kernel.kv_heads);
-        let width = u64::from(kernel.head_dim).next_multiple_of(16);
-        let mut end = 0;
-        let mut take = |bytes: u64| {
-            let begin = end;
-            end += bytes.next_multiple_of(64);
-            begin
-        };
-        let q = take(pairs * width * 4);
-        let acc = take(pairs * width * 4);
-        let sum = take(pairs * 64);
-        let max = take(pairs * 4);
-        let bounds = take(pairs * 32);
-        let (most_pairs, block_bytes) = match kernel.compute {
-            _ if !has_many(kernel) => (MAX_PAIRS, 0),
-            Compute::Bf16Tiles => (tiles::PAIRS, tiles::packed_bytes(kernel).0),
-            _ => (MAX_PAIRS, 2 * Cache::widened(kernel).v_offset),
-        };
-        let scores = take(u64::from(most_pairs) * BLOCK as u64 * 4);
-        let alpha = take(u64::from(most_pairs).next_multiple_of(16) * 4);
-        let cache = take(block_bytes);
-        Scratch { q, acc, sum, max, bounds, scores, alpha, cache, width, bytes: end.next_multiple_of(128) }
+    pub fn new(pairs: &Pairs) -> Scratch {
+        let most_pairs = if pairs.compute == Compute::Bf16Tiles { tiles::PAIRS } else { MAX_PAIRS };
+        let row = u64::from(pairs.head_dim).next_multiple_of(16) * 4;
+        let alpha = u64::from(most_pairs) * BLOCK as u64 * 4;
+        let q = alpha + u64::from(most_pairs).next_multiple_of(16) * 4;
+        let (acc, sum) = (q + row, q + 2 * row);
+        let bounds = sum + 64;
+        Scratch { scores: 0, alpha, pair_bytes: bounds + 64 - q, q, acc, sum, bounds, max: bounds + 24 }
     }
+}
+
+/// Where a kernel has a block of keys that many pairs read, and bytes in all.
+pub(super) fn cache_and_bytes(kernel: &Attention, pairs: &Pairs) -> (u64, u64) {
+    let at = Scratch::new(pairs);
+    let cache = at.q + u64::from(kernel.tile_rows * pairs.group) * at.pair_bytes;
+    let bytes = match kernel.compute {
+        _ if !has_many(kernel) => 0,
+        Compute::Bf16Tiles => tiles::packed_bytes(pairs.head_dim).0,
+        _ => 2 * Cache::widened(pairs.head_dim).v_offset,
+    };
+    (cache, (cache + bytes).next_multiple_of(128))
 }

@@ -1,6 +1,6 @@
 //! Online softmax of a block's scores: maxima of all pairs, then weights and their sums.
 //!
-//! In: scores in scratch. Out: the functions `maxima` and `softmax`, which few and many pairs call.
+//! In: scores in scratch. Out: the functions `maxima`, which the kernel has, and `softmax`, which few and many pairs call.
 
 use super::*;
 
@@ -17,10 +17,11 @@ impl<'c> Generator<'_, 'c> {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
             let [scratch, scales, key_begin, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
             let k = self.kernel;
-            let lanes = self.lanes;
+            let (kernel_pairs, at) = (&self.pairs, self.pairs.at());
+            let lanes = fb.lanes();
             let vector = Ty::vec(Elem::F32, lanes);
             let scope = Call::new(fb, self.program, args).scope(&[], &k.exprs);
-            let group = fb.int(self.group);
+            let group = fb.int(kernel_pairs.group.into());
             let point = |key: Value<'c>, score: Value<'c>| Point {
                 var: Some(k.key_var),
                 first: key,
@@ -30,24 +31,24 @@ impl<'c> Generator<'_, 'c> {
                 acc: vec![],
                 score: Some(score),
             };
-            let max_at = fb.index(fb.offset_const(scratch, self.at.max), first, 4);
-            let alpha_at = fb.offset_const(scratch, self.at.alpha);
+            let alpha_at = fb.offset_const(scratch, at.alpha);
             let nothing = fb.f32s(f32::NEG_INFINITY, lanes);
             fb.for_(fb.int(0), pairs, 1, |i| {
                 let pair = fb.add(first, i);
                 let mut scope = scope.clone();
-                let bounds = fb.offset(fb.offset_const(scratch, self.at.bounds), fb.mul_int(pair, 32));
+                let bounds = kernel_pairs.of_pair(fb, scratch, at.bounds, pair);
+                let max_at = kernel_pairs.of_pair(fb, scratch, at.max, pair);
                 scope.set(k.query_var, fb.load(Ty::I64, fb.offset_const(bounds, 16), 8));
                 scope.set(k.head_var, fb.add(fb.mul(kv_head, group), fb.rem(pair, group)));
                 let outside = Eval::new(fb, &scope, point(key_begin, fb.zero(vector)));
                 let roots: Vec<_> = std::iter::once(k.score).chain(k.mask).collect();
                 outside.hoist(&roots);
-                let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
-                let old = fb.load(Ty::F32, fb.index(max_at, i, 4), 4);
+                let row = fb.offset(fb.offset_const(scratch, at.scores), fb.mul_int(i, BLOCK * 4));
+                let old = fb.load(Ty::F32, max_at, 4);
                 // `inside`: which keys of a vector are inside the bounds; None: all.
                 let step = |column: Value<'c>, max: Value<'c>, inside: Option<Value<'c>>| {
                     let at = fb.index(row, column, 4);
-                    let score = self.scaled(fb, fb.load(vector, at, lanes * 4), scales, column);
+                    let score = kernel_pairs.scaled(fb, fb.load(vector, at, lanes * 4), scales, column);
                     let eval = outside.at(point(fb.add(key_begin, column), score));
                     let score = eval.float(k.score);
                     let seen = match (inside, k.mask.map(|mask| eval.cond(mask))) {
@@ -71,14 +72,14 @@ impl<'c> Generator<'_, 'c> {
                 // Most blocks lie between the bounds, whole.
                 let whole = fb.and(fb.cmp(Cmp::Le, lower, begin), fb.cmp(Cmp::Le, end, upper));
                 let within = || {
-                    fb.loop_unrolled(begin, end, lanes.into(), self.vectors_of_group(), &[first_max], |column, max| {
+                    fb.loop_unrolled(begin, end, lanes.into(), kernel_pairs.vectors_of_group(lanes), &[first_max], |column, max| {
                         vec![step(column, max[0], None)]
                     })
                 };
                 let max = fb.if_else(whole, within, bounded);
                 let new = fb.reduce(max[0], |a, b| fb.max(a, b));
                 fb.store(fb.sub(old, new), fb.index(alpha_at, i, 4), 4);
-                fb.store(new, fb.index(max_at, i, 4), 4);
+                fb.store(new, max_at, 4);
             });
             // Whole vectors: the place of the last ones is there.
             fb.for_(fb.int(0), pairs, lanes.into(), |i| {
@@ -87,41 +88,39 @@ impl<'c> Generator<'_, 'c> {
             });
         })
     }
+}
 
+impl Pairs {
     /// `values * scales[column ..]` where the cache has scales.
-    fn scaled(&self, fb: &Fb<'_, 'c>, values: Value<'c>, scales: Value<'c>, column: Value<'c>) -> Value<'c> {
-        match self.kernel.scales {
-            Some(_) => fb.mul(values, fb.load(values.ty(), fb.index(scales, column, 4), self.lanes * 4)),
-            None => values,
+    fn scaled<'c>(&self, fb: &Fb<'_, 'c>, values: Value<'c>, scales: Value<'c>, column: Value<'c>) -> Value<'c> {
+        match self.has_scales {
+            true => fb.mul(values, fb.load(values.ty(), fb.index(scales, column, 4), fb.lanes() * 4)),
+            false => values,
         }
     }
 
     /// `softmax(scratch, scales, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`, times the
     /// scales of the values, of type `factor`; updates sums.
-    pub(super) fn softmax(&self, name: &str, factor: DType) -> Function<'c> {
-        let params = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
-        self.mb.define(&format!("{}.{name}", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
-            let [scratch, scales, first, pairs, begin, end] = *args else { unreachable!() };
-            let scales = fb.offset_const(scales, V_SCALES);
-            let lanes = self.lanes;
-            let vector = Ty::vec(Elem::F32, lanes);
-            fb.for_(fb.int(0), pairs, 1, |i| {
-                let pair = fb.add(first, i);
-                let row = fb.offset(fb.offset_const(scratch, self.at.scores), fb.mul_int(i, BLOCK * 4));
-                let sum_at = fb.offset(fb.offset_const(scratch, self.at.sum), fb.mul_int(pair, 64));
-                let max = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at.max), pair, 4));
-                let alpha = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at.alpha), i, 4));
-                let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), alpha);
-                let sum = fb.loop_unrolled(begin, end, lanes.into(), self.vectors_of_group(), &[sum], |column, sum| {
-                    let at = fb.index(row, column, 4);
-                    let p = weight(fb, fb.sub(fb.load(vector, at, lanes * 4), max));
-                    // bf16 lies before what is still to be read.
-                    self.store_factors(fb, factor, self.scaled(fb, p, scales, column), fb.index(row, column, factor.size()));
-                    vec![fb.add(sum[0], p)]
-                });
-                fb.store(sum[0], sum_at, lanes * 4);
+    pub(super) fn softmax<'c>(&self, fb: &Fb<'_, 'c>, [scratch, scales, first, pairs, begin, end]: [Value<'c>; 6], factor: DType) {
+        let scales = fb.offset_const(scales, V_SCALES);
+        let lanes = fb.lanes();
+        let vector = Ty::vec(Elem::F32, lanes);
+        fb.for_(fb.int(0), pairs, 1, |i| {
+            let pair = fb.add(first, i);
+            let row = fb.offset(fb.offset_const(scratch, self.at().scores), fb.mul_int(i, BLOCK * 4));
+            let sum_at = self.of_pair(fb, scratch, self.at().sum, pair);
+            let max = fb.load_broadcast(DType::F32, lanes, self.of_pair(fb, scratch, self.at().max, pair));
+            let alpha = fb.load_broadcast(DType::F32, lanes, fb.index(fb.offset_const(scratch, self.at().alpha), i, 4));
+            let sum = fb.mul(fb.load(vector, sum_at, lanes * 4), alpha);
+            let sum = fb.loop_unrolled(begin, end, lanes.into(), self.vectors_of_group(lanes), &[sum], |column, sum| {
+                let at = fb.index(row, column, 4);
+                let p = weight(fb, fb.sub(fb.load(vector, at, lanes * 4), max));
+                // bf16 lies before what is still to be read.
+                self.store_factors(fb, factor, self.scaled(fb, p, scales, column), fb.index(row, column, factor.size()));
+                vec![fb.add(sum[0], p)]
             });
-        })
+            fb.store(sum[0], sum_at, lanes * 4);
+        });
     }
 }
 

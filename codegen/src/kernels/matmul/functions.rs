@@ -1,6 +1,6 @@
 //! Which functions of rows a kernel calls.
 //!
-//! In: a [`Matmul`] and its blocks. Out: [`Functions`], of [`RowFunction`]s first, and of what they are in a module then.
+//! In: a [`Matmul`] and its blocks. Out: [`Functions`]: what the caller makes of each, a list or declarations in a module.
 
 use super::super::rows::{KBlocks, Product, RowFunction, Weights, Work};
 use super::*;
@@ -48,62 +48,37 @@ pub(super) struct Several<F> {
 }
 
 impl<F> Instances<F> {
-    fn new(rows: &RangeInclusive<u32>, function: impl Fn(u32) -> F) -> Self {
+    fn new(rows: &RangeInclusive<u32>, function: impl FnMut(u32) -> F) -> Self {
         Instances { least: *rows.start(), functions: rows.clone().map(function).collect() }
-    }
-    fn map<G>(&self, each: &mut impl FnMut(&F) -> G) -> Instances<G> {
-        Instances { least: self.least, functions: self.functions.iter().map(each).collect() }
     }
 }
 
-impl Functions<RowFunction> {
-    /// Those of a kernel.
-    pub fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> Self {
+impl<F> Functions<F> {
+    /// What `each` makes of those of a kernel.
+    pub fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>, mut each: impl FnMut(RowFunction) -> F) -> Self {
         let product = Product::new(program, kernel);
-        let function = |work| RowFunction { product, work };
+        let mut function = |work| each(RowFunction { product, work });
         let counts = RowCounts::new(program, kernel, blocks);
         let streams = kernel.panels.panels() * kernel.panels.ways;
         let stream = Instances::new(&counts.stream, |m| function(Work::Stream { m, reading: kernel.tile.reading(m, streams) }));
         let blocked = blocks.map(|blocks| {
             let k_blocks = if blocks.count == 1 { KBlocks::One } else { KBlocks::Several };
             let panel_bytes = blocks.widened_panel;
-            let read = if blocks.widen { Weights::Widened { panel_bytes } } else { Weights::Stored };
+            let weights = if blocks.widen { Weights::Widened { panel_bytes } } else { Weights::Stored };
             if kernel.compute.by_tiles() {
-                let tiles = |row_tiles| function(Work::Tiles { row_tiles, weights: read, k_blocks });
                 return BlockFunctions::Tiles {
                     several: (!counts.several.is_empty()).then(|| Several {
-                        rows: counts.several.clone().map(tiles).collect(),
+                        rows: counts.several.clone().map(|row_tiles| function(Work::Tiles { row_tiles, weights, k_blocks })).collect(),
                         apart: blocks.widen.then(|| function(Work::Apart { panel_bytes })),
                     }),
                     alone: counts.alone.clone().map(|row_tiles| function(Work::Alone { row_tiles })).collect(),
                 };
             }
-            let block = |weights| move |m| function(Work::Block { m, weights, k_blocks });
+            let widen = Weights::Widen { panel_bytes };
             BlockFunctions::Registers {
-                rows: Instances::new(&counts.block, block(read)),
-                first: blocks.widen.then(|| Instances::new(&counts.first, block(Weights::Widen { panel_bytes }))),
+                rows: Instances::new(&counts.block, |m| function(Work::Block { m, weights, k_blocks })),
+                first: blocks.widen.then(|| Instances::new(&counts.first, |m| function(Work::Block { m, weights: widen, k_blocks }))),
             }
-        });
-        Functions { stream, blocked }
-    }
-}
-
-impl<F> Functions<F> {
-    /// The same of what `each` makes of them, in this order.
-    pub fn map<G>(&self, mut each: impl FnMut(&F) -> G) -> Functions<G> {
-        let each = &mut each;
-        let stream = self.stream.map(each);
-        let blocked = self.blocked.as_ref().map(|blocked| match blocked {
-            BlockFunctions::Registers { rows, first } => {
-                BlockFunctions::Registers { rows: rows.map(each), first: first.as_ref().map(|first| first.map(each)) }
-            }
-            BlockFunctions::Tiles { several, alone } => BlockFunctions::Tiles {
-                several: several.as_ref().map(|several| Several {
-                    rows: several.rows.iter().map(&mut *each).collect(),
-                    apart: several.apart.as_ref().map(&mut *each),
-                }),
-                alone: alone.iter().map(each).collect(),
-            },
         });
         Functions { stream, blocked }
     }

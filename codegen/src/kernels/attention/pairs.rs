@@ -1,0 +1,197 @@
+//! Functions of (row, head) pairs of attention: where it spends its time.
+//!
+//! In: [`Pairs`] (what queries, cache and scratch look like) and the [`PairWork`] of a function. Out: one function, a unit of compilation
+//! of its own. It works on a thread's scratch and a block of keys and is given the addresses of `maxima`, which holds the kernel's
+//! expressions, and `softmax`, so that it depends neither on where operands lie nor on the rows of a tile: all attention of a model
+//! shares it, in every bucket.
+
+use super::*;
+
+/// What functions of pairs depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pairs {
+    /// Query heads per KV head.
+    pub group: u32,
+    /// Width of a head.
+    pub head_dim: u32,
+    /// The cache as it is stored.
+    pub stored: Cache,
+    /// Does it have scales?
+    pub has_scales: bool,
+    /// Arithmetic.
+    pub compute: Compute,
+}
+
+/// One function of pairs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PairFunction {
+    /// Queries, cache and scratch.
+    pub pairs: Pairs,
+    /// What it does.
+    pub work: PairWork,
+}
+
+/// What a function of pairs does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PairWork {
+    /// `block(.., maxima, softmax, scratch, keys, next, scales, key_begin, kv_head, first_pair)`: so many pairs and 256 keys; `next`: the
+    /// block that the thread reads after this one.
+    Block {
+        /// Pairs.
+        count: u32,
+        /// The block.
+        cache: Cache,
+    },
+    /// `softmax(scratch, scales, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`, times the
+    /// scales of the values; updates sums.
+    Softmax {
+        /// Type of the weights.
+        factor: DType,
+    },
+    /// `widen(to, keys, count)`: the first `count` keys of a block as f32, see [`Cache`].
+    Widen,
+    /// `pack(to, keys, count)`: the same as tiles want them, and what fills the last step.
+    Pack,
+    /// `tiles(.., maxima, softmax, scratch, block, scales, key_begin, kv_head, first, pairs)`: a packed block of keys for the pairs `first`
+    /// and following, for which tile registers have their shapes.
+    Tiles,
+}
+
+/// What functions of a block are given first: the kernel's arguments, for `maxima`, and the addresses of this and of `softmax`.
+#[derive(Clone, Copy)]
+pub(super) struct BlockCaller<'c> {
+    /// Arguments of [`KERNEL_PARAMS`].
+    pub call: [Value<'c>; 4],
+    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`
+    pub maxima: Value<'c>,
+    /// See [`PairWork::Softmax`].
+    pub softmax: Value<'c>,
+}
+
+impl<'c> BlockCaller<'c> {
+    fn of<const OWN: usize>(args: &[Value<'c>]) -> (BlockCaller<'c>, [Value<'c>; OWN]) {
+        let (call, rest) = args.split_at(KERNEL_PARAMS.len());
+        let caller = BlockCaller { call: call.try_into().expect("four"), maxima: rest[0], softmax: rest[1] };
+        (caller, rest[2..].try_into().expect("a block's own arguments"))
+    }
+    /// Arguments of a function: these, and its own.
+    pub fn with(&self, own: &[Value<'c>]) -> Vec<Value<'c>> {
+        [&self.call[..], &[self.maxima, self.softmax], own].concat()
+    }
+    /// Weights of the scores `begin .. end` of `pairs` pairs.
+    pub fn weights(
+        &self,
+        fb: &Fb<'_, 'c>,
+        [scratch, scales, key_begin, kv_head, first]: [Value<'c>; 5],
+        pairs: Value<'c>,
+        (begin, end): (Value<'c>, Value<'c>),
+    ) {
+        fb.call_at(self.maxima, &[&self.call[..], &[scratch, scales, key_begin, kv_head, first, pairs, begin, end]].concat());
+        fb.call_at(self.softmax, &[scratch, scales, first, pairs, begin, end]);
+    }
+}
+
+impl PairFunction {
+    /// What it is called in a kernel: `block4`.
+    pub fn name(&self) -> String {
+        match self.work {
+            PairWork::Block { count, cache } => format!("{}{count}", if cache == self.pairs.stored { "block" } else { "wide" }),
+            PairWork::Softmax { factor } => format!("softmax_{factor}"),
+            PairWork::Widen => "widen".into(),
+            PairWork::Pack => "pack".into(),
+            PairWork::Tiles => "tiles".into(),
+        }
+    }
+
+    fn params(&self) -> Vec<Ty> {
+        let own: &[Ty] = match self.work {
+            PairWork::Block { .. } => &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
+            PairWork::Tiles => &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64],
+            PairWork::Softmax { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64],
+            PairWork::Widen | PairWork::Pack => return vec![Ty::PTR, Ty::PTR, Ty::I64],
+        };
+        [&KERNEL_PARAMS[..], &[Ty::PTR; 2], own].concat()
+    }
+
+    /// The function as another module defines it.
+    pub(super) fn declare<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
+        mb.declare(symbol, &self.params(), None)
+    }
+
+    /// Adds the function to the module.
+    pub fn define<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
+        let pairs = &self.pairs;
+        mb.define(symbol, &self.params(), None, Visibility::ExportNoInline, |fb, args| match self.work {
+            PairWork::Block { count, cache } => {
+                let (caller, own) = BlockCaller::of(args);
+                pairs.block(fb, &caller, own, count, cache);
+            }
+            PairWork::Tiles => {
+                let (caller, own) = BlockCaller::of(args);
+                pairs.tiles(fb, &caller, own);
+            }
+            PairWork::Softmax { factor } => pairs.softmax(fb, args.try_into().expect("six"), factor),
+            PairWork::Widen => pairs.widen(fb, args.try_into().expect("three")),
+            PairWork::Pack => pairs.pack(fb, args.try_into().expect("three")),
+        })
+    }
+}
+
+impl Pairs {
+    /// Those of a kernel.
+    pub(super) fn new(kernel: &Attention) -> Pairs {
+        Pairs {
+            group: kernel.heads / kernel.kv_heads,
+            head_dim: kernel.head_dim,
+            stored: Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset },
+            has_scales: kernel.scales.is_some(),
+            compute: kernel.compute,
+        }
+    }
+    /// Places in scratch.
+    pub(super) fn at(&self) -> Scratch {
+        Scratch::new(self)
+    }
+    /// Address of what there is of a pair in one of the places of [`Scratch`].
+    pub(super) fn of_pair<'c>(&self, fb: &Fb<'_, 'c>, scratch: Value<'c>, place: u64, pair: Value<'c>) -> Value<'c> {
+        fb.offset(fb.offset_const(scratch, place), fb.mul_int(pair, self.at().pair_bytes as i64))
+    }
+
+    fn block<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        caller: &BlockCaller<'c>,
+        [scratch, keys, next, scales, key_begin, kv_head, first]: [Value<'c>; 7],
+        pairs: u32,
+        cache: Cache,
+    ) {
+        // What was widened is in a cache.
+        let next = (pairs <= STREAMED_PAIRS && cache == self.stored).then_some(next);
+        let bounds = self.of_pair(fb, scratch, self.at().bounds, first);
+        let bound = |pair: u32, i: u64| fb.load(Ty::I64, fb.offset_const(bounds, u64::from(pair) * self.at().pair_bytes + i * 8), 8);
+        let lower = (1..pairs).fold(bound(0, 0), |a, pair| fb.min(a, bound(pair, 0)));
+        let upper = (1..pairs).fold(bound(0, 1), |a, pair| fb.max(a, bound(pair, 1)));
+        let begin = fb.max(fb.sub(lower, key_begin), fb.int(0));
+        let end = fb.min(fb.sub(upper, key_begin), fb.int(BLOCK));
+        fb.if_(fb.cmp(Cmp::Lt, begin, end), || {
+            let columns = self.all_scores(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
+            caller.weights(fb, [scratch, scales, key_begin, kv_head, first], fb.int(pairs.into()), columns);
+            self.values(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
+        });
+    }
+
+    fn widen<'c>(&self, fb: &Fb<'_, 'c>, [to, from, count]: [Value<'c>; 3]) {
+        let lanes = fb.lanes();
+        // Whole groups of keys; V rows between `count` and their end are copied, but never used.
+        let groups = fb.lshr(fb.add_int(count, i64::from(KEY_GROUP) - 1), KEY_GROUP.trailing_zeros());
+        let elements = fb.mul_int(groups, i64::from(KEY_GROUP * self.head_dim));
+        for (from_offset, to_offset) in [(0, 0), (self.stored.v_offset, Cache::widened(self.head_dim).v_offset)] {
+            let (from, to) = (fb.offset_const(from, from_offset), fb.offset_const(to, to_offset));
+            fb.for_(fb.int(0), elements, lanes.into(), |i| {
+                let size = self.stored.dtype.size();
+                let x = fb.load_f32(self.stored.dtype, lanes, fb.index(from, i, size), (u64::from(lanes) * size) as u32);
+                fb.store(x, fb.index(to, i, 4), lanes * 4);
+            });
+        }
+    }
+}
