@@ -13,6 +13,7 @@ use rcompile_models::{Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::cost::{Arithmetic, Load, RegionInfo, RegionKind, Work};
 use rcompile_tests::golden;
 use rcompile_tests::text::{check, plan_buckets_for, plan_for, run_passes};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 const BUCKETS: [u64; 4] = [1, 8, 64, 512];
@@ -275,6 +276,26 @@ fn large_buckets_share_the_code_for_the_rows_that_are_wanted() {
             let alone = plan_for(&module(&model, BUCKETS[i], DType::F32), "x86-64-v4", 1, CTX_SIZE as u32, &mut WeightTable::default());
             assert_eq!(alone.unwrap().program.buffers, plans[i].program.buffers, "{name} bucket {}", BUCKETS[i]);
         }
+    }
+}
+
+/// What attention computes with is made once: all buckets of more rows than a few call the same functions of pairs, and with fewer rows
+/// some of them.
+#[test]
+fn buckets_share_the_functions_of_attention() {
+    for (cpu, compute) in [("x86-64-v3", DType::F32), ("znver4", DType::BF16), ("sapphirerapids", DType::BF16)] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let (plans, _) = plans("llama-gqa-tied", cpu, compute);
+        let of_bucket = |i: usize| -> BTreeSet<String> {
+            let units = compile_units(&plans[i].program, &isa, Options::default()).into_iter();
+            units.map(|unit| unit.symbol).filter(|symbol| symbol.starts_with("rc_pairs")).collect()
+        };
+        let all: Vec<_> = (0..plans.len()).map(of_bucket).collect();
+        assert!(all[0].len() >= 2 && all[3].len() >= 3, "{cpu}: {all:?}");
+        assert_eq!(all[2], all[3], "{cpu}");
+        let once: BTreeSet<&String> = all.iter().flatten().collect();
+        assert!(once.len() <= all[3].len() + 2, "{cpu}: {all:?}");
+        assert!(all[0].iter().filter(|symbol| symbol.contains("softmax")).all(|symbol| all[3].contains(symbol)), "{cpu}: {all:?}");
     }
 }
 

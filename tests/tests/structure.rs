@@ -88,7 +88,7 @@ fn regions(program: &str) -> BTreeMap<usize, &str> {
 }
 
 /// How symbols of functions begin that several kernels call.
-const PARTS: [&str; 1] = ["rc_rows_"];
+const PARTS: [&str; 2] = ["rc_rows_", "rc_pairs_"];
 
 fn word(name: &str) -> String {
     name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect()

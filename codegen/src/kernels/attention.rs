@@ -67,7 +67,7 @@ pub fn define<'c>(
 ) -> Result<Function<'c>, Error> {
     check(mb.isa(), name, program, kernel)?;
     let pairs = Pairs::new(kernel);
-    let functions = functions(kernel, |work| {
+    let functions = functions(kernel, &pairs, |work| {
         let function = PairFunction { pairs, work };
         function.declare(mb, &symbol(&function))
     });
@@ -90,7 +90,7 @@ pub fn define_whole<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, k
 pub fn pair_functions(kernel: &Attention) -> Vec<PairFunction> {
     let pairs = Pairs::new(kernel);
     let mut all = vec![];
-    functions(kernel, |work| all.push(PairFunction { pairs, work }));
+    functions(kernel, &pairs, |work| all.push(PairFunction { pairs, work }));
     all
 }
 
@@ -134,7 +134,7 @@ const MAX_PAIRS: u32 = 6;
 /// the thread's next block will read. Five and six are more often a chunk of a prompt, whose chunks read a block again and again from a
 /// cache.
 const STREAMED_PAIRS: u32 = 4;
-/// Columns in a step of [`Generator::scores`], keys in one of [`Generator::values`] (of both pairs with dots): instructions beside the
+/// Columns in a step of [`Pairs::scores`], keys in one of [`Pairs::values`] (of both pairs with dots): instructions beside the
 /// multiply-adds count, as in matmuls (`microkernel::BLOCK_STEP`).
 const STEPS: i64 = 4;
 /// Keys per block.
@@ -180,17 +180,16 @@ enum Many<F> {
 }
 
 /// What `each` makes of the functions of a kernel.
-fn functions<F>(kernel: &Attention, mut each: impl FnMut(PairWork) -> F) -> Functions<F> {
+fn functions<F>(kernel: &Attention, pairs: &Pairs, mut each: impl FnMut(PairWork) -> F) -> Functions<F> {
     // A tile has up to `tile_rows` rows, with `group` pairs each.
-    let group = kernel.heads / kernel.kv_heads;
-    let (few, several): (Vec<u32>, Vec<u32>) = (1..=kernel.tile_rows).map(|rows| rows * group).partition(|pairs| !is_many(kernel, *pairs));
+    let counts = (1..=kernel.tile_rows).map(|rows| rows * pairs.group);
+    let (few, several): (Vec<u32>, Vec<u32>) = counts.partition(|pairs| !is_many(kernel, *pairs));
     let blocks = |pairs: &[u32], cache: Cache, each: &mut dyn FnMut(PairWork) -> F| -> Blocks<F> {
         chunk_sizes(pairs).into_iter().map(|count| (count, each(PairWork::Block { count, cache }))).collect()
     };
-    let factor = if kernel.compute == Compute::Bf16Dot { DType::Bf16 } else { DType::F32 };
     Functions {
-        softmax: each(PairWork::Softmax { factor }),
-        stored: blocks(&few, Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset }, &mut each),
+        softmax: each(PairWork::Softmax { factor: pairs.factor() }),
+        stored: blocks(&few, pairs.stored, &mut each),
         many: (!several.is_empty()).then(|| match kernel.compute {
             Compute::Bf16Tiles => Many::Tiles {
                 pack: each(PairWork::Pack),
@@ -368,7 +367,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(Many::Tiles { pack, softmax, tiles }) => {
                         let by_tiles = || {
                             fb.call(pack, &[cache, keys, count]);
-                            chunks(number_of(self::tiles::PAIRS.into()), &|first, count| {
+                            chunks(number_of(tiles::PAIRS.into()), &|first, count| {
                                 shapes.iter().for_each(|shapes| shapes.set(fb, count));
                                 fb.call(tiles, &caller(softmax).with(&[scratch, cache, scales, key_begin, kv_head, first, count]));
                             });

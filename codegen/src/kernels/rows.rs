@@ -1,6 +1,6 @@
 //! Functions of rows: some rows times some panels of a weight. They are where a matmul spends its time, and most of what LLVM has to do.
 //!
-//! In: a [`Product`] (what rows and panels look like) and the [`Work`] that a function does on it. Out: one function, a unit of
+//! In: a [`Product`] (what rows and panels look like) and the [`RowWork`] that a function does on it. Out: one function, a unit of
 //! compilation of its own. It leaves the sums of a panel in a tile in memory and calls the epilogue of the matmul by whose address it is
 //! given, so that it depends neither on where operands lie nor on what becomes of the sums: all matmuls whose panels and rows look alike
 //! share it, of any bucket and any part of a layer.
@@ -73,12 +73,12 @@ pub struct RowFunction {
     /// Rows and panels.
     pub product: Product,
     /// What it does.
-    pub work: Work,
+    pub work: RowWork,
 }
 
 /// What a function of rows does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Work {
+pub enum RowWork {
     /// Few rows go over all k, weights come from memory.
     Stream {
         /// Rows.
@@ -237,20 +237,20 @@ impl RowFunction {
     /// What it is called in a kernel: `stream4`.
     pub fn name(&self) -> String {
         match self.work {
-            Work::Stream { m, .. } => format!("stream{m}"),
-            Work::Block { m, weights: Weights::Widen { .. }, .. } => format!("widen{m}"),
-            Work::Block { m, .. } => format!("block{m}"),
-            Work::Tiles { row_tiles, .. } => format!("tiles{row_tiles}"),
-            Work::Alone { row_tiles } => format!("alone{row_tiles}"),
-            Work::Apart { .. } => "apart".into(),
+            RowWork::Stream { m, .. } => format!("stream{m}"),
+            RowWork::Block { m, weights: Weights::Widen { .. }, .. } => format!("widen{m}"),
+            RowWork::Block { m, .. } => format!("block{m}"),
+            RowWork::Tiles { row_tiles, .. } => format!("tiles{row_tiles}"),
+            RowWork::Alone { row_tiles } => format!("alone{row_tiles}"),
+            RowWork::Apart { .. } => "apart".into(),
         }
     }
 
     fn params(&self) -> Vec<Ty> {
         let own: &[Ty] = match self.work {
-            Work::Stream { .. } | Work::Alone { .. } => &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
-            Work::Block { .. } | Work::Tiles { .. } => &Block::PARAMS,
-            Work::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64],
+            RowWork::Stream { .. } | RowWork::Alone { .. } => &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
+            RowWork::Block { .. } | RowWork::Tiles { .. } => &Block::PARAMS,
+            RowWork::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64],
         };
         [&KERNEL_PARAMS[..], &[Ty::PTR; 3], own].concat()
     }
@@ -264,20 +264,20 @@ impl RowFunction {
     pub fn define<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
         mb.define(symbol, &self.params(), None, Visibility::ExportNoInline, |fb, args| {
             let product = &self.product;
-            if let Work::Apart { panel_bytes } = self.work {
+            if let RowWork::Apart { panel_bytes } = self.work {
                 let [w, kept, k, panels] = *args else { unreachable!() };
                 return product.take_apart(fb, (w, kept), k, panels, panel_bytes);
             }
             let (caller, own) = Caller::of(args);
             let panel_args = || -> PanelArgs<'c> { own.try_into().expect("five") };
             match self.work {
-                Work::Stream { m, reading } => product.stream(fb, &caller, panel_args(), m, reading),
-                Work::Block { m, weights, k_blocks } => product.block(fb, &caller, Block::of(own), m, weights, k_blocks),
-                Work::Tiles { row_tiles, weights, k_blocks } => {
+                RowWork::Stream { m, reading } => product.stream(fb, &caller, panel_args(), m, reading),
+                RowWork::Block { m, weights, k_blocks } => product.block(fb, &caller, Block::of(own), m, weights, k_blocks),
+                RowWork::Tiles { row_tiles, weights, k_blocks } => {
                     product.tiles(fb, &caller, Block::of(own), row_tiles, weights, k_blocks);
                 }
-                Work::Alone { row_tiles } => product.alone(fb, &caller, panel_args(), row_tiles),
-                Work::Apart { .. } => unreachable!("above"),
+                RowWork::Alone { row_tiles } => product.alone(fb, &caller, panel_args(), row_tiles),
+                RowWork::Apart { .. } => unreachable!("above"),
             }
         })
     }

@@ -204,7 +204,7 @@ impl Pairs {
         }
     }
 
-    /// [`Generator::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
+    /// [`Pairs::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
     #[allow(clippy::too_many_arguments, reason = "IR values of one function")]
     fn values_piece<'c>(
         &self,

@@ -2,7 +2,7 @@
 //!
 //! In: a [`Matmul`] and its blocks. Out: [`Functions`]: what the caller makes of each, a list or declarations in a module.
 
-use super::super::rows::{KBlocks, Product, RowFunction, Weights, Work};
+use super::super::rows::{KBlocks, Product, RowFunction, RowWork, Weights};
 use super::*;
 
 /// Functions of a kernel.
@@ -60,7 +60,7 @@ impl<F> Functions<F> {
         let mut function = |work| each(RowFunction { product, work });
         let counts = RowCounts::new(program, kernel, blocks);
         let streams = kernel.panels.panels() * kernel.panels.ways;
-        let stream = Instances::new(&counts.stream, |m| function(Work::Stream { m, reading: kernel.tile.reading(m, streams) }));
+        let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));
         let blocked = blocks.map(|blocks| {
             let k_blocks = if blocks.count == 1 { KBlocks::One } else { KBlocks::Several };
             let panel_bytes = blocks.widened_panel;
@@ -68,16 +68,16 @@ impl<F> Functions<F> {
             if kernel.compute.by_tiles() {
                 return BlockFunctions::Tiles {
                     several: (!counts.several.is_empty()).then(|| Several {
-                        rows: counts.several.clone().map(|row_tiles| function(Work::Tiles { row_tiles, weights, k_blocks })).collect(),
-                        apart: blocks.widen.then(|| function(Work::Apart { panel_bytes })),
+                        rows: counts.several.clone().map(|row_tiles| function(RowWork::Tiles { row_tiles, weights, k_blocks })).collect(),
+                        apart: blocks.widen.then(|| function(RowWork::Apart { panel_bytes })),
                     }),
-                    alone: counts.alone.clone().map(|row_tiles| function(Work::Alone { row_tiles })).collect(),
+                    alone: counts.alone.clone().map(|row_tiles| function(RowWork::Alone { row_tiles })).collect(),
                 };
             }
             let widen = Weights::Widen { panel_bytes };
             BlockFunctions::Registers {
-                rows: Instances::new(&counts.block, |m| function(Work::Block { m, weights, k_blocks })),
-                first: blocks.widen.then(|| Instances::new(&counts.first, |m| function(Work::Block { m, weights: widen, k_blocks }))),
+                rows: Instances::new(&counts.block, |m| function(RowWork::Block { m, weights, k_blocks })),
+                first: blocks.widen.then(|| Instances::new(&counts.first, |m| function(RowWork::Block { m, weights: widen, k_blocks }))),
             }
         });
         Functions { stream, blocked }
