@@ -1,15 +1,12 @@
-//! Units of compilation: one LLVM module per distinct kernel, one per function of rows of matmuls or of pairs of
-//! attention, one per step function and one per
-//! probe.
+//! Units of compilation: one LLVM module per distinct kernel, per part that kernels call, per step function and per probe.
 //!
-//! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A symbol has a hash of
-//! all data that its code depends on: equal kernels of several buckets, and equal functions of rows of several kernels, have equal keys, and
-//! the driver keeps one of each ([`Unit::key`]).
+//! Units borrow program and target and own nothing of LLVM, so that a driver can compile them on all cores. A symbol has a hash of all data
+//! that its code depends on: equal kernels of several buckets, and equal parts of several kernels, have equal keys, and the driver keeps
+//! one of each ([`Unit::key`]).
 
 use crate::error::Error;
 use crate::isa::Isa;
-use crate::kernels::attention::pairs::PairFunction;
-use crate::kernels::rows::RowFunction;
+use crate::kernels::part::Part;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
 use crate::program::{Kernel, Place, Program, Region};
@@ -48,8 +45,7 @@ pub struct Unit<'a> {
 #[derive(Clone, Debug)]
 enum What<'a> {
     Kernel(&'a Kernel),
-    Rows(RowFunction),
-    Pairs(PairFunction),
+    Part(Part),
     /// Symbols of the regions.
     Step(Vec<String>),
     Probe(Probe),
@@ -67,8 +63,8 @@ pub fn step_symbol(program: &Program) -> String {
     format!("rc_step_{}_{}", word(&program.entry), program.bucket)
 }
 
-/// Units of a program, which must be valid (see [`crate::verify`]): kernels in order of regions, each with its functions of rows before
-/// it, without repetitions, then the step function. Drop units whose key another program's unit has.
+/// Units of a program, which must be valid (see [`crate::verify`]): kernels in order of regions, each with its parts before it,
+/// without repetitions, then the step function. Drop units whose key another program's unit has.
 pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -> Vec<Unit<'a>> {
     let mut units: Vec<Unit<'a>> = vec![];
     let mut symbols = vec![];
@@ -81,16 +77,9 @@ pub fn compile_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -
                 units.push(Unit { symbol, key, program, isa, options, what });
             }
         };
-        match &region.kernel {
-            Kernel::Matmul(kernel) => matmul::row_functions(isa, program, kernel).into_iter().for_each(|function| {
-                let key = part_key(&function, isa, options);
-                add(rows_symbol(&function, isa, &key), key, What::Rows(function));
-            }),
-            Kernel::Attention(kernel) => attention::pair_functions(kernel).into_iter().for_each(|function| {
-                let key = part_key(&function, isa, options);
-                add(pairs_symbol(&function, isa, &key), key, What::Pairs(function));
-            }),
-            Kernel::Loops(_) | Kernel::Quantise(_) => {}
+        for part in Part::of(isa, program, &region.kernel) {
+            let key = part_key(&part, isa, options);
+            add(part_symbol(&part, isa, &key), key, What::Part(part));
         }
         add(symbol, key, What::Kernel(&region.kernel));
     }
@@ -112,27 +101,23 @@ pub fn probe_units<'a>(program: &'a Program, isa: &'a Isa, options: Options) -> 
 
 /// Compiles one unit.
 pub fn compile(unit: &Unit<'_>) -> Result<Compiled, Error> {
+    let part_symbol = |part: &Part| part_symbol(part, unit.isa, &part_key(part, unit.isa, unit.options));
     module::build(&unit.symbol, unit.isa, unit.options.opt_level, unit.options.emit, |mb| {
         match &unit.what {
             What::Kernel(Kernel::Loops(nest)) => {
                 loops::define(mb, unit.program, &unit.symbol, nest);
             }
             What::Kernel(Kernel::Matmul(kernel)) => {
-                let symbol = |function: &RowFunction| rows_symbol(function, unit.isa, &part_key(function, unit.isa, unit.options));
-                matmul::define(mb, unit.program, &unit.symbol, kernel, symbol)?;
+                matmul::define(mb, unit.program, &unit.symbol, kernel, part_symbol)?;
             }
             What::Kernel(Kernel::Attention(kernel)) => {
-                let symbol = |function: &PairFunction| pairs_symbol(function, unit.isa, &part_key(function, unit.isa, unit.options));
-                attention::define(mb, unit.program, &unit.symbol, kernel, symbol)?;
+                attention::define(mb, unit.program, &unit.symbol, kernel, part_symbol)?;
             }
             What::Kernel(Kernel::Quantise(kernel)) => {
                 quantise::define(mb, unit.program, &unit.symbol, kernel);
             }
-            What::Rows(function) => {
-                function.define(mb, &unit.symbol);
-            }
-            What::Pairs(function) => {
-                function.define(mb, &unit.symbol);
+            What::Part(part) => {
+                part.define(mb, &unit.symbol)?;
             }
             What::Step(kernels) => step::define(mb, unit.program, &unit.symbol, kernels),
             What::Probe(kind) => probe::define(mb, unit.program, *kind),
@@ -156,24 +141,14 @@ fn kernel_symbol(program: &Program, region: &Region, isa: &Isa, key: &str) -> St
     format!("rc_{kind}_{dtypes}_{}{tile}_{:016x}__{}", word(&region.name), fnv1a(key.as_bytes()), word(&isa.name))
 }
 
-/// `rc_rows_<dtypes>_<function>x<columns>_<hash>__<cpu>`.
-fn rows_symbol(function: &RowFunction, isa: &Isa, key: &str) -> String {
-    let product = &function.product;
-    let weight = product.panels.coding.name(product.weight);
-    let dtypes = format!("{}_{weight}_{}", product.a, product.compute.name());
-    format!("rc_rows_{dtypes}_{}x{}_{:016x}__{}", function.name(), product.panels.nr, fnv1a(key.as_bytes()), word(&isa.name))
+/// `rc_<label>_<hash>__<cpu>`.
+fn part_symbol(part: &Part, isa: &Isa, key: &str) -> String {
+    format!("rc_{}_{:016x}__{}", part.label(), fnv1a(key.as_bytes()), word(&isa.name))
 }
 
-/// `rc_pairs_<dtype>_<compute>_<function>x<head>_<hash>__<cpu>`.
-fn pairs_symbol(function: &PairFunction, isa: &Isa, key: &str) -> String {
-    let pairs = &function.pairs;
-    let types = format!("{}_{}", pairs.stored.dtype, pairs.compute.name());
-    format!("rc_pairs_{types}_{}x{}_{:016x}__{}", function.name(), pairs.head_dim, fnv1a(key.as_bytes()), word(&isa.name))
-}
-
-/// All that the code of a function of several kernels depends on.
-fn part_key(function: &impl std::fmt::Debug, isa: &Isa, options: Options) -> String {
-    format!("O{} {isa:?} {function:?}", options.opt_level)
+/// All that the code of a part depends on.
+fn part_key(part: &Part, isa: &Isa, options: Options) -> String {
+    format!("O{} {isa:?} {part:?}", options.opt_level)
 }
 
 /// A kernel's data and those of the buffers and weights that it refers to.

@@ -379,6 +379,20 @@ impl Model {
     }
 }
 
+/// A kernel asks for no part that it does not call: where one row has many pairs, tiles take them all.
+#[test]
+fn parts_are_those_that_are_called() {
+    for (heads, tile_rows, wanted) in [
+        (16, 4, &["pack", "softmax_bf16", "tiles"][..]),
+        (4, 1, &["softmax_f32", "block4"]),
+        (4, 4, &["softmax_f32", "block4", "block6", "pack", "softmax_bf16", "tiles"]),
+    ] {
+        let case = Case { heads, kv_heads: 1, head_dim: 64, kv: DType::Bf16, compute: Compute::Bf16Tiles, tile_rows, ..Case::new() };
+        let names: Vec<String> = attention::parts(&case.program().1).iter().map(|part| part.name()).collect();
+        assert_eq!(names, wanted, "{heads} heads, {tile_rows} rows");
+    }
+}
+
 #[test]
 fn head_dims() {
     for isa in isas() {

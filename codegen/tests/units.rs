@@ -5,7 +5,7 @@ mod support;
 use rcompile_codegen::isa::{Arch, HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
-use rcompile_codegen::{Emit, Options, compile, compile_units, probe_units};
+use rcompile_codegen::{Emit, Error, Options, compile, compile_units, probe_units};
 use rcompile_runtime::abi::{Probe, field};
 use support::program::*;
 
@@ -137,11 +137,8 @@ fn buckets_share_equal_kernels() {
     assert_eq!(symbols(&large)[1].0, "rc_step_step_64");
 }
 
-/// Scratch of blocks of rows is laid out for the most rows, so that a kernel for 16 rows must not serve a program with 32; and one for at
-/// least 33 rows has no functions for fewer.
-#[test]
-fn matmuls_for_more_rows_are_other_kernels() {
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+/// A program of one matmul, `a[64, 2048]` times 64 columns of bf16, with wanted or all rows and so many at least.
+fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Program {
     let panels = Panels { nr: 16, k_pack: 2, k: 2048, groups: 1, group_cols: 64, ways: 1, coding: Coding::Elements };
     let tile = MatmulTile {
         mr: 6,
@@ -159,35 +156,41 @@ fn matmuls_for_more_rows_are_other_kernels() {
         near: 0,
         near_l1: 0,
     };
-    let with = |max_logit_rows: u32, rows: Extent, least_rows: u32| {
-        let mut e = E::default();
-        let (row, col) = (e.var(0), e.var(1));
-        let at = e.at(row, 64, col);
-        let value = e.0.add(Expr::Acc(0));
-        let head = Matmul {
-            rows,
-            compute: Compute::F32,
-            a: operand(Place::Buffer(BufferId(0)), DType::F32),
-            a_stride: 2048,
-            weight: WeightId(0),
-            panels,
-            prologue: None,
-            quantise: None,
-            tile,
-            row: VarId(0),
-            col: VarId(1),
-            operands: vec![operand(Place::Output, DType::F32)],
-            exprs: e.0,
-            stores: vec![store(0, at, value)],
-            group_nests: vec![],
-        };
-        let weight = Weight { name: "head".into(), dtype: DType::Bf16, layout: Layout::Panels(panels), offsets: vec![0] };
-        let mut p = program(buffers(&[("a", DType::F32, 64, 2048)]), vec![weight], vec![]);
-        (p.bucket, p.least_rows, p.max_logit_rows) = (64, least_rows, max_logit_rows);
-        p.private_bytes = matmul::private_bytes(&isa, &p, &head);
-        p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(Box::new(head)) }];
-        p
+    let mut e = E::default();
+    let (row, col) = (e.var(0), e.var(1));
+    let at = e.at(row, 64, col);
+    let value = e.0.add(Expr::Acc(0));
+    let head = Matmul {
+        rows,
+        compute: Compute::F32,
+        a: operand(Place::Buffer(BufferId(0)), DType::F32),
+        a_stride: 2048,
+        weight: WeightId(0),
+        panels,
+        prologue: None,
+        quantise: None,
+        tile,
+        row: VarId(0),
+        col: VarId(1),
+        operands: vec![operand(Place::Output, DType::F32)],
+        exprs: e.0,
+        stores: vec![store(0, at, value)],
+        group_nests: vec![],
     };
+    let weight = Weight { name: "head".into(), dtype: DType::Bf16, layout: Layout::Panels(panels), offsets: vec![0] };
+    let mut p = program(buffers(&[("a", DType::F32, 64, 2048)]), vec![weight], vec![]);
+    (p.bucket, p.least_rows, p.max_logit_rows) = (64, least_rows, max_logit_rows);
+    p.private_bytes = matmul::private_bytes(isa, &p, &head);
+    p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(Box::new(head)) }];
+    p
+}
+
+/// Scratch of blocks of rows is laid out for the most rows, so that a kernel for 16 rows must not serve a program with 32; and one for at
+/// least 33 rows has no functions for fewer.
+#[test]
+fn matmuls_for_more_rows_are_other_kernels() {
+    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+    let with = |max_logit_rows, rows, least_rows| head(&isa, max_logit_rows, rows, least_rows);
     // Another number of most rows, and of fewest.
     let logits = [16, 32].map(|most| with(most, Extent::LogitRows, 1));
     let rows = [1, 33].map(|least| with(16, Extent::Rows, least));
@@ -197,7 +200,12 @@ fn matmuls_for_more_rows_are_other_kernels() {
         assert_ne!((&few.key, &few.symbol), (&more.key, &more.symbol));
         assert!(compile(&few).unwrap() != compile(&more).unwrap(), "the same code would do, and this test shows nothing");
     }
-    // Functions of rows depend neither on where the rows lie nor on what becomes of the sums, but on how far the rows lie apart.
+}
+
+/// Parts depend neither on where the rows lie nor on what becomes of the sums, but on how far the rows lie apart.
+#[test]
+fn parts_know_no_places() {
+    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
     let [as_is, moved, apart] = [
         |_: &mut Program| (),
         |p: &mut Program| p.buffers[0].offset += 4096,
@@ -207,7 +215,7 @@ fn matmuls_for_more_rows_are_other_kernels() {
         },
     ]
     .map(|edit: fn(&mut Program)| {
-        let mut p = with(16, Extent::Rows, 1);
+        let mut p = head(&isa, 16, Extent::Rows, 1);
         edit(&mut p);
         let symbols = compile_units(&p, &isa, Options::default()).into_iter().map(|unit| unit.symbol);
         let (functions, others): (Vec<_>, Vec<_>) = symbols.partition(|symbol| symbol.starts_with("rc_rows"));
@@ -215,6 +223,21 @@ fn matmuls_for_more_rows_are_other_kernels() {
     });
     assert!(as_is.0.len() > 6 && as_is.0 == moved.0 && as_is.1 != moved.1, "{as_is:?} {moved:?}");
     assert!(apart.0.iter().all(|symbol| !as_is.0.contains(symbol)), "{as_is:?} {apart:?}");
+}
+
+/// What the planner must not ask for is said, whichever unit is compiled first.
+#[test]
+fn parts_that_cannot_be_are_refused() {
+    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+    let mut p = head(&isa, 16, Extent::Rows, 1);
+    let Kernel::Matmul(head) = &mut p.regions[0].kernel else { unreachable!() };
+    head.compute = Compute::Bf16Dot;
+    let units = compile_units(&p, &isa, Options::default());
+    for unit in units.iter().filter(|unit| !unit.symbol.starts_with("rc_step")) {
+        let Err(Error::Program(problems)) = compile(unit) else { panic!("{}: compiled", unit.symbol) };
+        assert!(problems[0].contains("bf16 dot of f32 and bf16 on x86-64-v3"), "{problems:?}");
+    }
+    assert!(units.len() > 6);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Attention over the paged KV cache with online softmax.
 //!
 //! In: [`Attention`]. Out: one function per kernel and, private to the module, `unit` (one tile of rows and one KV head) and `maxima`; and
-//! which functions of (row, head) pairs it calls ([`pair_functions`]), which are units of compilation of their own ([`pairs`]): a `block`
+//! which functions of (row, head) pairs it calls ([`parts`]), which are units of compilation of their own ([`pairs`]): a `block`
 //! function per number of pairs in a register tile, `softmax`, and what many pairs want.
 //!
 //! ```text
@@ -42,10 +42,11 @@ mod scratch;
 mod softmax;
 mod tiles;
 
-use self::pairs::{BlockCaller, PairFunction, PairWork, Pairs};
+use self::pairs::{BlockCaller, PairFunction, PairWork, Pairs, maxima_params};
 pub use self::scratch::Cache;
 use self::scratch::{Scratch, cache_and_bytes};
 use super::microkernel::{L2, tile_fits};
+use super::part::Part;
 use super::tiles::{ROW, Shapes};
 use super::{Call, KERNEL_PARAMS, define_kernel};
 use crate::error::Error;
@@ -57,40 +58,35 @@ use crate::program::{Attention, Compute, DType, Expr, ExprId, Place, Program, Ta
 use rcompile_runtime::abi::{PAGE_POSITIONS, field};
 use std::collections::BTreeSet;
 
-/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module; it calls its functions of pairs by `symbol`.
+/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module; it calls its parts by `symbol`.
 pub fn define<'c>(
     mb: &ModuleBuilder<'c>,
     program: &Program,
     name: &str,
     kernel: &Attention,
-    symbol: impl Fn(&PairFunction) -> String,
+    symbol: impl Fn(&Part) -> String,
 ) -> Result<Function<'c>, Error> {
     check(mb.isa(), name, program, kernel)?;
     let pairs = Pairs::new(kernel);
-    let functions = functions(kernel, &pairs, |work| {
-        let function = PairFunction { pairs, work };
-        function.declare(mb, &symbol(&function))
-    });
-    let generator = Generator { mb, program, kernel, name, pairs };
+    let functions = functions(kernel, &pairs, |part| part.declare(mb, &symbol(&part)));
+    let generator = Generator { mb, program, kernel, name, pairs, group: (kernel.heads / kernel.kv_heads).into() };
     let unit = generator.unit(&functions);
     Ok(generator.kernel(&unit))
 }
 
 /// The kernel and its functions of pairs, `<name>.block4` and the like, in one module: for measurements, and tests of one kernel.
 pub fn define_whole<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Attention) -> Result<Function<'c>, Error> {
-    check(mb.isa(), name, program, kernel)?;
-    let symbol = |function: &PairFunction| format!("{name}.{}", function.name());
-    for function in pair_functions(kernel) {
-        function.define(mb, &symbol(&function));
+    let symbol = |part: &Part| format!("{name}.{}", part.name());
+    for part in parts(kernel) {
+        part.define(mb, &symbol(&part))?;
     }
     define(mb, program, name, kernel, symbol)
 }
 
 /// The functions of pairs that a kernel calls.
-pub fn pair_functions(kernel: &Attention) -> Vec<PairFunction> {
-    let pairs = Pairs::new(kernel);
+pub fn parts(kernel: &Attention) -> Vec<Part> {
     let mut all = vec![];
-    functions(kernel, &pairs, |work| all.push(PairFunction { pairs, work }));
+    functions(kernel, &Pairs::new(kernel), |part| all.push(part));
     all
 }
 
@@ -101,24 +97,10 @@ fn check(isa: &Isa, name: &str, program: &Program, kernel: &Attention) -> Result
     if kernel.kv_heads == 0 || !kernel.heads.is_multiple_of(kernel.kv_heads) || kernel.heads == 0 {
         problems.push(format!("{name}: {} heads over {} KV heads", kernel.heads, kernel.kv_heads));
     }
-    if kernel.head_dim == 0 || kernel.tile_rows == 0 {
-        problems.push(format!("{name}: head_dim {}, tile_rows {}", kernel.head_dim, kernel.tile_rows));
+    if kernel.tile_rows == 0 || !float(kernel.q.dtype) || !float(kernel.out.dtype) {
+        problems.push(format!("{name}: q {}, out {}, tile_rows {}", kernel.q.dtype, kernel.out.dtype, kernel.tile_rows));
     }
-    if !(float(kernel.kv_dtype) || kernel.kv_dtype == DType::I8) || !float(kernel.q.dtype) || !float(kernel.out.dtype) {
-        problems.push(format!("{name}: q {}, cache {}, out {}", kernel.q.dtype, kernel.kv_dtype, kernel.out.dtype));
-    }
-    let dots = isa.bf16_dot && isa.lanes == KEY_GROUP && kernel.kv_dtype == DType::Bf16 && kernel.head_dim.is_multiple_of(2);
-    let by_tiles =
-        isa.bf16_tiles && isa.lanes == KEY_GROUP && kernel.kv_dtype == DType::Bf16 && kernel.head_dim.is_multiple_of(BF16_TILE_K);
-    let has = match kernel.compute {
-        Compute::F32 => true,
-        Compute::Bf16Dot => dots,
-        Compute::Bf16Tiles => by_tiles,
-        _ => false,
-    };
-    if !has {
-        problems.push(format!("{name}: {:?} of a {} cache, {} columns, on {}", kernel.compute, kernel.kv_dtype, kernel.head_dim, isa.name));
-    }
+    problems.extend(Pairs::new(kernel).problems(isa, name));
     if kernel.exprs.nodes().iter().any(|e| matches!(e, Expr::Load(..))) {
         problems.push(format!("{name}: score and mask have no operands to load from"));
     }
@@ -163,7 +145,8 @@ pub fn private_bytes(kernel: &Attention) -> u64 {
 
 /// Functions of pairs of a kernel.
 struct Functions<F> {
-    softmax: F,
+    /// For few pairs, and many that are widened, where there are any.
+    softmax: Option<F>,
     stored: Blocks<F>,
     many: Option<Many<F>>,
 }
@@ -180,15 +163,16 @@ enum Many<F> {
 }
 
 /// What `each` makes of the functions of a kernel.
-fn functions<F>(kernel: &Attention, pairs: &Pairs, mut each: impl FnMut(PairWork) -> F) -> Functions<F> {
+fn functions<F>(kernel: &Attention, pairs: &Pairs, mut each: impl FnMut(Part) -> F) -> Functions<F> {
+    let mut each = |work| each(Part::Pairs(PairFunction { pairs: *pairs, work }));
     // A tile has up to `tile_rows` rows, with `group` pairs each.
-    let counts = (1..=kernel.tile_rows).map(|rows| rows * pairs.group);
+    let counts = (1..=kernel.tile_rows).map(|rows| rows * (kernel.heads / kernel.kv_heads));
     let (few, several): (Vec<u32>, Vec<u32>) = counts.partition(|pairs| !is_many(kernel, *pairs));
     let blocks = |pairs: &[u32], cache: Cache, each: &mut dyn FnMut(PairWork) -> F| -> Blocks<F> {
         chunk_sizes(pairs).into_iter().map(|count| (count, each(PairWork::Block { count, cache }))).collect()
     };
     Functions {
-        softmax: each(PairWork::Softmax { factor: pairs.factor() }),
+        softmax: (kernel.compute != Compute::Bf16Tiles || !few.is_empty()).then(|| each(PairWork::Softmax { factor: pairs.factor() })),
         stored: blocks(&few, pairs.stored, &mut each),
         many: (!several.is_empty()).then(|| match kernel.compute {
             Compute::Bf16Tiles => Many::Tiles {
@@ -240,6 +224,8 @@ struct Generator<'a, 'c> {
     kernel: &'a Attention,
     name: &'a str,
     pairs: Pairs,
+    /// Query heads per KV head.
+    group: i64,
 }
 
 impl<'a, 'c> Generator<'a, 'c> {
@@ -293,7 +279,7 @@ impl<'a, 'c> Generator<'a, 'c> {
 
     /// `unit(.., tile, kv_head, next_tile, next_kv_head, scratch)`: what is next is asked for.
     fn unit(&self, functions: &Functions<Function<'c>>) -> Function<'c> {
-        let (group, maxima) = (i64::from(self.pairs.group), self.maxima());
+        let (group, maxima) = (self.group, self.maxima());
         let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR, Ty::I64, Ty::PTR]].concat();
         self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
@@ -347,7 +333,8 @@ impl<'a, 'c> Generator<'a, 'c> {
                         for (size, function) in blocks {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int((*size).into())), || {
                                 let own = [scratch, keys, next, scales, key_begin, kv_head, first];
-                                fb.call(function, &caller(&functions.softmax).with(&own));
+                                let softmax = functions.softmax.as_ref().expect("there are blocks");
+                                fb.call(function, &caller(softmax).with(&own));
                             });
                         }
                     });
@@ -477,7 +464,7 @@ impl<'a, 'c> Generator<'a, 'c> {
 
     /// `(row, query head)` of a pair: the heads of a row's group are neighbours.
     fn row_and_head(&self, fb: &Fb<'_, 'c>, row_begin: Value<'c>, kv_head: Value<'c>, pair: Value<'c>) -> (Value<'c>, Value<'c>) {
-        let group = fb.int(self.pairs.group.into());
+        let group = fb.int(self.group);
         (fb.add(row_begin, fb.div(pair, group)), fb.add(fb.mul(kv_head, group), fb.rem(pair, group)))
     }
 

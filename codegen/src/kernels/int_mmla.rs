@@ -36,7 +36,7 @@ pub(super) fn codes_bytes(m: u32, k: u32) -> u64 {
     u64::from(k / K) * step_bytes(m)
 }
 
-/// Bytes of the packed rows of a kernel; 0 where it wants none.
+/// Bytes of `m` packed rows; 0 where a product wants none.
 pub(super) fn packed_bytes(product: &Product, m: u32) -> u64 {
     match (product.compute, product.panels.coding.group()) {
         (Compute::Int8Mmla, Some(group)) => u64::from(product.panels.padded_k() / group) * group_bytes(m, group),

@@ -32,7 +32,7 @@ pub(super) fn step_k(group: u32) -> u32 {
     group.min(ROW)
 }
 
-/// Bytes of a row of a kernel's tiles.
+/// Bytes of a row of a product's tiles.
 pub(super) fn row_bytes(product: &Product) -> u32 {
     match product.compute {
         Compute::Int8Tiles => product.panels.coding.group().map_or(ROW, step_k),

@@ -1,16 +1,18 @@
 //! Packed matmul: `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])`, from one row (a matrix-vector product) to a full bucket.
 //!
-//! In: [`Matmul`] (all blocking decisions). Out: one function per kernel and, private to the module, its epilogue; and which functions of
-//! rows it calls ([`row_functions`]), which are units of their own ([`super::rows`]).
+//! In: [`Matmul`] (all blocking decisions). Out: one function per kernel and, private to the module, `epilogue`, `ahead` and `nests`; and
+//! which functions of rows it calls ([`parts`]), which are units of their own ([`super::rows`]).
 //!
 //! ```text
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream<m>; group nests }
 //!   a few times mr (`streamed_rows`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
 //!   up to 32 by tiles (AMX), see `by_tiles`: as up to mr rows, with alone<n>
-//!   more:            for the thread's shares of panels: for pass of rows { for block of panels { for block of k { for block of m rows { block<m>; group nests } } } }
+//!   more:            for the thread's shares of panels: for pass of rows { for block of panels {
+//!                        for block of k { for block of m rows { block<m>; group nests } } } }
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
-//! ahead:     asks for what the epilogue will read by row and column (residuals), in block<m> before the last block of k
+//! ahead:     asks for what the epilogue will read by row and column (residuals), before a block of rows meets its last block of k
+//! nests:     the group nests on some rows and groups
 //! ```
 //!
 //! Every output element is one chain of `fma` (or of the bf16 dot) over k in storage order, in every row count, walk, blocking and thread
@@ -38,45 +40,46 @@ use self::blocks::Blocks;
 use self::check::check;
 use self::functions::{BlockFunctions, Functions, Instances, Several};
 use super::microkernel::{L2, LINE_WORDS, Microkernel, Walk};
-use super::rows::{Block, Caller, Product, RowFunction, ahead_params, epilogue_params};
-use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_tiles, loops, mmla, quantise, tiles};
+use super::part::Part;
+use super::rows::{Block, Caller, Product, Span, ahead_params, epilogue_params};
+use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_tiles, loops, quantise, tiles};
 use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
-use crate::isa::{BF16_TILE_K, Isa};
+use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Coding, Compute, DType, Matmul, Place, Program, SHORT_GROUP};
 use rcompile_runtime::abi::field;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 
-/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module; it calls its functions of rows by `symbol`.
+/// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module; it calls its parts by `symbol`.
 pub fn define<'c>(
     mb: &ModuleBuilder<'c>,
     program: &Program,
     name: &str,
     kernel: &Matmul,
-    symbol: impl Fn(&RowFunction) -> String,
+    symbol: impl Fn(&Part) -> String,
 ) -> Result<Function<'c>, Error> {
     check(mb.isa(), program, name, kernel)?;
     let blocks = Blocks::new(mb.isa(), program, kernel);
     let generator = Generator { mb, program, kernel, name, product: Product::new(program, kernel) };
-    let functions = Functions::new(program, kernel, blocks.as_ref(), |function| function.declare(mb, &symbol(&function)));
+    let functions = Functions::new(program, kernel, blocks.as_ref(), |part| part.declare(mb, &symbol(&part)));
     Ok(generator.kernel(blocks.as_ref(), &functions))
 }
 
 /// The kernel and its functions of rows, `<name>.stream4` and the like, in one module: for measurements, and tests of one kernel.
 pub fn define_whole<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
-    let symbol = |function: &RowFunction| format!("{name}.{}", function.name());
-    for function in row_functions(mb.isa(), program, kernel) {
-        function.define(mb, &symbol(&function));
+    let symbol = |part: &Part| format!("{name}.{}", part.name());
+    for part in parts(mb.isa(), program, kernel) {
+        part.define(mb, &symbol(&part))?;
     }
     define(mb, program, name, kernel, symbol)
 }
 
 /// The functions of rows that a kernel calls.
-pub fn row_functions(isa: &Isa, program: &Program, kernel: &Matmul) -> Vec<RowFunction> {
+pub fn parts(isa: &Isa, program: &Program, kernel: &Matmul) -> Vec<Part> {
     let mut all = vec![];
-    Functions::new(program, kernel, Blocks::new(isa, program, kernel).as_ref(), |function| all.push(function));
+    Functions::new(program, kernel, Blocks::new(isa, program, kernel).as_ref(), |part| all.push(part));
     all
 }
 
@@ -162,13 +165,16 @@ impl<'c> Generator<'_, 'c> {
             };
             // Group nests on rows `row .. row_end` of units `first .. last`.
             let nests = |row: Value<'c>, row_end: Value<'c>, first: Value<'c>, last: Value<'c>| {
-                nests.iter().for_each(|nests| _ = fb.call(nests, &[&caller.call[..], &[row, row_end, first, last]].concat()));
+                if let Some(function) = &nests {
+                    fb.call(function, &[&caller.call[..], &[row, row_end, first, last]].concat());
+                }
             };
             let (units, unit_panels) = kernel.units();
             let stream = |row: Value<'c>, count: Value<'c>, begin: Value<'c>, end: Value<'c>| {
                 self.dispatch(fb, count, &functions.stream, |function| {
                     let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
-                    fb.call(function, &caller.with(&[self.row_of(fb, a, row), w, row, first, last]));
+                    let span = Span { a: self.row_of(fb, a, row), w, row, rows: count, first, last };
+                    fb.call(function, &caller.with(&span.args()));
                 });
                 nests(row, fb.add(row, count), begin, end);
             };
@@ -214,7 +220,8 @@ impl<'c> Generator<'_, 'c> {
                         pieces(&|begin, end| {
                             let [first, last] = [begin, end].map(|unit| fb.mul_int(unit, unit_panels.into()));
                             by_tiles::of_rows(fb, row_count, alone, |function| {
-                                fb.call(function, &caller.with(&[a, w, row_count, first, last]));
+                                let span = Span { a, w, row: fb.int(0), rows: row_count, first, last };
+                                fb.call(function, &caller.with(&span.args()));
                             });
                             nests(fb.int(0), row_count, begin, end);
                         });

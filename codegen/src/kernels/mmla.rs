@@ -29,7 +29,7 @@ pub(super) const PACK_K: u32 = 2 * K;
 /// Bytes of a register.
 pub(super) const REGISTER: u64 = 16;
 
-/// Bytes of the packed rows of a kernel; 0 where it wants none.
+/// Bytes of `m` packed rows; 0 where a product wants none.
 pub(super) fn packed_bytes(product: &Product, m: u32) -> u64 {
     match product.compute {
         Compute::Bf16Mmla => u64::from(product.panels.padded_k() / K) * step_bytes(m),

@@ -1,4 +1,5 @@
-//! Kernel generators: one file per kind of kernel, all written with the vector builder.
+//! Kernel generators: one file per kind of kernel, and for the functions that several kernels call (`part`, `rows`), all written with the
+//! vector builder.
 //!
 //! Every kernel is `void NAME(ptr ctx, i32 thread, i32 threads, i32 layer)`: all threads of a step call it, each does its share. Here is
 //! what the generators have in common: the call's arguments ([`Call`]), operand addresses, extents, shares.
@@ -11,6 +12,7 @@ pub mod loops;
 pub mod matmul;
 mod microkernel;
 mod mmla;
+pub mod part;
 pub mod probe;
 pub mod quantise;
 pub mod rows;

@@ -1,15 +1,17 @@
-//! Functions of rows: some rows times some panels of a weight. They are where a matmul spends its time, and most of what LLVM has to do.
+//! Functions of rows: some rows times some panels of a weight. There a matmul spends its time, and LLVM most of its own.
 //!
 //! In: a [`Product`] (what rows and panels look like) and the [`RowWork`] that a function does on it. Out: one function, a unit of
-//! compilation of its own. It leaves the sums of a panel in a tile in memory and calls the epilogue of the matmul by whose address it is
-//! given, so that it depends neither on where operands lie nor on what becomes of the sums: all matmuls whose panels and rows look alike
-//! share it, of any bucket and any part of a layer.
+//! compilation of its own ([`Part`](super::part::Part)). It leaves the sums of a panel in a tile in memory and calls the matmul's epilogue,
+//! whose address it is given, so that it depends neither on where operands lie nor on what becomes of the sums: all matmuls whose panels
+//! and rows look alike share it, of any bucket and any part of a layer.
 //!
 //! ```text
-//! stream<m>: for p panels side by side { tile = microkernel over all k;  epilogue(tile) }              limited by memory; p = 1: way by way where streams are fewer or registers do not hold all ways
-//! block<m>:  for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }    limited by arithmetic; way by way where registers do not hold all
+//! stream<m>: for p panels side by side { tile = microkernel over all k;  epilogue(tile) }
+//!            limited by memory; way by way, and p = 1, where streams are fewer or registers do not hold all ways
+//! block<m>:  for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }
+//!            limited by arithmetic; way by way where registers do not hold all
 //! widen<m>:  block<m> of the first block of rows where weights are widened: it keeps the widened weights for the others
-//! tiles<n>:  block<m> of up to n (1 or 2) times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart for all of them (apart)
+//! tiles<n>:  block<m> of up to n (1 or 2) times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart (apart)
 //! alone<n>:  a single block of rows by tiles, over all k as stream<m>; takes nibbles apart, or makes them bf16, itself
 //! apart:     takes nibbles of a block of k apart, for tiles<n>
 //! ```
@@ -17,14 +19,16 @@
 //! The accumulators go through a small tile in memory to the epilogue, so that the epilogue is generated once per kernel and not once
 //! per row count: a register tile of 24 vectors costs some 30 cycles there, against `12 k` in the loop.
 //!
-//! In files: `by_registers` and `by_tiles`; here what both have in common.
+//! In files: `check` (what may be asked for), `by_registers` and `by_tiles`; here what both have in common.
 
 mod by_registers;
 mod by_tiles;
+mod check;
 
 use super::microkernel::Start;
 use super::{KERNEL_PARAMS, int_mmla, mmla};
-use crate::llvm::builder::{Cmp, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::isa::Isa;
+use crate::llvm::builder::{Cmp, Fb, Ty, Value};
 use crate::program::{Coding, Compute, DType, Matmul, Panels, Program, Reading};
 
 /// Rows times panels, without what becomes of it and where it lies.
@@ -60,6 +64,10 @@ impl Product {
     /// Bytes in which `m` rows are packed for matrix instructions; 0 where none are.
     pub fn packed_bytes(&self, m: u32) -> u64 {
         (mmla::packed_bytes(self, m) + int_mmla::packed_bytes(self, m)).next_multiple_of(128)
+    }
+    /// What there is about this that the planner must not ask for on this target; `name`: of whom.
+    pub(super) fn problems(&self, isa: &Isa, name: &str) -> Vec<String> {
+        check::problems(self, isa, name)
     }
     /// Are codes two to a byte?
     fn has_nibbles(&self) -> bool {
@@ -99,8 +107,8 @@ pub enum RowWork {
     Tiles {
         /// Tiles of rows.
         row_tiles: u32,
-        /// What it reads.
-        weights: Weights,
+        /// Nibbles were taken apart: bytes of a panel of one way then.
+        widened: Option<u64>,
         /// Blocks of k.
         k_blocks: KBlocks,
     },
@@ -178,24 +186,52 @@ impl<'c> Caller<'c> {
     }
     /// Calls the epilogue.
     fn epilogue(&self, fb: &Fb<'_, 'c>, tile: Value<'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>, columns: Value<'c>) {
-        fb.call_at(self.epilogue, &[&self.call[..], &[tile, row, rows, column, columns]].concat());
+        fb.call_at(self.epilogue, &epilogue_params(), &[&self.call[..], &[tile, row, rows, column, columns]].concat());
     }
     /// Asks for what the epilogue will read, if it reads anything.
     fn ahead(&self, fb: &Fb<'_, 'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>) {
-        fb.if_(fb.not(fb.is_null(self.ahead)), || fb.call_at(self.ahead, &[&self.call[..], &[row, rows, column]].concat()));
+        let args = [&self.call[..], &[row, rows, column]].concat();
+        fb.if_(fb.not(fb.is_null(self.ahead)), || fb.call_at(self.ahead, &ahead_params(), &args));
     }
 }
 
-/// Own arguments of `stream` and `alone`: rows, the first panel of all, the first row (`alone`: the number of rows), first panel, and
-/// behind the last.
-pub(super) type PanelArgs<'c> = [Value<'c>; 5];
+/// Own arguments of `stream` and `alone`.
+#[derive(Clone, Copy)]
+pub(super) struct Span<'c> {
+    /// Rows.
+    pub a: Value<'c>,
+    /// The first panel of all.
+    pub w: Value<'c>,
+    /// First row.
+    pub row: Value<'c>,
+    /// Rows.
+    pub rows: Value<'c>,
+    /// First panel.
+    pub first: Value<'c>,
+    /// Behind the last.
+    pub last: Value<'c>,
+}
+
+impl<'c> Span<'c> {
+    const PARAMS: [Ty; 6] = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+
+    fn of(args: &[Value<'c>]) -> Span<'c> {
+        let [a, w, row, rows, first, last] = *args else { unreachable!() };
+        Span { a, w, row, rows, first, last }
+    }
+    /// As arguments.
+    pub fn args(&self) -> [Value<'c>; 6] {
+        let Span { a, w, row, rows, first, last } = *self;
+        [a, w, row, rows, first, last]
+    }
+}
 
 /// Own arguments of a block of rows.
 #[derive(Clone, Copy)]
 pub(super) struct Block<'c> {
     /// Rows, at the block's first k.
     pub a: Value<'c>,
-    /// The first panel as stored, there too.
+    /// The first panel as stored, there too; where it is read widened, that.
     pub w: Value<'c>,
     /// The first one as widened.
     pub widened: Value<'c>,
@@ -246,40 +282,41 @@ impl RowFunction {
         }
     }
 
-    fn params(&self) -> Vec<Ty> {
+    pub(super) fn params(&self) -> Vec<Ty> {
         let own: &[Ty] = match self.work {
-            RowWork::Stream { .. } | RowWork::Alone { .. } => &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
+            RowWork::Stream { .. } | RowWork::Alone { .. } => &Span::PARAMS,
             RowWork::Block { .. } | RowWork::Tiles { .. } => &Block::PARAMS,
             RowWork::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64],
         };
         [&KERNEL_PARAMS[..], &[Ty::PTR; 3], own].concat()
     }
 
-    /// The function as another module defines it.
-    pub(super) fn declare<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
-        mb.declare(symbol, &self.params(), None)
-    }
-
-    /// Adds the function to the module.
-    pub fn define<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
-        mb.define(symbol, &self.params(), None, Visibility::ExportNoInline, |fb, args| {
-            let product = &self.product;
-            if let RowWork::Apart { panel_bytes } = self.work {
+    /// The function's code.
+    pub(super) fn emit<'c>(&self, fb: &Fb<'_, 'c>, args: &[Value<'c>]) {
+        let product = &self.product;
+        let caller = || Caller::of(args);
+        match self.work {
+            RowWork::Stream { m, reading } => {
+                let (caller, own) = caller();
+                product.stream(fb, &caller, Span::of(own), m, reading);
+            }
+            RowWork::Alone { row_tiles } => {
+                let (caller, own) = caller();
+                product.alone(fb, &caller, Span::of(own), row_tiles);
+            }
+            RowWork::Block { m, weights, k_blocks } => {
+                let (caller, own) = caller();
+                product.block(fb, &caller, Block::of(own), m, weights, k_blocks);
+            }
+            RowWork::Tiles { row_tiles, widened, k_blocks } => {
+                let (caller, own) = caller();
+                product.tiles(fb, &caller, Block::of(own), row_tiles, widened, k_blocks);
+            }
+            RowWork::Apart { panel_bytes } => {
                 let [w, kept, k, panels] = *args else { unreachable!() };
-                return product.take_apart(fb, (w, kept), k, panels, panel_bytes);
+                product.take_apart(fb, (w, kept), k, panels, panel_bytes);
             }
-            let (caller, own) = Caller::of(args);
-            let panel_args = || -> PanelArgs<'c> { own.try_into().expect("five") };
-            match self.work {
-                RowWork::Stream { m, reading } => product.stream(fb, &caller, panel_args(), m, reading),
-                RowWork::Block { m, weights, k_blocks } => product.block(fb, &caller, Block::of(own), m, weights, k_blocks),
-                RowWork::Tiles { row_tiles, weights, k_blocks } => {
-                    product.tiles(fb, &caller, Block::of(own), row_tiles, weights, k_blocks);
-                }
-                RowWork::Alone { row_tiles } => product.alone(fb, &caller, panel_args(), row_tiles),
-                RowWork::Apart { .. } => unreachable!("above"),
-            }
-        })
+        }
     }
 }
 
@@ -291,20 +328,22 @@ struct PanelAt<'c> {
     ahead: Value<'c>,
 }
 
-/// Where the weights and sums of a block of rows are.
-struct Places<'c> {
+/// How a block of rows goes through its panels.
+struct Passage {
     /// Bytes of a panel of one way as it is read.
     panel_bytes: u64,
-    /// The same where it is kept, or was.
+    /// Bytes of one as it was widened, or is.
     widened_panel: u64,
-    /// Where the sums of each panel go in its turn when there is one block of k.
-    one_tile: Option<Value<'c>>,
+    /// Blocks of k.
+    k_blocks: KBlocks,
+    /// Most rows.
+    most_rows: u32,
 }
 
-impl Product {
+impl KBlocks {
     /// First sums of a block of k.
-    fn start<'c>(&self, fb: &Fb<'_, 'c>, k_blocks: KBlocks, block: &Block<'c>) -> Start<'c> {
-        match k_blocks {
+    fn start<'c>(self, fb: &Fb<'_, 'c>, block: &Block<'c>) -> Start<'c> {
+        match self {
             KBlocks::One => Start::Zero,
             KBlocks::Several => {
                 let is_first = fb.cmp(Cmp::Ne, fb.and(block.stage, fb.int(1)), fb.int(0));
@@ -312,27 +351,32 @@ impl Product {
             }
         }
     }
+}
 
+impl Product {
     /// The panels of a block of rows: `multiply` leaves a panel's sums in its tile; after the last block of k comes the epilogue.
     fn panels_of_block<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         caller: &Caller<'c>,
         block: &Block<'c>,
-        places: Places<'c>,
+        passage: Passage,
         multiply: impl FnOnce(PanelAt<'c>),
     ) {
         let panels = &self.panels;
         let ways = u64::from(panels.ways);
         let Block { row, rows, first, .. } = *block;
-        let tile_bytes = fb.mul_int(rows, i64::from(panels.nr * panels.ways) * 4);
+        let row_bytes = u64::from(panels.nr * panels.ways) * 4;
+        let tile_bytes = fb.mul_int(rows, row_bytes as i64);
+        // Where nothing is kept between blocks of k, each panel's sums lie in the same place.
+        let one_tile = (passage.k_blocks == KBlocks::One).then(|| fb.stack(u64::from(passage.most_rows) * row_bytes, 64));
         fb.for_(fb.int(0), fb.sub(block.last, first), 1, |panel| {
-            let tile = places.one_tile.unwrap_or_else(|| fb.offset(block.tiles, fb.mul(panel, tile_bytes)));
-            let w = fb.offset(block.w, fb.mul_int(panel, (places.panel_bytes * ways) as i64));
+            let tile = one_tile.unwrap_or_else(|| fb.offset(block.tiles, fb.mul(panel, tile_bytes)));
+            let w = fb.offset(block.w, fb.mul_int(panel, (passage.panel_bytes * ways) as i64));
             let ahead = fb.offset(block.ahead, fb.mul_int(panel, self.panel_bytes()));
-            let widened = fb.offset(block.widened, fb.mul_int(panel, (places.widened_panel * ways) as i64));
+            let widened = fb.offset(block.widened, fb.mul_int(panel, (passage.widened_panel * ways) as i64));
             let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
-            let at_last = |then: &dyn Fn()| match places.one_tile {
+            let at_last = |then: &dyn Fn()| match one_tile {
                 Some(_) => then(),
                 None => fb.if_(fb.cmp(Cmp::Ge, block.stage, fb.int(2)), then),
             };

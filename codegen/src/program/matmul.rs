@@ -1,6 +1,7 @@
 //! Matmuls over packed panels, with epilogue and group nests.
 
 use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Quantise, Store, VarId, WeightId};
+use crate::isa::Near;
 use std::ops::Range;
 
 /// Rows that go through a matmul's panels once by tiles, as few rows do by vectors: nothing is blocked.
@@ -15,7 +16,8 @@ pub struct MatmulTile {
     pub block_mr: u32,
     /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
     pub streams: u32,
-    /// With several blocks of rows (by tiles more than [`TILE_ROWS`]): k per block, even, 0 for all. The f32 accumulators are kept in scratch between blocks (same bits).
+    /// With several blocks of rows (by tiles more than [`TILE_ROWS`]): k per block, even, 0 for all. The f32 accumulators are kept in
+    /// scratch between blocks (same bits).
     pub k_block: u32,
     /// With several blocks of rows: most rows per pass over the weights, 0 for all. Rows of a pass stay in L2.
     pub m_block: u32,
@@ -43,16 +45,15 @@ pub struct MatmulTile {
 }
 
 impl MatmulTile {
-    /// How `m` rows read weights that stream from memory, of which there are `panels` panels (times ways).
+    /// How `m` rows read weights that stream from memory, of which there are `panels` panels (times ways) to walk.
     pub fn reading(&self, m: u32, panels: u32) -> Reading {
         let streams = self.streams.min(panels);
-        match (self.is_busy(m), self.near_streams) {
-            (true, _) => Reading { streams, far: (0, self.busy_l1), near: None },
-            (_, near) => {
-                let near = (1..=streams).contains(&near).then_some((near, self.near, self.near_l1));
-                Reading { streams, far: (self.prefetch, self.prefetch_l1), near }
-            }
+        if self.is_busy(m) {
+            return Reading { streams, l2: 0, l1: self.busy_l1, near: None };
         }
+        let near = Near { streams: self.near_streams, l2: self.near, l1: self.near_l1 };
+        let near = (1..=streams).contains(&near.streams).then_some(near);
+        Reading { streams, l2: self.prefetch, l1: self.prefetch_l1, near }
     }
     /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
     pub fn is_busy(&self, m: u32) -> bool {
@@ -65,18 +66,20 @@ impl MatmulTile {
 pub struct Reading {
     /// Most streams side by side: panels times ways.
     pub streams: u32,
-    /// Prefetch distances into L2 and into L1, in bytes; 0 = none.
-    pub far: (u32, u32),
-    /// From so many streams on, and the distances of so many.
-    pub near: Option<(u32, u32, u32)>,
+    /// Prefetch distance into L2 in bytes, 0 = none.
+    pub l2: u32,
+    /// The same for L1.
+    pub l1: u32,
+    /// Distances of walks of many streams.
+    pub near: Option<Near>,
 }
 
 impl Reading {
     /// Distances into L2 and L1 of a walk of `streams` streams.
     pub fn distances(&self, streams: u32) -> (u32, u32) {
         match self.near {
-            Some((from, l2, l1)) if streams >= from => (l2, l1),
-            _ => self.far,
+            Some(near) if streams >= near.streams => (near.l2, near.l1),
+            _ => (self.l2, self.l1),
         }
     }
 }
@@ -84,9 +87,9 @@ impl Reading {
 /// `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])` over packed panels.
 ///
 /// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take
-/// weights as they are stored (up to `mr` rows, two or three times as many where more would widen them, up to [`TILE_ROWS`] by tiles), threads do the ends of their
-/// shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its share, all rows of a pass over
-/// each. Per output element there is one accumulator chain in order of k.
+/// weights as they are stored (up to `mr` rows, two or three times as many where more would widen them, up to [`TILE_ROWS`] by tiles),
+/// threads do the ends of their shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its
+/// share, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// `Rows` or `LogitRows`.

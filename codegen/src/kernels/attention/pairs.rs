@@ -1,17 +1,15 @@
 //! Functions of (row, head) pairs of attention: where it spends its time.
 //!
 //! In: [`Pairs`] (what queries, cache and scratch look like) and the [`PairWork`] of a function. Out: one function, a unit of compilation
-//! of its own. It works on a thread's scratch and a block of keys and is given the addresses of `maxima`, which holds the kernel's
-//! expressions, and `softmax`, so that it depends neither on where operands lie nor on the rows of a tile: all attention of a model
-//! shares it, in every bucket.
+//! of its own ([`Part`]). It works on a thread's scratch and a block of keys and is given the addresses of
+//! `maxima`, which holds the kernel's expressions, and `softmax`, so that it depends neither on where operands lie nor on the rows of a
+//! tile: all attention of a model shares it, in every bucket.
 
 use super::*;
 
 /// What functions of pairs depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pairs {
-    /// Query heads per KV head.
-    pub group: u32,
     /// Width of a head.
     pub head_dim: u32,
     /// The cache as it is stored.
@@ -57,6 +55,14 @@ pub enum PairWork {
     Tiles,
 }
 
+/// Parameters of [`PairWork::Softmax`].
+const SOFTMAX_PARAMS: [Ty; 6] = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+
+/// Parameters of `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`.
+pub(super) fn maxima_params() -> Vec<Ty> {
+    [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat()
+}
+
 /// What functions of a block are given first: the kernel's arguments, for `maxima`, and the addresses of this and of `softmax`.
 #[derive(Clone, Copy)]
 pub(super) struct BlockCaller<'c> {
@@ -86,8 +92,12 @@ impl<'c> BlockCaller<'c> {
         pairs: Value<'c>,
         (begin, end): (Value<'c>, Value<'c>),
     ) {
-        fb.call_at(self.maxima, &[&self.call[..], &[scratch, scales, key_begin, kv_head, first, pairs, begin, end]].concat());
-        fb.call_at(self.softmax, &[scratch, scales, first, pairs, begin, end]);
+        fb.call_at(
+            self.maxima,
+            &maxima_params(),
+            &[&self.call[..], &[scratch, scales, key_begin, kv_head, first, pairs, begin, end]].concat(),
+        );
+        fb.call_at(self.softmax, &SOFTMAX_PARAMS, &[scratch, scales, first, pairs, begin, end]);
     }
 }
 
@@ -103,25 +113,20 @@ impl PairFunction {
         }
     }
 
-    fn params(&self) -> Vec<Ty> {
+    pub(in crate::kernels) fn params(&self) -> Vec<Ty> {
         let own: &[Ty] = match self.work {
             PairWork::Block { .. } => &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
             PairWork::Tiles => &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64],
-            PairWork::Softmax { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64],
+            PairWork::Softmax { .. } => return SOFTMAX_PARAMS.to_vec(),
             PairWork::Widen | PairWork::Pack => return vec![Ty::PTR, Ty::PTR, Ty::I64],
         };
         [&KERNEL_PARAMS[..], &[Ty::PTR; 2], own].concat()
     }
 
-    /// The function as another module defines it.
-    pub(super) fn declare<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
-        mb.declare(symbol, &self.params(), None)
-    }
-
-    /// Adds the function to the module.
-    pub fn define<'c>(&self, mb: &ModuleBuilder<'c>, symbol: &str) -> Function<'c> {
+    /// The function's code.
+    pub(in crate::kernels) fn emit<'c>(&self, fb: &Fb<'_, 'c>, args: &[Value<'c>]) {
         let pairs = &self.pairs;
-        mb.define(symbol, &self.params(), None, Visibility::ExportNoInline, |fb, args| match self.work {
+        match self.work {
             PairWork::Block { count, cache } => {
                 let (caller, own) = BlockCaller::of(args);
                 pairs.block(fb, &caller, own, count, cache);
@@ -133,7 +138,7 @@ impl PairFunction {
             PairWork::Softmax { factor } => pairs.softmax(fb, args.try_into().expect("six"), factor),
             PairWork::Widen => pairs.widen(fb, args.try_into().expect("three")),
             PairWork::Pack => pairs.pack(fb, args.try_into().expect("three")),
-        })
+        }
     }
 }
 
@@ -141,12 +146,31 @@ impl Pairs {
     /// Those of a kernel.
     pub(super) fn new(kernel: &Attention) -> Pairs {
         Pairs {
-            group: kernel.heads / kernel.kv_heads,
             head_dim: kernel.head_dim,
             stored: Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset },
             has_scales: kernel.scales.is_some(),
             compute: kernel.compute,
         }
+    }
+    /// What there is about this that the planner must not ask for on this target; `name`: of whom.
+    pub(in crate::kernels) fn problems(&self, isa: &Isa, name: &str) -> Vec<String> {
+        let Pairs { head_dim, stored: Cache { dtype, .. }, compute, .. } = *self;
+        let dots = isa.bf16_dot && isa.lanes == KEY_GROUP && dtype == DType::Bf16 && head_dim.is_multiple_of(2);
+        let by_tiles = isa.bf16_tiles && isa.lanes == KEY_GROUP && dtype == DType::Bf16 && head_dim.is_multiple_of(BF16_TILE_K);
+        let has = match compute {
+            Compute::F32 => true,
+            Compute::Bf16Dot => dots,
+            Compute::Bf16Tiles => by_tiles,
+            _ => false,
+        };
+        let mut problems = vec![];
+        if !has {
+            problems.push(format!("{name}: {compute:?} of a {dtype} cache, {head_dim} columns, on {}", isa.name));
+        }
+        if head_dim == 0 || !matches!(dtype, DType::F32 | DType::F16 | DType::Bf16 | DType::I8) {
+            problems.push(format!("{name}: {head_dim} columns, a {dtype} cache"));
+        }
+        problems
     }
     /// Places in scratch.
     pub(super) fn at(&self) -> Scratch {
@@ -157,6 +181,7 @@ impl Pairs {
         fb.offset(fb.offset_const(scratch, place), fb.mul_int(pair, self.at().pair_bytes as i64))
     }
 
+    /// [`PairWork::Block`].
     fn block<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -180,6 +205,7 @@ impl Pairs {
         });
     }
 
+    /// [`PairWork::Widen`].
     fn widen<'c>(&self, fb: &Fb<'_, 'c>, [to, from, count]: [Value<'c>; 3]) {
         let lanes = fb.lanes();
         // Whole groups of keys; V rows between `count` and their end are copied, but never used.

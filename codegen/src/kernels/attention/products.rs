@@ -1,5 +1,5 @@
-//! The two products of few (row, head) pairs of attention: scores `q K^T` and values `p V`, in register tiles of pairs x keys and of pairs x
-//! columns, by FMA, dots of bf16, or FMA in the order of tiles.
+//! The two products of few (row, head) pairs of attention: scores `q K^T` and values `p V`, in register tiles of pairs x keys and of pairs
+//! x columns, by FMA, dots of bf16, or FMA in the order of tiles.
 //!
 //! In: as [`super`], queries and weights in scratch, a block of keys of the cache (or widened). Out: loops in the `block` functions.
 

@@ -59,7 +59,7 @@ impl Scratch {
 /// Where a kernel has a block of keys that many pairs read, and bytes in all.
 pub(super) fn cache_and_bytes(kernel: &Attention, pairs: &Pairs) -> (u64, u64) {
     let at = Scratch::new(pairs);
-    let cache = at.q + u64::from(kernel.tile_rows * pairs.group) * at.pair_bytes;
+    let cache = at.q + u64::from(kernel.tile_rows * (kernel.heads / kernel.kv_heads)) * at.pair_bytes;
     let bytes = match kernel.compute {
         _ if !has_many(kernel) => 0,
         Compute::Bf16Tiles => tiles::packed_bytes(pairs.head_dim).0,

@@ -11,9 +11,7 @@ impl<'c> Generator<'_, 'c> {
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     pub(super) fn maxima(&self) -> Function<'c> {
-        let own = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
-        let params = [&KERNEL_PARAMS[..], &own[..]].concat();
-        self.mb.define(&format!("{}.maxima", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+        self.mb.define(&format!("{}.maxima", self.name), &maxima_params(), None, Visibility::InternalNoInline, |fb, args| {
             let (args, rest) = args.split_at(KERNEL_PARAMS.len());
             let [scratch, scales, key_begin, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
             let k = self.kernel;
@@ -21,7 +19,7 @@ impl<'c> Generator<'_, 'c> {
             let lanes = fb.lanes();
             let vector = Ty::vec(Elem::F32, lanes);
             let scope = Call::new(fb, self.program, args).scope(&[], &k.exprs);
-            let group = fb.int(kernel_pairs.group.into());
+            let group = fb.int(self.group);
             let point = |key: Value<'c>, score: Value<'c>| Point {
                 var: Some(k.key_var),
                 first: key,
@@ -99,8 +97,7 @@ impl Pairs {
         }
     }
 
-    /// `softmax(scratch, scales, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`, times the
-    /// scales of the values, of type `factor`; updates sums.
+    /// [`PairWork::Softmax`].
     pub(super) fn softmax<'c>(&self, fb: &Fb<'_, 'c>, [scratch, scales, first, pairs, begin, end]: [Value<'c>; 6], factor: DType) {
         let scales = fb.offset_const(scales, V_SCALES);
         let lanes = fb.lanes();

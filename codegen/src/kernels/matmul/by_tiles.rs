@@ -4,7 +4,10 @@
 //! functions for up to 16 or 32 rows.
 //!
 //! ```text
-//! for block of panels { for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tilesN: products, the epilogue at the last k } } } }  group nests }
+//! for block of panels {
+//!   for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tiles<n>: products, epilogue at the last k } } } }
+//!   group nests
+//! }
 //! ```
 //! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by,
 //! whose lines are loaded as not used again soon (TILELOADDT1), or they would push it out; each is used for both panels. Or it is as long
@@ -12,11 +15,11 @@
 //! ([`Streams::tile_k`](crate::isa::Streams)). The rows of a turn stay in L2, so that a long K has several turns, between which the sums of
 //! all panels wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by each block of rows.
 //!
-//! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the lines
-//! of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
+//! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the
+//! lines of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
 //!
 //! ```text
-//! for panel of a piece { for way { aloneN: for group of k { (nibbles apart;)  products };  epilogue } }  group nests
+//! for panel of a piece { for way { alone<n>: for group of k { (nibbles apart;)  products };  epilogue } }  group nests
 //! ```
 //!
 //! Measured on Granite Rapids (docs/machines/granite-rapids.md); a single block, and long ones, on Emerald Rapids

@@ -55,25 +55,26 @@ impl<F> Instances<F> {
 
 impl<F> Functions<F> {
     /// What `each` makes of those of a kernel.
-    pub fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>, mut each: impl FnMut(RowFunction) -> F) -> Self {
+    pub fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>, mut each: impl FnMut(Part) -> F) -> Self {
         let product = Product::new(program, kernel);
-        let mut function = |work| each(RowFunction { product, work });
+        let mut function = |work| each(Part::Rows(RowFunction { product, work }));
         let counts = RowCounts::new(program, kernel, blocks);
         let streams = kernel.panels.panels() * kernel.panels.ways;
         let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));
         let blocked = blocks.map(|blocks| {
             let k_blocks = if blocks.count == 1 { KBlocks::One } else { KBlocks::Several };
             let panel_bytes = blocks.widened_panel;
-            let weights = if blocks.widen { Weights::Widened { panel_bytes } } else { Weights::Stored };
             if kernel.compute.by_tiles() {
+                let widened = blocks.widen.then_some(panel_bytes);
                 return BlockFunctions::Tiles {
                     several: (!counts.several.is_empty()).then(|| Several {
-                        rows: counts.several.clone().map(|row_tiles| function(RowWork::Tiles { row_tiles, weights, k_blocks })).collect(),
+                        rows: counts.several.clone().map(|row_tiles| function(RowWork::Tiles { row_tiles, widened, k_blocks })).collect(),
                         apart: blocks.widen.then(|| function(RowWork::Apart { panel_bytes })),
                     }),
                     alone: counts.alone.clone().map(|row_tiles| function(RowWork::Alone { row_tiles })).collect(),
                 };
             }
+            let weights = if blocks.widen { Weights::Widened { panel_bytes } } else { Weights::Stored };
             let widen = Weights::Widen { panel_bytes };
             BlockFunctions::Registers {
                 rows: Instances::new(&counts.block, |m| function(RowWork::Block { m, weights, k_blocks })),

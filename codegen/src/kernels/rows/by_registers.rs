@@ -2,17 +2,17 @@
 
 use super::super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
 use super::super::{int_mmla, mmla};
-use super::{Block, Caller, KBlocks, PanelArgs, Places, Product, Weights};
+use super::{Block, Caller, KBlocks, Passage, Product, Span, Weights};
 use crate::llvm::builder::{Fb, Value};
 use crate::program::{Compute, Reading};
 
 impl Product {
-    /// The `m` rows at `a`, of which `row` is the first, times panels `first .. last`, with epilogue.
+    /// The span's rows, which are `m`, times its panels, with epilogue.
     pub(super) fn stream<'c>(
         &self,
         fb: &Fb<'_, 'c>,
         caller: &Caller<'c>,
-        [a, w, row, first, last]: PanelArgs<'c>,
+        Span { a, w, row, first, last, .. }: Span<'c>,
         m: u32,
         reading: Reading,
     ) {
@@ -56,15 +56,14 @@ impl Product {
             Weights::Widened { panel_bytes } => (kept(panel_bytes), block.widened, panel_bytes),
         };
         let walk = Walk::block(fb.isa(), &micro, m);
-        let one_tile = (k_blocks == KBlocks::One).then(|| fb.stack(u64::from(m * panels.nr * panels.ways) * 4, 64));
         let a = self.rows(fb, caller, m, block.a, block.k);
         let steps = micro.steps(fb, block.k);
         let rounds = walk.pieces * (panels.ways / walk.ways);
         let step = fb.div(fb.mul_int(block.ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
-        let start = self.start(fb, k_blocks, &block);
+        let start = k_blocks.start(fb, &block);
         let block = Block { w, rows: fb.int(m.into()), ..block };
-        let places = Places { panel_bytes: micro.panel_bytes, widened_panel, one_tile };
-        self.panels_of_block(fb, caller, &block, places, |at| {
+        let passage = Passage { panel_bytes: micro.panel_bytes, widened_panel, k_blocks, most_rows: m };
+        self.panels_of_block(fb, caller, &block, passage, |at| {
             self.pieces(&micro, walk, fb, (a, at.w, at.tile), |piece_at, way, piece| {
                 let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
                 let part = fb.div(fb.mul(round, block.ahead_part), fb.int(rounds.into()));

@@ -2,7 +2,7 @@
 
 use super::super::microkernel::{Microkernel, Start};
 use super::super::{int_tiles, tiles};
-use super::{Block, Caller, KBlocks, PanelArgs, Places, Product, Weights};
+use super::{Block, Caller, KBlocks, Passage, Product, Span};
 use crate::llvm::builder::{Fb, Value};
 use crate::program::{Compute, Quantise};
 
@@ -14,21 +14,19 @@ impl Product {
         caller: &Caller<'c>,
         block: Block<'c>,
         row_tiles: u32,
-        weights: Weights,
+        widened: Option<u64>,
         k_blocks: KBlocks,
     ) {
         let panels = &self.panels;
-        let (micro, w) = match weights {
-            Weights::Stored | Weights::Widen { .. } => (Microkernel::stored(fb.isa(), self, 1), block.w),
-            Weights::Widened { panel_bytes } => (Microkernel::kept(fb.isa(), self, panel_bytes, 1), block.widened),
+        let (micro, w) = match widened {
+            None => (Microkernel::stored(fb.isa(), self, 1), block.w),
+            Some(panel_bytes) => (Microkernel::kept(fb.isa(), self, panel_bytes, 1), block.widened),
         };
-        let most_bytes = u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4;
-        let one_tile = (k_blocks == KBlocks::One).then(|| fb.stack(most_bytes, 64));
         let steps = micro.steps(fb, block.k);
-        let start = self.start(fb, k_blocks, &block);
+        let start = k_blocks.start(fb, &block);
         let block = Block { w, ..block };
-        let places = Places { panel_bytes: micro.panel_bytes, widened_panel: 0, one_tile };
-        self.panels_of_block(fb, caller, &block, places, |at| {
+        let passage = Passage { panel_bytes: micro.panel_bytes, widened_panel: 0, k_blocks, most_rows: row_tiles * tiles::SIDE };
+        self.panels_of_block(fb, caller, &block, passage, |at| {
             fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
                 let w = fb.index(at.w, way, micro.panel_bytes);
                 let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
@@ -39,8 +37,9 @@ impl Product {
         });
     }
 
-    /// `rows` rows, up to 16 or 32, all that there are, times panels `first .. last`, with epilogue, as [`Product::stream`].
-    pub(super) fn alone<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, [a, w, rows, first, last]: PanelArgs<'c>, row_tiles: u32) {
+    /// The span's rows, up to 16 or 32, all that there are, times its panels, with epilogue, as [`Product::stream`].
+    pub(super) fn alone<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, span: Span<'c>, row_tiles: u32) {
+        let Span { a, w, row, rows, first, last } = span;
         let panels = &self.panels;
         let stored = Microkernel::stored(fb.isa(), self, 1);
         // Nibbles that are taken apart lie in buffers of a group.
@@ -53,7 +52,7 @@ impl Product {
         let steps = micro.steps(fb, fb.int(self.depth().into()));
         fb.for_(first, last, 1, |panel| {
             let column = fb.mul_int(panel, panels.nr.into());
-            caller.ahead(fb, fb.int(0), rows, column);
+            caller.ahead(fb, row, rows, column);
             fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
                 let before = fb.add(fb.mul_int(panel, self.panel_bytes()), fb.mul_int(way, stored.panel_bytes as i64));
                 let bytes = fb.int(stored.panel_bytes as i64);
@@ -61,7 +60,7 @@ impl Product {
                 let way_tile = fb.index(tile, fb.mul(way, rows), u64::from(panels.nr) * 4);
                 self.products(fb, micro, (rows, row_tiles, steps), (a, fb.offset(w, before), way_tile), Start::Zero, ahead, nibbles);
             });
-            caller.epilogue(fb, tile, fb.int(0), rows, column, fb.int(panels.nr.into()));
+            caller.epilogue(fb, tile, row, rows, column, fb.int(panels.nr.into()));
         });
     }
 

@@ -17,9 +17,10 @@ impl<'c> Fb<'_, 'c> {
     pub fn address(&self, function: &Function<'c>) -> Value<'c> {
         self.value(function.raw.as_global_value().as_pointer_value().into(), Ty::PTR)
     }
-    /// Call of the function at an address, which has no result.
-    pub fn call_at(&self, address: Value<'c>, args: &[Value<'c>]) {
+    /// Call of the function at this address; it has these parameters, and no result.
+    pub fn call_at(&self, address: Value<'c>, params: &[Ty], args: &[Value<'c>]) {
         let types: Vec<_> = args.iter().map(|a| a.ty).collect();
+        assert_eq!(types, params, "arguments of a function by its address");
         let args: Vec<BasicMetadataValueEnum> = args.iter().map(|a| a.raw.into()).collect();
         let ty = self.mb.function_type(&types, None);
         let site = ok(self.builder.build_indirect_call(ty, address.raw.into_pointer_value(), &args, ""));
