@@ -18,7 +18,7 @@
 
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::{REGISTER, exchange_halves, step_bytes};
-use super::rows::Product;
+use super::product::Product;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 use crate::program::Compute;

@@ -21,7 +21,7 @@
 
 use super::int_dot::{RowFactors, add_scaled, integers};
 use super::microkernel::{Keep, Microkernel, Start, Walk};
-use super::rows::Product;
+use super::product::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt};
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};

@@ -14,7 +14,7 @@
 //! over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each block of rows brings a part
 //! of the next block of weights there.
 
-use super::rows::Product;
+use super::product::Product;
 use super::{int_mmla, mmla};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};

@@ -17,7 +17,7 @@
 //! once per block of rows and of k they are one load. Packing costs a thread about as much as one panel does.
 
 use super::microkernel::tile_fits;
-use super::rows::Product;
+use super::product::Product;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 use crate::program::Compute;

@@ -14,6 +14,7 @@ mod microkernel;
 mod mmla;
 pub mod part;
 pub mod probe;
+pub mod product;
 pub mod quantise;
 pub mod rows;
 mod share;

@@ -26,41 +26,13 @@ mod by_tiles;
 mod check;
 
 use super::microkernel::Start;
+use super::product::Product;
 use super::{KERNEL_PARAMS, int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Fb, Ty, Value};
-use crate::program::{Coding, Compute, DType, Matmul, Panels, Program, Reading};
-
-/// Rows times panels, without what becomes of it and where it lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Product {
-    /// Type of the rows' elements.
-    pub a: DType,
-    /// Elements from row to row.
-    pub a_stride: u32,
-    /// Type of the weight.
-    pub weight: DType,
-    /// One of its panels.
-    pub panels: Panels,
-    /// Arithmetic.
-    pub compute: Compute,
-}
+use crate::program::Reading;
 
 impl Product {
-    /// That of a matmul.
-    pub fn new(program: &Program, kernel: &Matmul) -> Product {
-        let panels = Panels { groups: 1, group_cols: kernel.panels.nr, ..kernel.panels };
-        let weight = program.weights[kernel.weight.index()].dtype;
-        Product { a: kernel.a.dtype, a_stride: kernel.a_stride, weight, panels, compute: kernel.compute }
-    }
-    /// k that the loops go through: records are padded to whole groups.
-    pub fn depth(&self) -> u32 {
-        if self.compute.takes_codes() { self.panels.padded_k() } else { self.panels.k }
-    }
-    /// Bytes of a panel with all its ways.
-    pub fn panel_bytes(&self) -> i64 {
-        (self.panels.panel_bytes(self.weight) * u64::from(self.panels.ways)) as i64
-    }
     /// Bytes in which `m` rows are packed for matrix instructions; 0 where none are.
     pub fn packed_bytes(&self, m: u32) -> u64 {
         (mmla::packed_bytes(self, m) + int_mmla::packed_bytes(self, m)).next_multiple_of(128)
@@ -68,10 +40,6 @@ impl Product {
     /// What there is about this that the planner must not ask for on this target; `name`: of whom.
     pub(super) fn problems(&self, isa: &Isa, name: &str) -> Vec<String> {
         check::problems(self, isa, name)
-    }
-    /// Are codes two to a byte?
-    fn has_nibbles(&self) -> bool {
-        matches!(self.panels.coding, Coding::Int4 { .. })
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! In: a [`Matmul`] and its blocks. Out: [`Functions`]: what the caller makes of each, a list or declarations in a module.
 
-use super::super::rows::{KBlocks, Product, RowFunction, RowWork, Weights};
+use super::super::rows::{KBlocks, RowFunction, RowWork, Weights};
 use super::*;
 
 /// Functions of a kernel.
