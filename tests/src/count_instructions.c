@@ -1,5 +1,6 @@
 /* A plugin of qemu's user emulation (TCG plugin API, version 1, qemu 6.0 and later): counts the instructions that an executable runs in
- * generated kernels, which are functions named rc_matmul*, rc_attention* and rc_loops*.
+ * generated kernels, which are functions named rc_matmul*, rc_attention* and rc_loops*, and in the parts that they call, rc_rows* (of
+ * matmuls) and rc_pairs* (of attention).
  *
  * In: -plugin LIBRARY. Out: one line per kind on the emulator's log, "count matmul 123". Exact for one thread.
  * qemu's own header (include/qemu/qemu-plugin.h) is not packaged; these are the parts of it that are used here. */
@@ -30,14 +31,19 @@ static const char *const KINDS[] = {"matmul", "attention", "loops"};
 enum { COUNT = sizeof KINDS / sizeof *KINDS };
 static uint64_t counts[COUNT];
 
+static const struct {
+  const char *symbol;
+  size_t kind;
+} PREFIXES[] = {{"rc_matmul", 0}, {"rc_rows", 0}, {"rc_attention", 1}, {"rc_pairs", 1}, {"rc_loops", 2}};
+
 static void translated(qemu_plugin_id_t id, struct qemu_plugin_tb *tb) {
   (void)id;
   for (size_t i = 0; i < qemu_plugin_tb_n_insns(tb); i++) {
     struct qemu_plugin_insn *insn = qemu_plugin_tb_get_insn(tb, i);
     const char *symbol = qemu_plugin_insn_symbol(insn);
-    for (size_t kind = 0; symbol && kind < COUNT; kind++) {
-      if (!strncmp(symbol, "rc_", 3) && !strncmp(symbol + 3, KINDS[kind], strlen(KINDS[kind])))
-        qemu_plugin_register_vcpu_insn_exec_inline(insn, QEMU_PLUGIN_INLINE_ADD_U64, &counts[kind], 1);
+    for (size_t p = 0; symbol && p < sizeof PREFIXES / sizeof *PREFIXES; p++) {
+      if (!strncmp(symbol, PREFIXES[p].symbol, strlen(PREFIXES[p].symbol)))
+        qemu_plugin_register_vcpu_insn_exec_inline(insn, QEMU_PLUGIN_INLINE_ADD_U64, &counts[PREFIXES[p].kind], 1);
     }
   }
 }
