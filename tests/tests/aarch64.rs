@@ -292,16 +292,16 @@ fn wrong_cpus_are_refused_by_name() {
 #[test]
 fn instructions_of_layers() {
     const RECORDED: [(&str, &str, [u64; 3]); 10] = [
-        ("neoverse-v1", "", [51_735_501, 139_658_683, 261_375_798]),
-        ("neoverse-v1", "--quantize int8", [27_205_849, 75_622_628, 145_432_727]),
-        ("neoverse-v1", "--quantize int4", [35_513_081, 112_693_154, 245_905_069]),
-        ("neoverse-v1", "--quantize int4 --group-size 128", [27_499_689, 80_316_530, 170_545_485]),
-        ("neoverse-v2", "", [51_735_505, 139_668_975, 261_374_887]),
-        ("neoverse-v2", "--quantize int8", [27_209_937, 75_608_956, 145_478_453]),
-        ("neoverse-v2", "--quantize int4 --group-size 128", [27_817_361, 80_297_868, 170_918_661]),
-        ("neoverse-n1", "", [122_027_891, 376_350_193, 797_451_995]),
-        ("neoverse-n1", "--quantize int8", [37_965_337, 98_783_627, 216_301_152]),
-        ("neoverse-n1", "--quantize int4 --group-size 128", [37_459_067, 118_155_179, 241_049_884]),
+        ("neoverse-v1", "", [51_470_898, 139_659_113, 261_218_632]),
+        ("neoverse-v1", "--quantize int8", [26_847_592, 73_812_254, 146_271_840]),
+        ("neoverse-v1", "--quantize int4", [35_747_512, 112_681_396, 244_940_289]),
+        ("neoverse-v1", "--quantize int4 --group-size 128", [27_735_602, 80_283_534, 171_435_265]),
+        ("neoverse-v2", "", [51_470_898, 139_669_369, 261_240_056]),
+        ("neoverse-v2", "--quantize int8", [26_847_712, 73_829_302, 146_348_435]),
+        ("neoverse-v2", "--quantize int4 --group-size 128", [28_053_274, 80_150_182, 171_410_777]),
+        ("neoverse-n1", "", [122_028_048, 376_349_983, 797_489_987]),
+        ("neoverse-n1", "--quantize int8", [37_961_497, 98_774_555, 216_275_926]),
+        ("neoverse-n1", "--quantize int4 --group-size 128", [37_461_491, 118_170_677, 240_920_401]),
     ];
     let layers = Toy { vocab: 256, hidden: 2048, heads: 32, kv_heads: 8, intermediate: 8192, layers: 2 };
     let all = std::env::var_os("RCOMPILE_TEST_ALL").is_some();
