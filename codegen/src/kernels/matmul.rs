@@ -21,8 +21,8 @@
 //! exists for each row count that there can be ([`RowCounts`]): no padding rows. A bucket gets more rows than the one before holds, so that
 //! a large one needs neither few rows nor small blocks.
 //!
-//! In files: `check` (what may be asked for), `blocks` (what a pass goes over), `functions` (what is called), `by_registers` and `by_tiles`
-//! (the loops of a pass), `epilogue`; here the kernel itself, who does what, and addresses.
+//! In files: `blocks` (what a pass goes over), `functions` (what is called), `by_registers` and `by_tiles` (the loops of a pass),
+//! `epilogue`; here the kernel itself, who does what, and addresses.
 //!
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
@@ -30,14 +30,12 @@
 mod blocks;
 mod by_registers;
 mod by_tiles;
-mod check;
 mod epilogue;
 mod functions;
 
 pub use self::blocks::RowCounts;
 
 use self::blocks::Blocks;
-use self::check::check;
 use self::functions::{BlockFunctions, Functions, Instances, Several};
 use super::microkernel::{L2, LINE_WORDS, Microkernel, Walk};
 use super::part::Part;
@@ -84,20 +82,26 @@ pub fn parts(isa: &Isa, program: &Program, kernel: &Matmul) -> Vec<Part> {
     all
 }
 
+/// What the planner must not ask for.
+fn check(isa: &Isa, program: &Program, name: &str, kernel: &Matmul) -> Result<(), Error> {
+    let mut problems = Product::new(program, kernel).problems(isa, name);
+    let needed = private_bytes(isa, program, kernel);
+    if program.private_bytes < needed {
+        problems.push(format!("{name}: needs {needed} bytes of private scratch, has {}", program.private_bytes));
+    }
+    if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
+}
+
 /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
 /// of all kernels to what it places there itself.
 pub fn private_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
-    block_bytes(isa, program, kernel) + Product::new(program, kernel).packed_bytes(kernel.tile.mr)
+    let blocks = Blocks::new(isa, program, kernel).map_or(0, |blocks| blocks.bytes);
+    blocks + Product::new(program, kernel).packed_bytes(kernel.tile.mr)
 }
 
 /// The numbers of rows that the kernel has functions for.
 pub fn row_counts(isa: &Isa, program: &Program, kernel: &Matmul) -> RowCounts {
     RowCounts::new(program, kernel, Blocks::new(isa, program, kernel).as_ref())
-}
-
-/// The part of [`Blocks`] in it, which comes first.
-fn block_bytes(isa: &Isa, program: &Program, kernel: &Matmul) -> u64 {
-    Blocks::new(isa, program, kernel).map_or(0, |b| b.bytes)
 }
 
 /// Pieces of what threads share out are at least the so-many-th part of what a row walks side by side: at the end fewer streams cost less

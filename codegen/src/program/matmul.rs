@@ -45,9 +45,9 @@ pub struct MatmulTile {
 }
 
 impl MatmulTile {
-    /// How `m` rows read weights that stream from memory, of which there are `panels` panels (times ways) to walk.
-    pub fn reading(&self, m: u32, panels: u32) -> Reading {
-        let streams = self.streams.min(panels);
+    /// How `m` rows read weights that stream from memory: in `most` streams at most, panels times ways.
+    pub fn reading(&self, m: u32, most: u32) -> Reading {
+        let streams = self.streams.min(most);
         if self.is_busy(m) {
             return Reading { streams, l2: 0, l1: self.busy_l1, near: None };
         }

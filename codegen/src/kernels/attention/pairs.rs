@@ -1,9 +1,9 @@
 //! Functions of (row, head) pairs of attention: where it spends its time.
 //!
 //! In: [`Pairs`] (what queries, cache and scratch look like) and the [`PairWork`] of a function. Out: one function, a unit of compilation
-//! of its own ([`Part`]). It works on a thread's scratch and a block of keys and is given the addresses of
-//! `maxima`, which holds the kernel's expressions, and `softmax`, so that it depends neither on where operands lie nor on the rows of a
-//! tile: all attention of a model shares it, in every bucket.
+//! of its own ([`Part`]). It works on a thread's scratch and a block of keys and is given the addresses of `maxima`, which holds the
+//! kernel's expressions, and `softmax`, so that it depends neither on where operands lie nor on the rows of a tile: all attention of a
+//! model shares it, in every bucket.
 
 use super::*;
 
