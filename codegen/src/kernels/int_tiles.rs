@@ -23,7 +23,7 @@ use super::int_dot::{RowFactors, add_scaled, integers};
 use super::microkernel::{Keep, Microkernel, Start, Walk};
 use super::product::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt};
-use crate::isa::BF16_TILE_K;
+use super::widening::Widening;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute};
 
@@ -42,7 +42,7 @@ pub(super) fn row_bytes(product: &Product) -> u32 {
 
 impl Microkernel {
     /// A panel's columns, all at once.
-    fn all_columns(&self, lanes: u32) -> Walk {
+    pub(super) fn all_columns(&self, lanes: u32) -> Walk {
         Walk { m: 1, panels: 1, ways: 1, vectors: self.product.panels.nr / lanes, pieces: 1 }
     }
 
@@ -53,7 +53,7 @@ impl Microkernel {
         let (bytes, codes) = self.group_bytes(fb.isa());
         if kept.coding == Coding::Elements {
             let kept_bytes = u64::from(group) * nr * kept.dtype.size();
-            return fb.for_(fb.int(0), groups, 1, |i| self.widen_to_bf16(fb, fb.index(w, i, bytes), fb.index(to, i, kept_bytes)));
+            return fb.for_(fb.int(0), groups, 1, |i| Widening::new(fb, self, fb.index(w, i, bytes), fb.index(to, i, kept_bytes)).all(fb));
         }
         let walk = self.all_columns(fb.lanes());
         let vectors = self.vectors(walk, fb.lanes());
@@ -68,43 +68,6 @@ impl Microkernel {
             let factors = self.factors(fb, walk, fb.offset_const(w, codes));
             self.keep_factors(fb, walk, keep(to, fb.offset_const(to, kept_codes)), &factors);
         });
-    }
-
-    /// Keeps `code * scale` of a group of nibbles of the panel at `w` at `to`, as pairs of bf16 (`[k / 2][nr][2]`). A nibble whose bits are
-    /// taken for the last but `at` of 2^23's is `2^23 + nibble * 2^at`, which an FMA makes `(nibble - 8) * scale`: exactly, and the lower
-    /// half of that f32 is zero.
-    pub(super) fn widen_to_bf16<'c>(&self, fb: &Fb<'_, 'c>, w: Value<'c>, to: Value<'c>) {
-        /// Bits of the word below the nibbles of each byte as they are taken: 2^23 times a scale of five bits is no f32 at 0.
-        const AT: [u32; 4] = [4, 8, 12, 16];
-        const TWO_23: f32 = 8_388_608.0;
-        let (lanes, nr) = (fb.lanes(), u64::from(self.product.panels.nr));
-        let walk = self.all_columns(lanes);
-        let codes = self.codes_bytes();
-        let all = |bits: u32| fb.splat(fb.int_of(Elem::I32, bits.into()), lanes);
-        let words = Ty::vec(Elem::I32, lanes);
-        let scales = self.scales(fb, walk, fb.offset_const(w, codes));
-        for (scale, v) in scales.into_iter().zip((0..nr * 4).step_by(lanes as usize * 4)) {
-            let factors = AT.map(|at| {
-                let unit = (1u32 << at) as f32;
-                (fb.mul(scale, fb.f32s(1.0 / unit, lanes)), fb.mul(scale, fb.f32s(-(TWO_23 + 8.0 * unit) / unit, lanes)))
-            });
-            fb.for_(fb.int(0), fb.int((BF16_TILE_K / self.k_pack).into()), 1, |pack| {
-                let (w, to) = (fb.offset_const(fb.index(w, pack, nr * 4), v), fb.offset_const(fb.index(to, pack, nr * 16), v));
-                let word = fb.load(words, w, lanes * 4);
-                // k 0, 4, 1 and 5, and 2, 6, 3 and 7.
-                for (pair, word) in [fb.shl(word, AT[0]), fb.lshr(word, 16 - AT[0])].into_iter().enumerate() {
-                    let value = |n: usize| {
-                        let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
-                        fb.bitcast(fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1), words)
-                    };
-                    for (even, odd, row) in [(0, 2, pair), (1, 3, 2 + pair)] {
-                        // (A shuffle of halves takes three instructions.)
-                        let both = fb.or(value(odd), fb.lshr(value(even), 16));
-                        fb.store(both, fb.offset_const(to, row as u64 * nr * 4), lanes * 4);
-                    }
-                }
-            });
-        }
     }
 
     /// `groups` groups of `m` rows (in `row_tiles` tiles) at `at.a` and the panel at `at.w`, one code to a byte: leaves the f32 sums in the
@@ -160,7 +123,15 @@ impl Microkernel {
                 let k = step * step_k(group);
                 let number = fb.add_int(fb.mul_int(i, steps.into()), step.into());
                 let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
-                self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns));
+                self.tile_step(
+                    fb,
+                    (row_tiles, number),
+                    (a, stride),
+                    w,
+                    ahead,
+                    |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns),
+                    |_| (),
+                );
             }
         };
         let store = |i: Value<'c>| self.each_sum(fb, row_tiles, buffer(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));

@@ -20,6 +20,7 @@ pub mod rows;
 mod share;
 pub mod step;
 mod tiles;
+mod widening;
 
 use crate::expr::Scope;
 use crate::llvm::builder::{Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};

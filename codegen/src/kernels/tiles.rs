@@ -16,6 +16,7 @@
 //! the same.
 
 use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, Start, WINDOW_BYTES, Walk, window_line};
+use super::widening::Widening;
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType};
@@ -160,16 +161,15 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
 }
 
 /// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows,
-/// columns)`; `between(i)` comes behind those of tile `i` of rows. `once`: the rows are not used again soon, and columns shall stay where they are.
+/// columns)`; `behind(n)` comes behind product `n`. `once`: the rows are not used again soon, and columns shall stay where they are.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
     (row_tiles, tile_columns, once): (u32, u32, bool),
     (a, stride): (Value<'c>, u32),
     w: Value<'c>,
     dot: impl Fn(u32, u32, u32),
-    between: impl Fn(u32),
+    behind: impl Fn(u32),
 ) {
-    (0..tile_columns).for_each(|j| fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
     for i in 0..row_tiles {
         let a = fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride));
         if once {
@@ -177,8 +177,13 @@ fn step<'c>(
         } else {
             fb.tile_load(rows(i), a, stride)
         }
-        (0..tile_columns).for_each(|j| dot(sums(i, j), rows(i), columns(j)));
-        between(i);
+        for j in 0..tile_columns {
+            if i == 0 {
+                fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW);
+            }
+            dot(sums(i, j), rows(i), columns(j));
+            behind(i * tile_columns + j);
+        }
     }
 }
 
@@ -208,9 +213,9 @@ pub(super) fn multiply<'c>(
 }
 
 impl Microkernel {
-    /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`.
-    /// What comes next is asked for a few lines at a time: those that wait for memory hold the few places that lines for the tiles want
-    /// too.
+    /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`,
+    /// `behind(n)` behind product `n`. What comes next is asked for a few lines at a time: those that wait for memory hold the few places
+    /// that lines for the tiles want too.
     pub(super) fn tile_step<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -219,9 +224,15 @@ impl Microkernel {
         w: Value<'c>,
         ahead: Ahead<'c>,
         dot: impl Fn(u32, u32, u32),
+        behind: impl Fn(u32),
     ) {
-        let ask = |i: u32| ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), i.into()));
-        step(fb, (row_tiles, self.product.panels.nr / SIDE, true), (a, stride), w, dot, ask);
+        let tile_columns = self.product.panels.nr / SIDE;
+        step(fb, (row_tiles, tile_columns, true), (a, stride), w, dot, |product| {
+            behind(product);
+            if (product + 1).is_multiple_of(tile_columns) {
+                ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), (product / tile_columns).into()));
+            }
+        });
     }
     /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
     pub(super) fn each_sum<'c>(&self, fb: &Fb<'_, 'c>, row_tiles: u32, at: Value<'c>, each: impl Fn(u32, Value<'c>)) {
@@ -233,8 +244,8 @@ impl Microkernel {
 
     /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves
     /// the sums in the tile, as [`Microkernel::emit`] does. `nibbles`: the panel is one of these, each group of which is made bf16 while
-    /// tiles multiply the one before: the sooner the better (Granite Rapids, 32 sequences of the 1B shape by 1, 2, 4 and 8 groups: 576,
-    /// 457, 494 and 452 tokens/s; for the whole panel beforehand 401).
+    /// tiles multiply the one before, a few vectors behind each product: as a whole between the products of two groups it takes a third
+    /// longer (docs/machines/emerald-rapids.md), and several groups at a time longer still (docs/machines/granite-rapids.md).
     pub(super) fn emit_bf16_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -260,23 +271,26 @@ impl Microkernel {
             }
         }
         let step_bytes = u64::from(BF16_K * nr * size);
-        let step_at = |i: Value<'c>, w: Value<'c>| {
+        let step_at = |i: Value<'c>, w: Value<'c>, behind: &dyn Fn(u32)| {
             let a = fb.index(at.a, i, a_step.into());
-            self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns));
+            self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), behind);
         };
         match nibbles {
-            None => fb.for_(fb.int(0), steps, 1, |i| step_at(i, fb.index(at.w, i, step_bytes))),
+            None => fb.for_(fb.int(0), steps, 1, |i| step_at(i, fb.index(at.w, i, step_bytes), &|_| ())),
             Some(nibbles) => {
                 // Two buffers in turns.
                 let buffers = fb.stack(2 * step_bytes, 64);
                 let buffer = |i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), step_bytes);
                 let group_bytes = nibbles.group_bytes(fb.isa()).0;
-                fb.for_(fb.int(0), fb.add_int(steps, 1), 1, |i| {
-                    fb.if_(fb.cmp(Cmp::Lt, i, steps), || nibbles.widen_to_bf16(fb, fb.index(at.w, i, group_bytes), buffer(i)));
-                    fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || {
-                        let before = fb.add_int(i, -1);
-                        step_at(before, buffer(before));
-                    });
+                Widening::new(fb, nibbles, at.w, buffer(fb.int(0))).all(fb);
+                fb.for_(fb.int(0), steps, 1, |i| {
+                    // (Behind the last group: that one once more.)
+                    let next = fb.add_int(i, 1);
+                    let w = fb.index(at.w, fb.min(next, fb.add_int(steps, -1)), group_bytes);
+                    let widening = Widening::new(fb, nibbles, w, buffer(next));
+                    let products = row_tiles * (nr / SIDE);
+                    let from = |product: u32| product * widening.pieces() / products;
+                    step_at(i, buffer(i), &|product| (from(product)..from(product + 1)).for_each(|piece| widening.piece(fb, piece)));
                 });
             }
         }
