@@ -19,7 +19,7 @@
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
-use super::int_dot::{RowFactors, add_scaled, integers};
+use super::int_dot::{Factors, RowFactors, add_scaled, integers};
 use super::microkernel::{Keep, Microkernel, Start, Walk};
 use super::product::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt};
@@ -56,23 +56,25 @@ impl Microkernel {
             return fb.for_(fb.int(0), groups, 1, |i| Widening::new(fb, self, fb.index(w, i, bytes), fb.index(to, i, kept_bytes)).all(fb));
         }
         let walk = self.all_columns(fb.lanes());
-        let vectors = self.vectors(walk, fb.lanes());
         let (kept_bytes, kept_codes) = kept.group_bytes(fb.isa());
         fb.for_(fb.int(0), groups, 1, |i| {
             let (w, to) = (fb.index(w, i, bytes), fb.index(to, i, kept_bytes));
-            let keep = |to: Value<'c>, scales: Value<'c>| Keep { to, scales, stream: 0 };
-            fb.for_(fb.int(0), fb.int((group / self.k_pack).into()), 1, |pack| {
-                let keep = keep(fb.index(to, pack, nr * 8), to);
-                self.codes(fb, walk, (fb.index(w, pack, nr * 4), Some(keep)), &vectors);
-            });
+            fb.for_(fb.int(0), fb.int((group / self.k_pack).into()), 1, |pack| self.take_apart_pack(fb, walk, w, pack, to));
             let factors = self.factors(fb, walk, fb.offset_const(w, codes));
-            self.keep_factors(fb, walk, keep(to, fb.offset_const(to, kept_codes)), &factors);
+            self.keep_factors(fb, walk, Keep { to, scales: fb.offset_const(to, kept_codes), stream: 0 }, &factors);
         });
     }
 
+    /// Takes word `pack` of each column of the group at `w` apart, and keeps the codes in the group at `to`.
+    fn take_apart_pack<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, w: Value<'c>, pack: Value<'c>, to: Value<'c>) {
+        let nr = u64::from(self.product.panels.nr);
+        let keep = Keep { to: fb.index(to, pack, nr * 8), scales: to, stream: 0 };
+        self.codes(fb, walk, (fb.index(w, pack, nr * 4), Some(keep)), &self.vectors(walk, fb.lanes()));
+    }
+
     /// `groups` groups of `m` rows (in `row_tiles` tiles) at `at.a` and the panel at `at.w`, one code to a byte: leaves the f32 sums in the
-    /// tile, as [`Microkernel::emit`] does. `nibbles`: the panel is one of these, each group of which is taken apart before it is
-    /// multiplied.
+    /// tile, as [`Microkernel::emit`] does. `nibbles`: the panel is one of these, each group of which is taken apart while tiles multiply
+    /// the one before.
     pub(super) fn emit_tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -85,23 +87,21 @@ impl Microkernel {
         let product = &self.product;
         let (lanes, nr, stride) = (fb.lanes(), product.panels.nr, product.a_stride);
         let group = self.coding.group().expect("codes");
-        let ((group_bytes, codes), record) = (self.group_bytes(fb.isa()), u64::from(product.compute.record(group)));
+        let record = u64::from(product.compute.record(group));
         let walk = self.all_columns(lanes);
         let row_bytes = u64::from(nr) * 4;
-        let buffer_bytes = u64::from(row_tiles * SIDE) * row_bytes;
-        let buffers = fb.stack(2 * buffer_bytes, 64);
-        let buffer = |i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), buffer_bytes);
-        // A group's codes and scales: in the panel, or taken apart, two in turns.
-        let apart = nibbles.map(|nibbles| (nibbles, fb.stack(2 * group_bytes, 64)));
-        let group_at = |i: Value<'c>| match apart {
-            None => fb.index(at.w, i, group_bytes),
-            Some((_, apart)) => fb.index(apart, fb.and(i, fb.int(1)), group_bytes),
+        let rows = row_tiles * SIDE;
+        // Two in turns.
+        let two = |bytes: u64| {
+            let buffers = fb.stack(2 * bytes, 64);
+            move |i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), bytes)
         };
-        let take_apart = |i: Value<'c>| {
-            if let Some((nibbles, _)) = apart {
-                nibbles.take_apart(fb, fb.index(at.w, i, nibbles.group_bytes(fb.isa()).0), fb.int(1), group_at(i), self);
-            }
-        };
+        let sums_at = two(u64::from(rows) * row_bytes);
+        let stored = nibbles.unwrap_or(self);
+        let (stored_bytes, stored_codes) = stored.group_bytes(fb.isa());
+        let stored_at = |i: Value<'c>| fb.index(at.w, i, stored_bytes);
+        let apart_at = two(if nibbles.is_some() { self.codes_bytes() } else { 0 });
+        let codes_at = |i: Value<'c>| if nibbles.is_some() { apart_at(i) } else { stored_at(i) };
         let vectors = || (0..u64::from(walk.vectors)).map(|v| v * u64::from(lanes) * 4);
 
         let clear = || {
@@ -114,31 +114,12 @@ impl Microkernel {
             Start::Zero => clear(),
             Start::Tile { keep } => fb.if_(fb.cmp(Cmp::Eq, keep, fb.i32(0)), clear),
         }
-        let sum = |i: Value<'c>| {
-            let (a, w) = (fb.index(at.a, i, record), group_at(i));
-            take_apart(i);
-            self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
-            let steps = group / step_k(group);
-            for step in 0..steps {
-                let k = step * step_k(group);
-                let number = fb.add_int(fb.mul_int(i, steps.into()), step.into());
-                let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
-                self.tile_step(
-                    fb,
-                    (row_tiles, number),
-                    (a, stride),
-                    w,
-                    ahead,
-                    |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns),
-                    |_| (),
-                );
-            }
-        };
-        let store = |i: Value<'c>| self.each_sum(fb, row_tiles, buffer(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
-        let scale = |i: Value<'c>| {
-            let factors = self.coding.has_group_scales().then(|| self.factors(fb, walk, fb.offset_const(group_at(i), codes)));
-            let (a, from) = (fb.index(at.a, i, record), buffer(i));
-            fb.for_(fb.int(0), m, 1, |r| {
+        let factors_of =
+            |i: Value<'c>| self.coding.has_group_scales().then(|| stored.factors(fb, walk, fb.offset_const(stored_at(i), stored_codes)));
+        // Adds the sums of group `i`, scaled, of rows from `first` to `end`.
+        let scale = |i: Value<'c>, factors: Option<&Factors<'c>>, first: Value<'c>, end: Value<'c>| {
+            let (a, from) = (fb.index(at.a, i, record), sums_at(i));
+            fb.for_(first, end, 1, |r| {
                 let record = fb.index(a, r, stride.into());
                 let word = |at: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(record, at.into()), 4), lanes);
                 let ints = Ty::vec(Elem::I32, lanes);
@@ -150,15 +131,43 @@ impl Microkernel {
                     let sum = fb.add(fb.load(ints, fb.offset_const(from, v), lanes * 4), first);
                     let to = fb.offset_const(tile, v);
                     let acc = fb.load(Ty::vec(Elem::F32, lanes), to, lanes * 4);
-                    fb.store(add_scaled(fb, group, sum, factors.as_ref(), c, &row, acc), to, lanes * 4);
+                    fb.store(add_scaled(fb, group, sum, factors, c, &row, acc), to, lanes * 4);
                 }
             });
         };
-        fb.for_(fb.int(0), fb.add_int(groups, 1), 1, |i| {
-            let has_sums = fb.cmp(Cmp::Lt, i, groups);
-            fb.if_(has_sums, || sum(i));
-            fb.if_(fb.cmp(Cmp::Gt, i, fb.int(0)), || scale(fb.add_int(i, -1)));
-            fb.if_(has_sums, || store(i));
+        let take_apart = |i: Value<'c>, to: Value<'c>, (first, end): (u32, u32)| {
+            if let Some(nibbles) = nibbles {
+                (first..end).for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), to));
+            }
+        };
+
+        let last = fb.add_int(groups, -1);
+        let (steps, packs) = (group / step_k(group), group / stored.k_pack);
+        let (of_step, of_group) = (row_tiles * (nr / SIDE), steps * row_tiles * (nr / SIDE));
+        take_apart(fb.int(0), apart_at(fb.int(0)), (0, packs));
+        fb.for_(fb.int(0), groups, 1, |i| {
+            let (before, next) = (fb.max(fb.add_int(i, -1), fb.int(0)), fb.add_int(i, 1));
+            let to_scale = fb.select(fb.cmp(Cmp::Gt, i, fb.int(0)), m, fb.int(0));
+            let factors = factors_of(before);
+            // What is done behind product `n` of a group, beside it.
+            let behind = |n: u32| {
+                let part = |all: u32| (n * all / of_group, (n + 1) * all / of_group);
+                // (Behind the last group: that one once more.)
+                take_apart(fb.min(next, last), apart_at(next), part(packs));
+                let (first, end) = part(rows);
+                scale(before, factors.as_ref(), fb.int(first.into()), fb.min(to_scale, fb.int(end.into())));
+            };
+            let (a, w) = (fb.index(at.a, i, record), codes_at(i));
+            self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
+            for step in 0..steps {
+                let k = step * step_k(group);
+                let number = fb.add_int(fb.mul_int(i, steps.into()), step.into());
+                let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
+                let dot = |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns);
+                self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, dot, |n| behind(step * of_step + n));
+            }
+            self.each_sum(fb, row_tiles, sums_at(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
         });
+        scale(last, factors_of(last).as_ref(), fb.int(0), m);
     }
 }
