@@ -68,17 +68,19 @@ impl<'c> Widening<'c> {
         let words = Ty::vec(Elem::I32, lanes);
         let [w, to] = [(self.w, nr * 4), (self.to, nr * 16)].map(|(at, bytes)| fb.offset_const(fb.index(at, pack, bytes), offset));
         let word = fb.load(words, w, lanes * 4);
-        // k 0, 4, 1 and 5, and 2, 6, 3 and 7.
-        for (pair, word) in [fb.shl(word, AT[0]), fb.lshr(word, 16 - AT[0])].into_iter().enumerate() {
-            let value = |n: usize| {
-                let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
-                fb.bitcast(fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1), words)
-            };
-            for (even, odd, row) in [(0, 2, pair), (1, 3, 2 + pair)] {
-                // (A shuffle of halves takes three instructions.)
-                let both = fb.or(value(odd), fb.lshr(value(even), 16));
-                fb.store(both, fb.offset_const(to, row as u64 * nr * 4), lanes * 4);
-            }
+        let turned = fb.or(fb.shl(word, 16), fb.lshr(word, 16));
+        // Nibbles 1 to 4 of the word, and 5, 6, 7 and 0 of the turned one, are where they are taken.
+        let value = |nibble: usize| {
+            let place = (nibble + 7) % 8;
+            let (word, n) = (if place < 4 { word } else { turned }, place % 4);
+            let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
+            fb.bitcast(fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1), words)
+        };
+        // k 0, 4, 1, 5, 2, 6, 3 and 7.
+        for (row, (even, odd)) in [(0, 2), (4, 6), (1, 3), (5, 7)].into_iter().enumerate() {
+            // (A shuffle of halves takes three instructions.)
+            let both = fb.or(value(odd), fb.lshr(value(even), 16));
+            fb.store(both, fb.offset_const(to, row as u64 * nr * 4), lanes * 4);
         }
     }
 }
