@@ -33,6 +33,9 @@ const K_BLOCK_CODES: u32 = 2048;
 /// share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads
 /// a prompt of 512 0.93 to 0.98 times as fast with six. By 128 eight rows are at 91 % either way.)
 const SHORT_BLOCK_ROWS: u32 = 6;
+/// Rows of nibbles by 64 and 128 that are left to vectors where tiles multiply bytes: more of these are bound by their dots. (Emerald
+/// Rapids, 1B shape by 128, 8, 6 and 5 sequences by tiles: 1.15, 1.09 and 0.94 times as fast; bytes, which memory bounds, 1.00 and 1.01.)
+const ROWS_BESIDE_TILES: u32 = 4;
 /// Panels that a pass goes over together at most.
 const MOST_PANELS: u64 = 64;
 /// Bytes of a cache line.
@@ -62,7 +65,10 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-    let mr = isa.rows(compute).min(rows as u32);
+    // (Nibbles of short groups are made bf16 first, which takes as long for few rows as for many.)
+    let long_nibbles = compute == Compute::Int8Tiles && nibbles && panels.coding.group() != Some(SHORT_GROUP);
+    let by_vectors = if long_nibbles { ROWS_BESIDE_TILES } else { isa.rows(compute) };
+    let mr = by_vectors.min(rows as u32);
     let block_mr = if beside && panels.coding.group() == Some(SHORT_GROUP) { SHORT_BLOCK_ROWS.min(mr) } else { mr };
     let stream = isa.streams.of(rows, panels.coding);
     let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
