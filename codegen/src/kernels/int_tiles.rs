@@ -6,16 +6,19 @@
 //! [`ROWS`](super::tiles::ROWS) rows and a panel.
 //!
 //! ```text
-//! for each group of k { sums = 0;  for each step of 64 k { sums += rows . columns };  scale the sums of the group before;  store the sums }
+//! for each group of k {
+//!   sums = 0
+//!   for each step of 64 k { for each product { sums += rows . columns;  scale some rows of the group before;  take some of the next apart } }
+//!   store the sums
+//! }
 //! ```
 //! Tiles of sums cannot be scaled, so that they go through memory, as the f32 sums do, which stay in the tile of [`Microkernel::emit`], in
-//! L1. Two buffers in turns: stores wait for the last products, and vectors need not. (That gains 2 to 3 % with groups of 32 and nothing
-//! with longer ones: loads and stores of tiles and of vectors take their turns whatever their order, docs/machines/granite-rapids.md.)
-//! Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
+//! L1. A product keeps the matrix unit busy for 16 cycles, in which vectors can do a few rows; all of them between two groups it would wait
+//! for (docs/machines/emerald-rapids.md). Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
 //!
 //! Nibbles by 32 need no scaling ([`Compute::CodesInBf16Tiles`]): values with their scales go through the loops of bf16 ([`super::tiles`]),
 //! which have the same sums, because those of a group are exact there too. Several blocks of rows read values that were made for all of
-//! them; a single one makes them itself, a group before it is multiplied.
+//! them ([`super::widening`]); a single one makes them itself, a group before it is multiplied.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
@@ -100,8 +103,8 @@ impl Microkernel {
         let stored = nibbles.unwrap_or(self);
         let (stored_bytes, stored_codes) = stored.group_bytes(fb.isa());
         let stored_at = |i: Value<'c>| fb.index(at.w, i, stored_bytes);
-        let apart_at = two(if nibbles.is_some() { self.codes_bytes() } else { 0 });
-        let codes_at = |i: Value<'c>| if nibbles.is_some() { apart_at(i) } else { stored_at(i) };
+        let apart = nibbles.map(|nibbles| (nibbles, two(self.codes_bytes())));
+        let codes_at = |i: Value<'c>| apart.as_ref().map_or_else(|| stored_at(i), |(_, apart_at)| apart_at(i));
         let vectors = || (0..u64::from(walk.vectors)).map(|v| v * u64::from(lanes) * 4);
 
         let clear = || {
@@ -135,16 +138,17 @@ impl Microkernel {
                 }
             });
         };
-        let take_apart = |i: Value<'c>, to: Value<'c>, (first, end): (u32, u32)| {
-            if let Some(nibbles) = nibbles {
-                (first..end).for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), to));
+        // Takes packs `first .. end` of group `i` apart, in the place of group `place`.
+        let take_apart = |i: Value<'c>, place: Value<'c>, (first, end): (u32, u32)| {
+            if let Some((nibbles, apart_at)) = &apart {
+                (first..end).for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), apart_at(place)));
             }
         };
 
         let last = fb.add_int(groups, -1);
         let (steps, packs) = (group / step_k(group), group / stored.k_pack);
         let (of_step, of_group) = (row_tiles * (nr / SIDE), steps * row_tiles * (nr / SIDE));
-        take_apart(fb.int(0), apart_at(fb.int(0)), (0, packs));
+        take_apart(fb.int(0), fb.int(0), (0, packs));
         fb.for_(fb.int(0), groups, 1, |i| {
             let (before, next) = (fb.max(fb.add_int(i, -1), fb.int(0)), fb.add_int(i, 1));
             let to_scale = fb.select(fb.cmp(Cmp::Gt, i, fb.int(0)), m, fb.int(0));
@@ -153,7 +157,7 @@ impl Microkernel {
             let behind = |n: u32| {
                 let part = |all: u32| (n * all / of_group, (n + 1) * all / of_group);
                 // (Behind the last group: that one once more.)
-                take_apart(fb.min(next, last), apart_at(next), part(packs));
+                take_apart(fb.min(next, last), next, part(packs));
                 let (first, end) = part(rows);
                 scale(before, factors.as_ref(), fb.int(first.into()), fb.min(to_scale, fb.int(end.into())));
             };
