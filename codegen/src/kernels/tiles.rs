@@ -223,8 +223,7 @@ impl Microkernel {
         (a, stride): (Value<'c>, u32),
         w: Value<'c>,
         ahead: Ahead<'c>,
-        dot: impl Fn(u32, u32, u32),
-        behind: impl Fn(u32),
+        (dot, behind): (impl Fn(u32, u32, u32), impl Fn(u32)),
     ) {
         let tile_columns = self.product.panels.nr / SIDE;
         step(fb, (row_tiles, tile_columns, true), (a, stride), w, dot, |product| {
@@ -273,7 +272,8 @@ impl Microkernel {
         let step_bytes = u64::from(BF16_K * nr * size);
         let step_at = |i: Value<'c>, w: Value<'c>, behind: &dyn Fn(u32)| {
             let a = fb.index(at.a, i, a_step.into());
-            self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), behind);
+            let dot = |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns);
+            self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, (dot, behind));
         };
         match nibbles {
             None => fb.for_(fb.int(0), steps, 1, |i| step_at(i, fb.index(at.w, i, step_bytes), &|_| ())),
