@@ -588,19 +588,19 @@ fn tiles_of_bf16() {
     }
 }
 
-/// Several blocks of rows go through blocks of k of a few panels, in one turn or, where rows of all k do not fit L2, in several with the
-/// sums of all panels kept: the bits of few rows.
+/// Several blocks of rows go through blocks of k, of a group or two, of a few panels, in one turn or, where rows of all k do not fit L2, in
+/// several with the sums of all panels kept; a single block goes through all groups at once: the bits of few rows.
 #[test]
 fn tiles_in_turns() {
     for isa in isas().into_iter().filter(|isa| isa.bf16_tiles && isa.int8_tiles) {
         let bf16 = Case { compute: Compute::Bf16Tiles, k: 128, ..Case::new(&isa, DType::Bf16) };
-        let zeros = false;
-        let codings = [Coding::Int8 { group: 64 }, Coding::Int4 { group: 32, zeros }, Coding::Int4 { group: 64, zeros }];
+        let nibbles = [(32, false), (64, false), (128, false), (128, true)].map(|(group, zeros)| Coding::Int4 { group, zeros });
+        let codings = [&[Coding::Int8 { group: 64 }, Coding::Int8 { group: 256 }][..], &nibbles].concat();
         let codes = coded(&isa, &codings).into_iter().filter(|case| case.compute.by_tiles());
         let cases: Vec<_> = codes.map(|case| Case { k: 4 * case.coding.group().unwrap(), ..case }).chain([bf16]).collect();
-        assert_eq!(cases.len(), 4);
-        for case in cases {
-            let tile = MatmulTile { k_block: case.k / 4, m_block: 0, n_block: 4, ..case.tile };
+        assert_eq!(cases.len(), 7);
+        for (case, count) in cases.into_iter().zip([4, 2].into_iter().cycle()) {
+            let tile = MatmulTile { mr: 4, block_mr: 4, k_block: case.k / count, m_block: 0, n_block: 4, ..case.tile };
             let small = Isa { l2_bytes: 4 << 10, ..isa.clone() };
             let case = Case { group_cols: 300, tile, ..case };
             let bytes = |isa: &Isa| {

@@ -1,20 +1,20 @@
 //! Blocks of rows of a matmul of int8 records with int8 or int4 codes by tiles (AMX): 16 rows x 16 columns x 64 k per instruction.
 //!
 //! In: as [`super::int_dot`], whose panels and records these are, records beginning with a cache line
-//! ([`Compute::record`](crate::program::Compute::record)); nibbles are taken apart ([`Microkernel::take_apart`]), as `int_dot` keeps
-//! them: for several blocks of rows beforehand, by a single one group by group. Out: the loop over groups of up to
-//! [`ROWS`](super::tiles::ROWS) rows and a panel.
+//! ([`Compute::record`](crate::program::Compute::record)); nibbles are taken apart: for several blocks of rows beforehand, as `int_dot`
+//! keeps them ([`Microkernel::take_apart`]), their codes alone by a single one, a group before it is multiplied. Out: the loop over groups
+//! of up to [`ROWS`](super::tiles::ROWS) rows and a panel.
 //!
 //! ```text
 //! for each group of k {
 //!   sums = 0
-//!   for each step of 64 k { for each product { sums += rows . columns;  scale some rows of the group before;  take some of the next apart } }
+//!   for each product of a step of 64 k { sums += rows . columns;  scale some rows of the group before;  take some of the next apart }
 //!   store the sums
 //! }
 //! ```
 //! Tiles of sums cannot be scaled, so that they go through memory, as the f32 sums do, which stay in the tile of [`Microkernel::emit`], in
-//! L1. A product keeps the matrix unit busy for 16 cycles, in which vectors can do a few rows; all of them between two groups it would wait
-//! for (docs/machines/emerald-rapids.md). Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
+//! L1. A product keeps the matrix unit busy for 16 cycles, in which vectors can do a few rows; it would wait for all of them between two
+//! groups (docs/machines/emerald-rapids.md). Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits.
 //!
 //! Nibbles by 32 need no scaling ([`Compute::CodesInBf16Tiles`]): values with their scales go through the loops of bf16 ([`super::tiles`]),
 //! which have the same sums, because those of a group are exact there too. Several blocks of rows read values that were made for all of
@@ -93,18 +93,15 @@ impl Microkernel {
         let record = u64::from(product.compute.record(group));
         let walk = self.all_columns(lanes);
         let row_bytes = u64::from(nr) * 4;
-        let rows = row_tiles * SIDE;
-        // Two in turns.
-        let two = |bytes: u64| {
-            let buffers = fb.stack(2 * bytes, 64);
-            move |i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), bytes)
-        };
-        let sums_at = two(u64::from(rows) * row_bytes);
+        // Those of the group before are scaled when those of the next are stored.
+        let sums_at = fb.stack(u64::from(row_tiles * SIDE) * row_bytes, 64);
         let stored = nibbles.unwrap_or(self);
         let (stored_bytes, stored_codes) = stored.group_bytes(fb.isa());
         let stored_at = |i: Value<'c>| fb.index(at.w, i, stored_bytes);
-        let apart = nibbles.map(|nibbles| (nibbles, two(self.codes_bytes())));
-        let codes_at = |i: Value<'c>| apart.as_ref().map_or_else(|| stored_at(i), |(_, apart_at)| apart_at(i));
+        // A group's codes taken apart, and the next one's, in turns.
+        let apart = nibbles.map(|nibbles| (nibbles, fb.stack(2 * self.codes_bytes(), 64)));
+        let apart_at = |buffers: Value<'c>, i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), self.codes_bytes());
+        let codes_at = |i: Value<'c>| apart.map_or_else(|| stored_at(i), |(_, buffers)| apart_at(buffers, i));
         let vectors = || (0..u64::from(walk.vectors)).map(|v| v * u64::from(lanes) * 4);
 
         let clear = || {
@@ -121,7 +118,7 @@ impl Microkernel {
             |i: Value<'c>| self.coding.has_group_scales().then(|| stored.factors(fb, walk, fb.offset_const(stored_at(i), stored_codes)));
         // Adds the sums of group `i`, scaled, of rows from `first` to `end`.
         let scale = |i: Value<'c>, factors: Option<&Factors<'c>>, first: Value<'c>, end: Value<'c>| {
-            let (a, from) = (fb.index(at.a, i, record), sums_at(i));
+            let a = fb.index(at.a, i, record);
             fb.for_(first, end, 1, |r| {
                 let record = fb.index(a, r, stride.into());
                 let word = |at: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(record, at.into()), 4), lanes);
@@ -129,7 +126,7 @@ impl Microkernel {
                 let first = self.start_at(group).map_or_else(|| fb.bitcast(integers(fb), ints), word);
                 let scale = fb.bitcast(word(group), ints.with(Elem::F32));
                 let row = RowFactors { scale, bias: self.coding.has_zeros().then(|| word(group + 4)) };
-                let [from, tile] = [from, at.tile].map(|at| fb.index(at, r, row_bytes));
+                let [from, tile] = [sums_at, at.tile].map(|at| fb.index(at, r, row_bytes));
                 for (c, v) in vectors().enumerate() {
                     let sum = fb.add(fb.load(ints, fb.offset_const(from, v), lanes * 4), first);
                     let to = fb.offset_const(tile, v);
@@ -140,14 +137,16 @@ impl Microkernel {
         };
         // Takes packs `first .. end` of group `i` apart, in the place of group `place`.
         let take_apart = |i: Value<'c>, place: Value<'c>, (first, end): (u32, u32)| {
-            if let Some((nibbles, apart_at)) = &apart {
-                (first..end).for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), apart_at(place)));
+            if let Some((nibbles, buffers)) = apart {
+                let to = apart_at(buffers, place);
+                (first..end).for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), to));
             }
         };
 
         let last = fb.add_int(groups, -1);
         let (steps, packs) = (group / step_k(group), group / stored.k_pack);
         let (of_step, of_group) = (row_tiles * (nr / SIDE), steps * row_tiles * (nr / SIDE));
+        assert!(of_group.is_power_of_two(), "products of a group");
         take_apart(fb.int(0), fb.int(0), (0, packs));
         fb.for_(fb.int(0), groups, 1, |i| {
             let (before, next) = (fb.max(fb.add_int(i, -1), fb.int(0)), fb.add_int(i, 1));
@@ -155,11 +154,10 @@ impl Microkernel {
             let factors = factors_of(before);
             // What is done behind product `n` of a group, beside it.
             let behind = |n: u32| {
-                let part = |all: u32| (n * all / of_group, (n + 1) * all / of_group);
                 // (Behind the last group: that one once more.)
-                take_apart(fb.min(next, last), next, part(packs));
-                let (first, end) = part(rows);
-                scale(before, factors.as_ref(), fb.int(first.into()), fb.min(to_scale, fb.int(end.into())));
+                take_apart(fb.min(next, last), next, (n * packs / of_group, (n + 1) * packs / of_group));
+                let rows_before = |n: u32| fb.lshr(fb.mul_int(to_scale, n.into()), of_group.trailing_zeros());
+                scale(before, factors.as_ref(), rows_before(n), rows_before(n + 1));
             };
             let (a, w) = (fb.index(at.a, i, record), codes_at(i));
             self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
@@ -170,7 +168,7 @@ impl Microkernel {
                 let dot = |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns);
                 self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, (dot, |n| behind(step * of_step + n)));
             }
-            self.each_sum(fb, row_tiles, sums_at(i), |sums, at| fb.tile_store(sums, at, row_bytes as u32));
+            self.each_sum(fb, row_tiles, sums_at, |sums, at| fb.tile_store(sums, at, row_bytes as u32));
         });
         scale(last, factors_of(last).as_ref(), fb.int(0), m);
     }

@@ -244,7 +244,7 @@ impl Microkernel {
         Microkernel { product: *product, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
     /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`), or as bf16 (see
-    /// `int_tiles`).
+    /// `widening`).
     pub fn kept(isa: &Isa, product: &Product, panel_bytes: u64, m: u32) -> Self {
         match product.compute {
             Compute::CodesInBf16Tiles => {

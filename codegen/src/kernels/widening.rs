@@ -12,7 +12,7 @@ use super::microkernel::Microkernel;
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
 
-/// Bits of the word below the nibbles of each byte as they are taken: 2^23 times a scale of five bits is no f32 at 0.
+/// Bits below a nibble where it is taken: not 0, where 2^23 + 8 times a scale of five bits is no f32.
 const AT: [u32; 4] = [4, 8, 12, 16];
 const TWO_23: f32 = 8_388_608.0;
 
@@ -76,7 +76,7 @@ impl<'c> Widening<'c> {
             let bits = fb.or(fb.and(word, all(0xf << AT[n])), all(TWO_23.to_bits()));
             fb.bitcast(fb.fma(fb.bitcast(bits, words.with(Elem::F32)), factors[n].0, factors[n].1), words)
         };
-        // k 0, 4, 1, 5, 2, 6, 3 and 7.
+        // Nibbles 0 to 7 are k 0, 4, 1, 5, 2, 6, 3 and 7: pairs of k 0 and 1, 2 and 3, 4 and 5, 6 and 7.
         for (row, (even, odd)) in [(0, 2), (4, 6), (1, 3), (5, 7)].into_iter().enumerate() {
             // (A shuffle of halves takes three instructions.)
             let both = fb.or(value(odd), fb.lshr(value(even), 16));

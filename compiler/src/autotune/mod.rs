@@ -92,7 +92,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         shown = now;
     };
     let mut buckets = buckets(&(cx.plan)(None)?.buckets);
-    let count = buckets.iter().flat_map(|b| &b.matmuls).map(|(key, tile)| variants::of(cx.isa, key, *tile).len()).max().unwrap_or(1);
+    let count = buckets.iter().flat_map(|b| &b.matmuls).map(|(key, tile)| variants::of(key, *tile).len()).max().unwrap_or(1);
 
     let mut trials: Vec<PathBuf> = Vec::new();
     for index in 0..count {
@@ -100,7 +100,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
             break;
         }
         tick(format!("making variant {} of {count}", index + 1));
-        let tuning = tuning(&buckets, |_, key, tile| variant(cx.isa, key, tile, index));
+        let tuning = tuning(&buckets, |_, key, tile| variant(key, tile, index));
         trials.push(trial::make(cx, &tuning, trials.first())?);
     }
     // A causal prompt of as many tokens as a bucket has rows is one step of that bucket.
@@ -137,7 +137,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         rounds += 1;
     }
     let choices: Vec<(usize, f64)> = buckets.iter().map(|b| choose(&b.rates)).collect();
-    let tuning = tuning(&buckets, |bucket, key, tile| variant(cx.isa, key, tile, choices[bucket].0));
+    let tuning = tuning(&buckets, |bucket, key, tile| variant(key, tile, choices[bucket].0));
     let report = AutotuneReport {
         seconds: start.elapsed().as_secs_f64(),
         variants: trials.len(),
@@ -189,8 +189,8 @@ fn tuning(buckets: &[Bucket], tile: impl Fn(usize, &MatmulKey, MatmulTile) -> Ma
 }
 
 /// Variant `index` of a tile; the heuristic where there are fewer.
-fn variant(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile, index: usize) -> MatmulTile {
-    variants::of(isa, key, heuristic).get(index).copied().unwrap_or(heuristic)
+fn variant(key: &MatmulKey, heuristic: MatmulTile, index: usize) -> MatmulTile {
+    variants::of(key, heuristic).get(index).copied().unwrap_or(heuristic)
 }
 
 /// The best variant of these rounds, and its rate over the heuristic's: medians of the ratios within rounds.

@@ -1,17 +1,15 @@
 //! Which tiles are tried: a few steps away from the heuristic, the most promising first.
 
 use crate::tuning::MatmulKey;
-use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{MatmulTile, TILE_ROWS};
 
 /// The heuristic's tile, then others; none twice.
-pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
+pub(super) fn of(key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
     let t = heuristic;
-    let tile_rows = isa.rows(key.compute);
-    let fewer_rows = tile_rows * 2 / 3;
+    let fewer_rows = t.mr * 2 / 3;
     // Blocks of rows by tiles have a size of their own: there it is how many rows take instructions on vectors.
-    let fewer_on_vectors = MatmulTile { mr: fewer_rows.min(t.mr), block_mr: fewer_rows.min(t.block_mr), ..t };
-    let others = if key.rows <= u64::from(tile_rows) {
+    let fewer_on_vectors = MatmulTile { mr: fewer_rows, block_mr: fewer_rows.min(t.block_mr), ..t };
+    let others = if key.rows <= u64::from(t.mr) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
         match t.is_busy(key.rows as u32) {
             true => vec![
@@ -55,7 +53,6 @@ pub(super) fn of(isa: &Isa, key: &MatmulKey, heuristic: MatmulTile) -> Vec<Matmu
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcompile_codegen::isa::HOST_TRIPLE;
     use rcompile_codegen::program::Compute;
 
     const HEURISTIC: MatmulTile = MatmulTile {
@@ -78,15 +75,17 @@ mod tests {
     /// What is tried makes a difference: a single block of rows by tiles has no blocks.
     #[test]
     fn a_single_block_of_rows_by_tiles() {
-        let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
-        let of_rows = |rows| {
-            let key = MatmulKey { rows, weights: "bf16".into(), compute: Compute::Bf16Tiles, k: 2048, n: 2048, ways: 1 };
-            of(&isa, &key, HEURISTIC)
-        };
-        let fewer = MatmulTile { mr: 2, block_mr: 2, ..HEURISTIC };
-        for rows in [8, 32] {
-            assert_eq!(of_rows(rows), [HEURISTIC, fewer], "{rows} rows");
+        for (weights, compute) in [("bf16", Compute::Bf16Tiles), ("int4g128", Compute::Int8Tiles)] {
+            let of_rows = |rows| {
+                let key = MatmulKey { rows, weights: weights.into(), compute, k: 2048, n: 2048, ways: 1 };
+                of(&key, HEURISTIC)
+            };
+            let fewer = MatmulTile { mr: 2, block_mr: 2, ..HEURISTIC };
+            for rows in [8, 32] {
+                assert_eq!(of_rows(rows), [HEURISTIC, fewer], "{rows} rows of {weights}");
+            }
+            assert!(of_rows(4).iter().any(|tile| tile.prefetch != HEURISTIC.prefetch));
+            assert!(of_rows(33).iter().any(|tile| tile.n_block != HEURISTIC.n_block));
         }
-        assert!(of_rows(33).iter().any(|tile| tile.n_block != HEURISTIC.n_block));
     }
 }

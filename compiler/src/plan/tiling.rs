@@ -33,9 +33,10 @@ const K_BLOCK_CODES: u32 = 2048;
 /// share of VPDPBUSD of 512 rows, 2048 k: 86 %, seven rows 83, eight 83; of nibbles taken apart once 84 and 81, but then the 1B shape reads
 /// a prompt of 512 0.93 to 0.98 times as fast with six. By 128 eight rows are at 91 % either way.)
 const SHORT_BLOCK_ROWS: u32 = 6;
-/// Rows of nibbles by 64 and 128 that are left to vectors where tiles multiply bytes: more of these are bound by their dots. (Emerald
-/// Rapids, 1B shape by 128, 8, 6 and 5 sequences by tiles: 1.15, 1.09 and 0.94 times as fast; bytes, which memory bounds, 1.00 and 1.01.)
-const ROWS_BESIDE_TILES: u32 = 4;
+/// Rows of nibbles by 64 and 128 that are left to vectors where tiles multiply bytes: with more the dots take longer than the weights' way
+/// from memory. (Emerald Rapids, 1B shape by 128, 8, 6 and 5 sequences by tiles: 1.15, 1.09 and 0.94 times as fast; 8 and 6 of int8, which
+/// memory bounds, 1.00 and 1.01. By 64, and with zero points, not measured.)
+const ROWS_BESIDE_TILES: u32 = 5;
 /// Panels that a pass goes over together at most.
 const MOST_PANELS: u64 = 64;
 /// Bytes of a cache line.
@@ -65,7 +66,7 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-    // (Nibbles of short groups are made bf16 first, which takes as long for few rows as for many.)
+    // (By 32 with zero points up to three blocks of `mr` rows take vectors; without, nibbles are made bf16, as long for few as for many.)
     let long_nibbles = compute == Compute::Int8Tiles && nibbles && panels.coding.group() != Some(SHORT_GROUP);
     let by_vectors = if long_nibbles { ROWS_BESIDE_TILES } else { isa.rows(compute) };
     let mr = by_vectors.min(rows as u32);
@@ -176,6 +177,22 @@ mod tests {
         assert_eq!(attention_rows(512, 1, 1, 1), 64);
         assert_eq!([1, 8, 2048].map(|bucket| attention_rows(bucket, 4, 8, 2)), [1, 8, 64]);
         assert_eq!(attention_rows(512, 128, 1, 64), 1);
+    }
+
+    #[test]
+    fn long_groups_of_nibbles_leave_few_rows_to_vectors() {
+        let isa = Isa::lookup(HOST_TRIPLE, "emeraldrapids", &[]).unwrap();
+        let mr = |compute, rows, coding| {
+            let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            heuristic(&isa, rows, &panels, DType::U8, compute).mr
+        };
+        let nibbles = |group, zeros| Coding::Int4 { group, zeros };
+        for coding in [nibbles(64, false), nibbles(128, false), nibbles(128, true)] {
+            assert_eq!([2, 8, 512].map(|rows| mr(Compute::Int8Tiles, rows, coding)), [2, 5, 5], "{coding:?}");
+            assert_eq!(mr(Compute::Int8Dot, 512, coding), 8, "{coding:?}");
+        }
+        assert_eq!([nibbles(32, true), Coding::Int8 { group: 256 }].map(|coding| mr(Compute::Int8Tiles, 512, coding)), [8, 8]);
+        assert_eq!(mr(Compute::CodesInBf16Tiles, 512, nibbles(32, false)), 8);
     }
 
     #[test]

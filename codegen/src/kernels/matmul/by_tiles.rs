@@ -19,7 +19,7 @@
 //! lines of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
 //!
 //! ```text
-//! for panel of a piece { for way { alone<n>: for group of k { (nibbles apart;)  products };  epilogue } }  group nests
+//! for panel of a piece { for way { alone<n>: for group of k { products (beside them: nibbles of the next apart) };  epilogue } }  group nests
 //! ```
 //!
 //! Measured on Granite Rapids (docs/machines/granite-rapids.md); a single block, and long ones, on Emerald Rapids
