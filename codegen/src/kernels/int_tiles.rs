@@ -25,10 +25,11 @@
 use super::int_dot::{Factors, RowFactors, add_scaled, integers};
 use super::microkernel::{Keep, Microkernel, Start, Walk};
 use super::product::Product;
-use super::tiles::{Ahead, ROW, SIDE, TileAt};
+use super::tiles::{Ahead, ROW, SIDE, TileAt, pieces_behind};
 use super::widening::Widening;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute};
+use std::ops::Range;
 
 /// k, and bytes of a row, of a step in groups of `group`.
 pub(super) fn step_k(group: u32) -> u32 {
@@ -135,11 +136,11 @@ impl Microkernel {
                 }
             });
         };
-        // Takes packs `first .. end` of group `i` apart, in the place of group `place`.
-        let take_apart = |i: Value<'c>, place: Value<'c>, (first, end): (u32, u32)| {
+        // Takes some packs of group `i` apart, in the place of group `place`.
+        let take_apart = |i: Value<'c>, place: Value<'c>, some: Range<u32>| {
             if let Some((nibbles, buffers)) = apart {
                 let to = apart_at(buffers, place);
-                (first..end).for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), to));
+                some.for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), to));
             }
         };
 
@@ -147,7 +148,7 @@ impl Microkernel {
         let (steps, packs) = (group / step_k(group), group / stored.k_pack);
         let (of_step, of_group) = (row_tiles * (nr / SIDE), steps * row_tiles * (nr / SIDE));
         assert!(of_group.is_power_of_two(), "products of a group");
-        take_apart(fb.int(0), fb.int(0), (0, packs));
+        take_apart(fb.int(0), fb.int(0), 0..packs);
         fb.for_(fb.int(0), groups, 1, |i| {
             let (before, next) = (fb.max(fb.add_int(i, -1), fb.int(0)), fb.add_int(i, 1));
             let to_scale = fb.select(fb.cmp(Cmp::Gt, i, fb.int(0)), m, fb.int(0));
@@ -155,7 +156,7 @@ impl Microkernel {
             // What is done behind product `n` of a group, beside it.
             let behind = |n: u32| {
                 // (Behind the last group: that one once more.)
-                take_apart(fb.min(next, last), next, (n * packs / of_group, (n + 1) * packs / of_group));
+                take_apart(fb.min(next, last), next, pieces_behind(n, of_group, packs));
                 let rows_before = |n: u32| fb.lshr(fb.mul_int(to_scale, n.into()), of_group.trailing_zeros());
                 scale(before, factors.as_ref(), rows_before(n), rows_before(n + 1));
             };

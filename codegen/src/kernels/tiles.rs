@@ -21,6 +21,7 @@ use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Compute, DType};
 use rcompile_runtime::abi::PROBE_MULTIPLY_ADDS;
+use std::ops::Range;
 
 /// Rows of a tile, and columns.
 pub(super) const SIDE: u32 = 16;
@@ -187,6 +188,11 @@ fn step<'c>(
     }
 }
 
+/// Which of so many pieces of other work come behind product `number` of `products`, so that all are done behind the last one.
+pub(super) fn pieces_behind(number: u32, products: u32, pieces: u32) -> Range<u32> {
+    number * pieces / products..(number + 1) * pieces / products
+}
+
 /// `out = a w`, or `out + a w` where it `adds`: `row_tiles` tiles of rows of bf16 at `a`, 32 columns of pairs of k at `w` (`[k /
 /// 2][32][2]`), `steps` times 32 k; `a` and `out` with the bytes of their rows.
 pub(super) fn multiply<'c>(
@@ -289,8 +295,8 @@ impl Microkernel {
                     let w = fb.index(at.w, fb.min(next, fb.add_int(steps, -1)), group_bytes);
                     let widening = Widening::new(fb, nibbles, w, buffer(next));
                     let products = row_tiles * (nr / SIDE);
-                    let from = |product: u32| product * widening.pieces() / products;
-                    step_at(i, buffer(i), &|product| (from(product)..from(product + 1)).for_each(|piece| widening.piece(fb, piece)));
+                    let make = |product| pieces_behind(product, products, widening.pieces()).for_each(|piece| widening.piece(fb, piece));
+                    step_at(i, buffer(i), &make);
                 });
             }
         }
