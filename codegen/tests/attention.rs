@@ -289,6 +289,13 @@ impl Model {
 
     /// Runs rows (slot, position), neighbours of the same slot together in tiles of at most `tile_rows`; bits of the outputs.
     fn run(&mut self, rows: &[(usize, i64)], tile_rows: u32, threads: u32) -> Vec<Vec<u32>> {
+        self.prepare(rows, tile_rows);
+        self.step.run(&self.loaded, threads, 1);
+        self.outputs(rows.len())
+    }
+
+    /// Inputs and tables of these rows; outputs that nobody wrote are NaN.
+    fn prepare(&mut self, rows: &[(usize, i64)], tile_rows: u32) {
         let c = self.case.clone();
         self.step.rows = rows.len() as u32;
         self.step.kv_index = rows.iter().map(|r| r.1 as i32).collect();
@@ -317,9 +324,14 @@ impl Model {
         }
         let out = self.program.buffers[1].offset as usize;
         self.step.arena.bytes_mut()[out..].fill(0xff);
-        self.step.run(&self.loaded, threads, 1);
+    }
+
+    /// Bits of the outputs of the first rows.
+    fn outputs(&self, rows: usize) -> Vec<Vec<u32>> {
+        let c = &self.case;
+        let out = self.program.buffers[1].offset as usize;
         let columns = (c.heads * c.head_dim) as usize;
-        (0..rows.len())
+        (0..rows)
             .map(|row| {
                 let at = |i: usize| out + (row * c.out_stride() as usize + i) * c.out.size() as usize;
                 let value = |i: usize| match c.out {
@@ -440,6 +452,31 @@ fn types() {
                 }
             }
         }
+    }
+}
+
+/// A thread that is ready does what the other one has left of the end of its share, and nothing that it has begun or done.
+#[test]
+fn pieces_of_others() {
+    for isa in isas() {
+        let mut model = Case { mask: Mask::Full, ..Case::new() }.build(&isa);
+        // Of two heads, which see as many keys: half of them for each thread.
+        let rows: Vec<_> = (0..i64::from(CAPACITY)).map(|i| (5, i)).collect();
+        let mut done = |thread: u32, left: &[i64]| -> [Vec<usize>; 2] {
+            model.prepare(&rows, 1);
+            model.step.claims.iter_mut().zip(left).for_each(|(line, left)| line[0] = *left);
+            model.step.run_some(&model.loaded, thread..thread + 1, left.len() as u32, 1);
+            assert_eq!(model.step.claims[thread as usize][0], 0, "its own pieces");
+            let outputs = model.outputs(rows.len());
+            let width = outputs[0].len() / 2;
+            let is_written = |row: usize, head: usize| outputs[row][head * width..][..width].iter().all(|&x| !f32::from_bits(x).is_nan());
+            [0, 1].map(|head| (0..rows.len()).filter(|&row| is_written(row, head)).collect())
+        };
+        let some = |ranges: [(usize, usize); 2]| ranges.map(|(begin, end)| (begin..end).collect::<Vec<_>>());
+        // A quarter of each share is open, in pieces of two rows.
+        assert_eq!(done(0, &[-1, -1]), some([(0, 64), (0, 0)]), "{}: the other has not begun", isa.name);
+        assert_eq!(done(0, &[-1, 3]), some([(0, 64), (58, 64)]), "{}", isa.name);
+        assert_eq!(done(1, &[8, -1]), some([(48, 64), (0, 64)]), "{}", isa.name);
     }
 }
 

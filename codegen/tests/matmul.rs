@@ -398,10 +398,20 @@ impl Case {
             }
         }
         let shared_out = step.run(loaded, threads, layer as u32);
-        // A piece is a quarter of the streams at least.
-        if self.tile.streams <= 4 {
-            let units = if self.group_nest { p.groups } else { p.panels() };
-            let are_enough = rows <= self.streamed_rows() && threads > 1 && units / 8 / threads >= 2;
+        let (units, unit_panels) = kernel.units();
+        let few = rows <= self.streamed_rows();
+        // Units that others may do, and fewest of a piece: of few rows an eighth of a share, by a quarter of the streams or more; of more a
+        // quarter of all passes.
+        let (open, least) = match (few, self.compute.by_tiles()) {
+            (true, _) => (units / threads / 8, 1),
+            (false, by_tiles) => {
+                let panels = if by_tiles { 2u32.div_ceil(p.ways).div_ceil(unit_panels) } else { (self.tile.n_block / unit_panels).max(1) };
+                let passes = if self.tile.m_block == 0 { 1 } else { rows.div_ceil(self.tile.m_block) };
+                (units / threads * passes.min(4) / 4, panels)
+            }
+        };
+        if !few || self.tile.streams <= 4 {
+            let are_enough = threads > 1 && open >= 2 * least;
             assert_eq!(shared_out, are_enough, "{self:?} on {}: {rows} rows, {threads} threads", isa.name);
         }
 
@@ -792,6 +802,45 @@ fn pieces_of_others() {
             "{}",
             isa.name
         );
+    }
+}
+
+/// So it is with the last pass of many rows.
+#[test]
+fn pieces_of_the_last_pass() {
+    for isa in isas() {
+        let mut cases = vec![Case::new(&isa, DType::F32)];
+        if isa.bf16_tiles {
+            cases.push(Case { compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) });
+        }
+        for case in cases {
+            let nr = case.nr;
+            let case = Case { group_cols: 32 * nr, tile: MatmulTile { n_block: 2, ..case.tile }, ..case };
+            let (program, kernel) = case.program(&isa);
+            let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
+            let out = &program.buffers[2];
+            // Panels of the first row, and of the last one.
+            let done = |thread: u32, left: &[i64]| -> [Vec<u32>; 2] {
+                let weights = program.weights[1].offsets[1] as usize + 4096;
+                let mut step = Step::new(weights, 0, program.arena_bytes as usize, program.private_bytes);
+                step.private = Area::new(left.len() * program.private_bytes as usize);
+                step.rows = CAPACITY;
+                step.arena.put(out.offset as usize, &vec![0xff; (CAPACITY * out.stride) as usize * 4]);
+                step.claims.iter_mut().zip(left).for_each(|(line, left)| line[0] = *left);
+                step.run_some(&loaded, thread..thread + 1, left.len() as u32, 0);
+                assert_eq!(step.claims[thread as usize][0], 0, "its own pieces");
+                let is_written =
+                    |row: u32, panel: u32| !step.arena.f32(out.offset as usize + (row * out.stride + panel * nr) as usize * 4).is_nan();
+                [0, CAPACITY - 1].map(|row| (0..32).filter(|panel| is_written(row, *panel)).collect())
+            };
+            let panels = |ranges: [(u32, u32); 2]| ranges.map(|(begin, end)| (begin..end).collect::<Vec<_>>());
+            // Two passes of 20 rows; half of the sixteen panels of each share are open in the second one, in pieces of two.
+            let name = format!("{} {:?}", isa.name, case.compute);
+            assert_eq!(done(0, &[-1, -1]), panels([(0, 16), (0, 16)]), "{name}: the other has not begun");
+            assert_eq!(done(1, &[4, -1]), panels([(16, 32), (8, 32)]), "{name}");
+            let [first, last] = done(0, &[-1, 3]);
+            assert_eq!([first, last], [(0..16).collect::<Vec<_>>(), (0..16).chain(26..32).collect()], "{name}");
+        }
     }
 }
 

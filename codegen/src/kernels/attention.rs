@@ -5,7 +5,7 @@
 //! function per number of pairs in a register tile, `softmax`, and what many pairs want.
 //!
 //! ```text
-//! kernel: for unit in the thread's share: unit
+//! kernel: for unit in the thread's share, and in pieces of others' at its end: unit
 //! unit:   widen q of all pairs (row, query head of the group) into scratch
 //!         for block of 256 keys that some row sees { for up to 6 pairs: block };  out = acc * (1 / sum)
 //! block:  s = q K^T in register tiles of pairs x keys;  softmax(s) of all pairs;  acc = acc * alpha + p V in tiles of pairs x columns
@@ -131,6 +131,8 @@ const V_SCALES: u64 = BLOCK as u64 * 4;
 const STACK_BYTES: u64 = 192 << 10;
 /// What a unit costs per row beside its keys, in keys: shares of threads are weighted with it.
 const UNIT_KEYS: i64 = 32;
+/// The last one of so many parts of a share can be done by others.
+const OPEN_PART: i64 = 4;
 /// `size_of::<abi::Tile>()`.
 const TILE_BYTES: u64 = 16;
 /// First running maximum: finite, so that a block in which a row sees nothing changes nothing (`exp(m - m)` is 1).
@@ -232,7 +234,8 @@ impl<'a, 'c> Generator<'a, 'c> {
     /// `kernel(ctx, thread, threads, layer)`: the units of the thread's share.
     ///
     /// Units are ordered by KV head, then tile, and weighted by rows and keys, so that the long tiles of a causal prompt are shared out
-    /// evenly. A unit belongs to the thread in whose piece of the total weight it begins: each is done by one thread, whole.
+    /// evenly. A unit belongs to the thread in whose share of the total weight it begins, or the piece of a share that is offered to whoever
+    /// is free: each is done by one thread, whole.
     fn kernel(&self, unit: &Function<'c>) -> Function<'c> {
         define_kernel(self.mb, self.program, self.name, |call| {
             let fb = call.fb;
@@ -245,27 +248,34 @@ impl<'a, 'c> Generator<'a, 'c> {
             let tile_at = |i: Value<'c>| fb.index(tile_table, i, TILE_BYTES);
             let weight = |tile: Value<'c>| fb.mul(tile_field(fb, tile, 1), fb.add_int(tile_field(fb, tile, 3), UNIT_KEYS));
             let sum = fb.loop_(fb.int(0), tiles, 1, &[fb.int(0)], |i, sum| vec![fb.add(sum[0], weight(tile_at(i)))]);
-            let (begin, end) = call.share(fb.mul_int(sum[0], self.kernel.kv_heads.into()));
+            let heads = i64::from(self.kernel.kv_heads);
             let narrow = |v| fb.trunc(v, Elem::I32);
             let args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
-            let (last_tile, last_head) = (fb.add_int(tiles, -1), fb.int(i64::from(self.kernel.kv_heads) - 1));
-            fb.loop_(fb.int(0), fb.int(self.kernel.kv_heads.into()), 1, &[fb.int(0)], |kv_head, sum| {
-                fb.loop_(fb.int(0), tiles, 1, sum, |i, sum| {
-                    let tile = tile_at(i);
-                    let after = fb.add(sum[0], weight(tile));
-                    let mine = fb.and(fb.cmp(Cmp::Le, begin, sum[0]), fb.cmp(Cmp::Lt, sum[0], end));
-                    fb.if_(mine, || {
-                        // Where the thread goes on: with the next tile, or the next head's first; at its end with nothing new.
-                        let is_last = fb.cmp(Cmp::Eq, i, last_tile);
-                        let next_tile = tile_at(fb.select(is_last, fb.int(0), fb.add_int(i, 1)));
-                        let next_head = fb.min(fb.add(kv_head, fb.zext(is_last, Elem::I64)), last_head);
-                        let goes_on = fb.cmp(Cmp::Lt, after, end);
-                        let next = [fb.select(goes_on, next_tile, tile), fb.select(goes_on, next_head, kv_head)];
-                        fb.call(unit, &[&args[..], &[tile, kv_head], &next, &[scratch]].concat());
-                    });
-                    vec![after]
-                })
-            });
+            let (last_tile, last_head) = (fb.add_int(tiles, -1), fb.int(heads - 1));
+            // Units that begin in this piece of the weight.
+            let units = |begin: Value<'c>, end: Value<'c>| {
+                let first_head = fb.div(begin, sum[0]);
+                let end_head = fb.div(fb.add(end, fb.add_int(sum[0], -1)), sum[0]);
+                fb.loop_(first_head, end_head, 1, &[fb.mul(first_head, sum[0])], |kv_head, sum| {
+                    fb.loop_(fb.int(0), tiles, 1, sum, |i, sum| {
+                        let tile = tile_at(i);
+                        let after = fb.add(sum[0], weight(tile));
+                        let mine = fb.and(fb.cmp(Cmp::Le, begin, sum[0]), fb.cmp(Cmp::Lt, sum[0], end));
+                        fb.if_(mine, || {
+                            // Where the thread goes on: with the next tile, or the next head's first; at its end with nothing new.
+                            let is_last = fb.cmp(Cmp::Eq, i, last_tile);
+                            let next_tile = tile_at(fb.select(is_last, fb.int(0), fb.add_int(i, 1)));
+                            let next_head = fb.min(fb.add(kv_head, fb.zext(is_last, Elem::I64)), last_head);
+                            let goes_on = fb.cmp(Cmp::Lt, after, end);
+                            let next = [fb.select(goes_on, next_tile, tile), fb.select(goes_on, next_head, kv_head)];
+                            fb.call(unit, &[&args[..], &[tile, kv_head], &next, &[scratch]].concat());
+                        });
+                        vec![after]
+                    })
+                });
+            };
+            let mean = fb.div(sum[0], tiles);
+            call.offer(fb.mul_int(sum[0], heads), mean, (fb.int(1), OPEN_PART)).work(call, units);
             if self.kernel.compute == Compute::Bf16Tiles && has_many(self.kernel) {
                 fb.tile_release();
             }

@@ -1,15 +1,15 @@
 //! Packed matmul: `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])`, from one row (a matrix-vector product) to a full bucket.
 //!
-//! In: [`Matmul`] (all blocking decisions). Out: one function per kernel and, private to the module, `epilogue`, `ahead` and `nests`; and
-//! which functions of rows it calls ([`parts`]), which are units of their own ([`super::rows`]).
+//! In: [`Matmul`] (all blocking decisions). Out: one function per kernel and, private to the module, `pass`, `epilogue`, `ahead` and `nests`;
+//! and which functions of rows it calls ([`parts`]), which are units of their own ([`super::rows`]).
 //!
 //! ```text
 //! kernel:    prologue for all rows; then
 //!   up to mr rows:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream<m>; group nests }
 //!   a few times mr (`streamed_rows`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
 //!   up to 32 by tiles (AMX), see `by_tiles`: as up to mr rows, with alone<n>
-//!   more:            for the thread's shares of panels: for pass of rows { for block of panels {
-//!                        for block of k { for block of m rows { block<m>; group nests } } } }
+//!   more:            for pass of rows, for the thread's share of panels { pass }, and of the last pass for pieces of others' shares
+//! pass:      for block of panels { for block of k { for block of m rows { block<m>; group nests } } }
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), before a block of rows meets its last block of k
 //! nests:     the group nests on some rows and groups
@@ -41,6 +41,7 @@ use super::microkernel::{L2, LINE_WORDS, Microkernel, Walk};
 use super::part::Part;
 use super::product::Product;
 use super::rows::{Block, Caller, Span, ahead_params, epilogue_params};
+use super::share::two_have_two_pieces;
 use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_tiles, loops, quantise, tiles};
 use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
@@ -108,6 +109,11 @@ pub fn row_counts(isa: &Isa, program: &Program, kernel: &Matmul) -> RowCounts {
 /// than a core that waits, and of whole walks narrow matmuls have too few.
 const PIECES_OF_WALK: u32 = 4;
 
+/// Of so many passes of rows and more, the last one can be done by others; of fewer a part of it, so that it is a quarter of a share. In
+/// one pass, whose rows are in L2 meanwhile, or come there anew for each block of panels anyway, small pieces cost nothing: prompts of 512
+/// spent 8 % of their time waiting for the slower one of two cores, and now 1 % (docs/machines/emerald-rapids.md).
+const OPEN_PASSES: i64 = 4;
+
 /// A block of rows.
 struct RowBlock<'c> {
     number: Value<'c>,
@@ -128,12 +134,35 @@ struct Generator<'a, 'c> {
     product: Product,
 }
 
-/// What the loops of a kernel know: its share and addresses.
-struct Share<'c> {
+/// Private functions of a kernel.
+struct Helpers<'c> {
+    epilogue: Function<'c>,
+    ahead: Option<Function<'c>>,
+    nests: Option<Function<'c>>,
+}
+
+impl<'c> Helpers<'c> {
+    /// Calls the group nests on `[row, row_end, first, last]`: these rows of these units.
+    fn nests(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, range: [Value<'c>; 4]) {
+        if let Some(function) = &self.nests {
+            fb.call(function, &[&caller.call[..], &range].concat());
+        }
+    }
+}
+
+/// What functions of a kernel find where.
+#[derive(Clone, Copy)]
+struct Addresses<'c> {
     caller: Caller<'c>,
     a: Value<'c>,
     w: Value<'c>,
+    /// Null: nothing is needed.
     scratch: Value<'c>,
+}
+
+/// What the loops of a pass go over.
+struct Share<'c> {
+    at: Addresses<'c>,
     /// Units.
     begin: Value<'c>,
     end: Value<'c>,
@@ -145,7 +174,8 @@ type Nests<'n, 'c> = dyn Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>) + 'n;
 impl<'c> Generator<'_, 'c> {
     /// `kernel(ctx, thread, threads, layer)`.
     fn kernel(&self, blocks: Option<&Blocks>, functions: &Functions<Function<'c>>) -> Function<'c> {
-        let (epilogue, ahead, nests) = (self.epilogue(), self.ahead(), self.nests());
+        let helpers = Helpers { epilogue: self.epilogue(), ahead: self.ahead(), nests: self.nests() };
+        let pass_function = self.pass_function(blocks, functions, &helpers);
         define_kernel(self.mb, self.program, self.name, |call| {
             let fb = call.fb;
             let kernel = self.kernel;
@@ -157,23 +187,8 @@ impl<'c> Generator<'_, 'c> {
             if let Some(quantise) = &kernel.quantise {
                 quantise::all_rows(call, quantise);
             }
-            let narrow = |v| fb.trunc(v, Elem::I32);
-            let (a, w) = (call.base(&kernel.a.place), call.base(&Place::Weight(kernel.weight)));
-            let packs = self.product.packed_bytes(kernel.tile.mr) > 0;
-            let scratch = (packs || blocks.is_some()).then(|| self.scratch(call));
-            let null = fb.zero(Ty::PTR);
-            let caller = Caller {
-                call: [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)],
-                epilogue: fb.address(&epilogue),
-                ahead: ahead.as_ref().map_or(null, |ahead| fb.address(ahead)),
-                packed: scratch.filter(|_| packs).map_or(null, |at| fb.offset_const(at, blocks.map_or(0, |blocks| blocks.bytes))),
-            };
-            // Group nests on rows `row .. row_end` of units `first .. last`.
-            let nests = |row: Value<'c>, row_end: Value<'c>, first: Value<'c>, last: Value<'c>| {
-                if let Some(function) = &nests {
-                    fb.call(function, &[&caller.call[..], &[row, row_end, first, last]].concat());
-                }
-            };
+            let Addresses { caller, a, w, .. } = self.addresses(call, blocks, &helpers);
+            let nests = |row, row_end, first, last| helpers.nests(fb, &caller, [row, row_end, first, last]);
             let (units, unit_panels) = kernel.units();
             let stream = |row: Value<'c>, count: Value<'c>, begin: Value<'c>, end: Value<'c>| {
                 self.dispatch(fb, count, &functions.stream, |function| {
@@ -196,19 +211,11 @@ impl<'c> Generator<'_, 'c> {
                 });
             };
             let many = || {
-                let scratch = scratch.expect("blocks");
-                self.shares(call, |begin, end| {
-                    let share = Share { caller, a, w, scratch, begin, end };
-                    self.passes(fb, row_count, |pass| match functions {
-                        BlockFunctions::Registers { rows, first } => {
-                            self.pass_by_registers(fb, &share, blocks, (first.as_ref(), rows), pass, &nests);
-                        }
-                        BlockFunctions::Tiles { several, .. } => {
-                            let several = several.as_ref().expect("more rows than one block");
-                            self.pass_by_tiles(fb, &share, blocks, several, pass, &nests);
-                        }
-                    });
-                });
+                let function = pass_function.as_ref().expect("more rows than few");
+                let pass = |(row, rows): (Value<'c>, Value<'c>), begin: Value<'c>, end: Value<'c>| {
+                    fb.call(function, &[&caller.call[..], &[row, rows, begin, end]].concat());
+                };
+                self.passes(call, blocks, row_count, &pass);
             };
             // Of at least `from` rows: `then` for up to `most`, `otherwise` for more; nothing is compared where all or none are that few.
             let (least, capacity) = (self.program.least(kernel.rows), self.program.capacity(kernel.rows));
@@ -265,6 +272,89 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
+    /// `pass(.., row, rows, begin, end)`: a pass of rows over these units. None: there are only few rows.
+    fn pass_function(&self, blocks: Option<&Blocks>, functions: &Functions<Function<'c>>, helpers: &Helpers<'c>) -> Option<Function<'c>> {
+        let (blocks, functions) = blocks.zip(functions.blocked.as_ref())?;
+        if let BlockFunctions::Tiles { several: None, .. } = functions {
+            return None;
+        }
+        let params = [&KERNEL_PARAMS[..], &[Ty::I64; 4]].concat();
+        Some(self.mb.define(&format!("{}.pass", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
+            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
+            let [row, rows, begin, end] = *rest else { unreachable!() };
+            let at = self.addresses(&Call::new(fb, self.program, args), Some(blocks), helpers);
+            let nests = |row, row_end, first, last| helpers.nests(fb, &at.caller, [row, row_end, first, last]);
+            let (share, pass) = (Share { at, begin, end }, (row, rows));
+            match functions {
+                BlockFunctions::Registers { rows, first } => {
+                    self.pass_by_registers(fb, &share, blocks, (first.as_ref(), rows), pass, &nests);
+                }
+                BlockFunctions::Tiles { several, .. } => {
+                    self.pass_by_tiles(fb, &share, blocks, several.as_ref().expect("more rows than one block"), pass, &nests);
+                }
+            }
+        }))
+    }
+
+    /// All passes of rows over the thread's units, and the last one over what others have left of theirs: `pass((row, rows), begin, end)`.
+    fn passes(
+        &self,
+        call: &Call<'_, '_, 'c>,
+        blocks: &Blocks,
+        rows: Value<'c>,
+        pass: &dyn Fn((Value<'c>, Value<'c>), Value<'c>, Value<'c>),
+    ) {
+        let fb = call.fb;
+        let (units, unit_panels) = self.kernel.units();
+        let most = self.kernel.tile.m_block;
+        let several = most != 0 && self.program.capacity(self.kernel.rows) > most;
+        let passes = if several { fb.div(fb.add_int(rows, i64::from(most) - 1), fb.int(most.into())) } else { fb.int(1) };
+        // Passes of equal size, as `RowCounts` counts them.
+        let pass_at = |number: Value<'c>| {
+            let begin = |number: Value<'c>| fb.div(fb.mul(rows, number), passes);
+            let row = begin(number);
+            (row, fb.sub(begin(fb.add_int(number, 1)), row))
+        };
+        let least = match by_tiles::panels(self.kernel) {
+            // The rows of a turn come to L2 anew for each piece.
+            Some(panels) if blocks.turn < blocks.count => (2 * panels).div_ceil(unit_panels),
+            Some(panels) => panels.div_ceil(unit_panels),
+            None => blocks.units,
+        };
+        let last = fb.add_int(passes, -1);
+        let part = (fb.min(passes, fb.int(OPEN_PASSES)), OPEN_PASSES);
+        let all_passes = |most: Value<'c>, begin: Value<'c>, end: Value<'c>| {
+            fb.for_(fb.int(0), most, 1, |number| pass(pass_at(number), begin, end));
+        };
+        let apart = || self.shares(call, |begin, end| all_passes(passes, begin, end));
+        if !two_have_two_pieces(units, least) {
+            return apart();
+        }
+        let offer = call.offer(fb.int(units.into()), fb.int(least.into()), part);
+        let shared = || {
+            let (begin, end) = call.share(fb.int(units.into()));
+            all_passes(last, begin, end);
+            offer.work(call, |begin, end| pass(pass_at(last), begin, end));
+        };
+        fb.either(offer.is_shared, shared, apart);
+    }
+
+    /// What functions of the kernel find where.
+    fn addresses(&self, call: &Call<'_, '_, 'c>, blocks: Option<&Blocks>, helpers: &Helpers<'c>) -> Addresses<'c> {
+        let (fb, kernel) = (call.fb, self.kernel);
+        let narrow = |v| fb.trunc(v, Elem::I32);
+        let packs = self.product.packed_bytes(kernel.tile.mr) > 0;
+        let null = fb.zero(Ty::PTR);
+        let scratch = if packs || blocks.is_some() { self.scratch(call) } else { null };
+        let caller = Caller {
+            call: [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)],
+            epilogue: fb.address(&helpers.epilogue),
+            ahead: helpers.ahead.as_ref().map_or(null, |ahead| fb.address(ahead)),
+            packed: if packs { fb.offset_const(scratch, blocks.map_or(0, |blocks| blocks.bytes)) } else { null },
+        };
+        Addresses { caller, a: call.base(&kernel.a.place), w: call.base(&Place::Weight(kernel.weight)), scratch }
+    }
+
     /// Panels that a single row walks side by side.
     fn side_by_side(&self) -> u32 {
         let isa = self.mb.isa();
@@ -309,20 +399,6 @@ impl<'c> Generator<'_, 'c> {
         for (m, function) in (i64::from(instances.least)..).zip(&instances.functions) {
             fb.if_(fb.cmp(Cmp::Eq, rows, fb.int(m)), || then(function));
         }
-    }
-
-    /// All rows in passes `(first row, rows)` of equal size, as [`RowCounts`] counts them: `body(pass)`.
-    fn passes(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, body: impl FnOnce((Value<'c>, Value<'c>))) {
-        let most = i64::from(self.kernel.tile.m_block);
-        if most == 0 || self.program.capacity(self.kernel.rows) <= self.kernel.tile.m_block {
-            return body((fb.int(0), rows));
-        }
-        let passes = fb.div(fb.add_int(rows, most - 1), fb.int(most));
-        let begin = |pass: Value<'c>| fb.div(fb.mul(rows, pass), passes);
-        fb.for_(fb.int(0), passes, 1, |pass| {
-            let first = begin(pass);
-            body((first, fb.sub(begin(fb.add_int(pass, 1)), first)));
-        });
     }
 
     /// [`Block::stage`] of block `kb` of k.

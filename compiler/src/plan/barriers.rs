@@ -84,6 +84,7 @@ fn access(program: &Program, kernel: &Kernel) -> Access {
             access.writes.extend(resource(program, &q.out));
         }
         Kernel::Attention(a) => {
+            access.writes.push(Resource::Claims);
             access.reads.extend(resource(program, &a.q));
             access.reads.push(Resource::State);
             access.writes.extend(resource(program, &a.out));

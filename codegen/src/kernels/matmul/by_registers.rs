@@ -20,7 +20,7 @@ impl<'c> Generator<'_, 'c> {
         let unit_panels = i64::from(kernel.units().1);
         self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
             let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
-            let block_w = fb.offset(share.w, fb.mul_int(first_panel, product.panel_bytes()));
+            let block_w = fb.offset(share.at.w, fb.mul_int(first_panel, product.panel_bytes()));
             let block_bytes = fb.mul_int(fb.sub(last_panel, first_panel), product.panel_bytes());
             fb.for_(fb.int(0), fb.int(blocks.count.into()), 1, |kb| {
                 let k0 = fb.mul_int(kb, blocks.k.into());
@@ -34,14 +34,14 @@ impl<'c> Generator<'_, 'c> {
                 let stage = self.stage(fb, kb, is_last);
                 self.blocks_of_rows(fb, pass, kernel.tile.block_mr, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
-                    let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
-                    let tiles = fb.offset(share.scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
+                    let a = fb.index(self.row_of(fb, share.at.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
+                    let tiles = fb.offset(share.at.scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
                     let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
-                    let (widened, first_row) = (share.scratch, row);
+                    let (widened, first_row) = (share.at.scratch, row);
                     let call = |function: &Function<'c>| {
                         let (row, first, last) = (first_row, first_panel, last_panel);
                         let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part };
-                        fb.call(function, &share.caller.with(&block.args()));
+                        fb.call(function, &share.at.caller.with(&block.args()));
                     };
                     let others = || self.dispatch(fb, rows, functions, call);
                     match first {

@@ -98,7 +98,7 @@ impl<'c> Generator<'_, 'c> {
                     fb.for_(begin, end, 1, |kb| {
                         let k0 = fb.mul(kb, block_k);
                         let k = fb.min(block_k, fb.sub(depth, k0));
-                        let w = fb.offset(share.w, fb.add(fb.mul_int(panel, product.panel_bytes()), self.bytes_before(fb, k0)));
+                        let w = fb.offset(share.at.w, fb.add(fb.mul_int(panel, product.panel_bytes()), self.bytes_before(fb, k0)));
                         let bytes = self.bytes_before(fb, k);
                         // What comes next: the next block of k, or the first one of the panels behind these.
                         let before = self.bytes_before(fb, fb.sub(k0, fb.mul(begin, block_k)));
@@ -106,19 +106,19 @@ impl<'c> Generator<'_, 'c> {
                         let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
                         let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
                         if let Some(apart) = apart {
-                            fb.call(apart, &[w, share.scratch, k, panel_count]);
+                            fb.call(apart, &[w, share.at.scratch, k, panel_count]);
                         }
                         self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
                             let part = fb.div(bytes, count);
                             let ahead = fb.offset(w, fb.add(next, fb.mul(number, part)));
-                            let a = fb.index(self.row_of(fb, share.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
+                            let a = fb.index(self.row_of(fb, share.at.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
                             let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * kernel.panels.ways) * 4);
                             let row_sums = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
-                            let sums = fb.offset_const(fb.offset(share.scratch, fb.add(row_sums, sums)), blocks.tiles);
+                            let sums = fb.offset_const(fb.offset(share.at.scratch, fb.add(row_sums, sums)), blocks.tiles);
                             let call = |function: &Function<'c>| {
-                                let (widened, tiles, first, last) = (share.scratch, sums, panel, panel_end);
+                                let (widened, tiles, first, last) = (share.at.scratch, sums, panel, panel_end);
                                 let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part: part };
-                                fb.call(function, &share.caller.with(&block.args()));
+                                fb.call(function, &share.at.caller.with(&block.args()));
                             };
                             shapes.set(fb, rows);
                             of_rows(fb, rows, functions, call);
