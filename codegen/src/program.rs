@@ -185,6 +185,13 @@ pub enum Kernel {
 }
 
 impl Kernel {
+    /// Do threads leave the ends of their shares to each other, by counters that one kernel uses at a time?
+    pub fn shares_out(&self) -> bool {
+        matches!(self, Kernel::Matmul(_) | Kernel::Attention(_))
+    }
+}
+
+impl Kernel {
     /// All memory that a kernel names, that of its nests included.
     pub fn operands(&self) -> Vec<&Operand> {
         match self {

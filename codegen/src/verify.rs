@@ -555,9 +555,9 @@ impl<'a> Verifier<'a> {
     }
 
     /// What `b` must not do before all threads have done `a`. A region that runs again (`same`, for the next layer) has the same shares, so
-    /// that what a thread writes, no other has written.
+    /// that what a thread writes, no other has written, unless work is shared out.
     fn conflict(&self, a: &Region, b: &Region, same: bool) -> Option<String> {
-        if matches!((&a.kernel, &b.kernel), (Kernel::Matmul(_), Kernel::Matmul(_))) {
+        if a.kernel.shares_out() && b.kernel.shares_out() {
             return Some("both share out work by the same counters".into());
         }
         let (a, b) = (self.access(&a.kernel), self.access(&b.kernel));

@@ -805,47 +805,77 @@ fn pieces_of_others() {
     }
 }
 
-/// So it is with the last pass of many rows.
+/// So it is with the last pass of many rows, whoever does them with the same bits.
 #[test]
 fn pieces_of_the_last_pass() {
     for isa in isas() {
-        let mut cases = vec![Case::new(&isa, DType::F32)];
+        let new = Case { k: 64, ..Case::new(&isa, DType::F32) };
+        let tile = |m_block, k_block, widen| MatmulTile { n_block: 2, m_block, k_block, widen, ..new.tile };
+        let mut cases = vec![
+            Case { tile: tile(27, 0, false), ..new.clone() },
+            Case { tile: tile(9, 16, false), ..new.clone() },
+            Case { tile: tile(27, 32, true), prologue: true, ..Case::new(&isa, DType::Bf16) },
+        ];
         if isa.bf16_tiles {
-            cases.push(Case { compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) });
+            cases.push(Case { tile: tile(27, 32, false), compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) });
         }
         for case in cases {
-            let nr = case.nr;
-            let case = Case { group_cols: 32 * nr, tile: MatmulTile { n_block: 2, ..case.tile }, ..case };
+            let case = Case { group_cols: 32 * case.nr, ..case };
             let (program, kernel) = case.program(&isa);
             let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
             let out = &program.buffers[2];
-            // Panels of the first row, and of the last one.
-            let done = |thread: u32, left: &[i64]| -> [Vec<u32>; 2] {
-                let weights = program.weights[1].offsets[1] as usize + 4096;
-                let mut step = Step::new(weights, 0, program.arena_bytes as usize, program.private_bytes);
-                step.private = Area::new(left.len() * program.private_bytes as usize);
-                step.rows = CAPACITY;
-                step.arena.put(out.offset as usize, &vec![0xff; (CAPACITY * out.stride) as usize * 4]);
-                step.claims.iter_mut().zip(left).for_each(|(line, left)| line[0] = *left);
-                step.run_some(&loaded, thread..thread + 1, left.len() as u32, 0);
-                assert_eq!(step.claims[thread as usize][0], 0, "its own pieces");
-                let is_written =
-                    |row: u32, panel: u32| !step.arena.f32(out.offset as usize + (row * out.stride + panel * nr) as usize * 4).is_nan();
-                [0, CAPACITY - 1].map(|row| (0..32).filter(|panel| is_written(row, *panel)).collect())
+            let weights = program.weights[1].offsets[1] as usize + 4096;
+            let mut step = Step::new(weights, 0, program.arena_bytes as usize, program.private_bytes);
+            step.private = Area::new(2 * program.private_bytes as usize);
+            step.rows = CAPACITY;
+            // Numbers near 1 in every type.
+            let mut rng = Rng::new(5);
+            for area in [&mut step.weights, &mut step.arena] {
+                area.bytes_mut()
+                    .chunks_exact_mut(4)
+                    .for_each(|c| c.copy_from_slice(&(0x3f80_3f80 ^ (rng.bits() & 0x007f_007f)).to_le_bytes()));
+            }
+            let bits = |step: &Step, row: u32, panel: u32| -> Vec<u32> {
+                let at = |column: u32| out.offset as usize + (row * out.stride + panel * case.nr + column) as usize * 4;
+                (0..case.nr).map(|column| step.arena.f32(at(column)).to_bits()).collect()
             };
-            let panels = |ranges: [(u32, u32); 2]| ranges.map(|(begin, end)| (begin..end).collect::<Vec<_>>());
-            // Two passes of 20 rows; half of the sixteen panels of each share are open in the second one, in pieces of two.
-            let name = format!("{} {:?}", isa.name, case.compute);
-            assert_eq!(done(0, &[-1, -1]), panels([(0, 16), (0, 16)]), "{name}: the other has not begun");
-            assert_eq!(done(1, &[4, -1]), panels([(16, 32), (8, 32)]), "{name}");
-            let [first, last] = done(0, &[-1, 3]);
-            assert_eq!([first, last], [(0..16).collect::<Vec<_>>(), (0..16).chain(26..32).collect()], "{name}");
+            step.run(&loaded, 1, 0);
+            let expected: Vec<Vec<Vec<u32>>> = (0..CAPACITY).map(|row| (0..32).map(|panel| bits(&step, row, panel)).collect()).collect();
+            // Panels of the first row, and of the last one.
+            let mut done = |thread: u32, left: [i64; 2]| -> [Vec<u32>; 2] {
+                step.arena.put(out.offset as usize, &vec![0xff; (CAPACITY * out.stride) as usize * 4]);
+                step.claims.iter_mut().zip(left).for_each(|(line, left)| line[0] = left);
+                step.run_some(&loaded, thread..thread + 1, 2, 0);
+                assert_eq!(step.claims[thread as usize][0], 0, "its own pieces");
+                let mut panels_of = |row: u32| {
+                    let written = |panel: &u32| bits(&step, row, *panel) != vec![u32::MAX; case.nr as usize];
+                    let panels: Vec<u32> = (0..32).filter(written).collect();
+                    for &panel in &panels {
+                        assert!(
+                            bits(&step, row, panel) == expected[row as usize][panel as usize],
+                            "{case:?}: bits of row {row}, panel {panel}"
+                        );
+                    }
+                    panels
+                };
+                let [first, last] = [0, CAPACITY - 1].map(&mut panels_of);
+                (0..CAPACITY).for_each(|row| _ = panels_of(row));
+                [first, last]
+            };
+            let to = |begin: u32, end: u32| (begin..end).collect::<Vec<_>>();
+            let name = format!("{} {:?}", isa.name, case.tile);
+            // Of two passes half of the sixteen panels of each share are open in the last one, of five all; in pieces of two, by tiles of
+            // several blocks of k, all in one turn, too.
+            let open = if case.tile.m_block == 9 { 16 } else { 8 };
+            assert_eq!(done(0, [-1, -1]), [to(0, 16), to(0, 16)], "{name}: the other has not begun");
+            assert_eq!(done(0, [-1, 3]), [to(0, 16), [to(0, 16), to(26, 32)].concat()], "{name}");
+            assert_eq!(done(1, [i64::from(open) / 2, -1]), [to(16, 32), to(16 - open, 32)], "{name}");
         }
     }
 }
 
-/// With many rows every thread has its share of the groups without a nest and of those with one, which take longer; more threads than there
-/// are of these share groups alone.
+/// Where many rows have too few groups to offer some, every thread has its share of the groups without a nest and of those with one, which
+/// take longer; more threads than there are of these share groups alone.
 #[test]
 fn shares_of_groups_with_nests() {
     for isa in isas() {

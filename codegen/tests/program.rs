@@ -363,6 +363,10 @@ fn every_rule_reports() {
         ("no barrier between r0 layers.norm and r1 layers.qkv: b1 normed is written", |p| drop(layers(p).remove(1))),
         ("no barrier between r3 layers.o and r0 layers.norm: b0 x is written", |p| drop(layers(p).pop())),
         ("no barrier between r1 layers.qkv and r2 layers.attention", |p| drop(layers(p).remove(3))),
+        ("no barrier between r2 layers.attention and r4 layers.beside: both share out work", |p| {
+            p.regions.push(Region { name: "layers.beside".into(), ..p.regions[2].clone() });
+            layers(p).insert(5, Item::Region(RegionId(4)));
+        }),
         ("no barrier between r1 layers.qkv and r3 layers.o: both share out work", |p| {
             layers(p).remove(3);
             layers(p).swap(3, 5);

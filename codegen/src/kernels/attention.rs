@@ -252,6 +252,8 @@ impl<'a, 'c> Generator<'a, 'c> {
             let narrow = |v| fb.trunc(v, Elem::I32);
             let args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
             let (last_tile, last_head) = (fb.add_int(tiles, -1), fb.int(heads - 1));
+            let total = fb.mul_int(sum[0], heads);
+            let (_, share_end) = call.share(total);
             // Units that begin in this piece of the weight.
             let units = |begin: Value<'c>, end: Value<'c>| {
                 let first_head = fb.div(begin, sum[0]);
@@ -266,7 +268,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                             let is_last = fb.cmp(Cmp::Eq, i, last_tile);
                             let next_tile = tile_at(fb.select(is_last, fb.int(0), fb.add_int(i, 1)));
                             let next_head = fb.min(fb.add(kv_head, fb.zext(is_last, Elem::I64)), last_head);
-                            let goes_on = fb.cmp(Cmp::Lt, after, end);
+                            let goes_on = fb.cmp(Cmp::Lt, after, share_end);
                             let next = [fb.select(goes_on, next_tile, tile), fb.select(goes_on, next_head, kv_head)];
                             fb.call(unit, &[&args[..], &[tile, kv_head], &next, &[scratch]].concat());
                         });
@@ -274,8 +276,9 @@ impl<'a, 'c> Generator<'a, 'c> {
                     })
                 });
             };
+            // (A step has rows, and so a tile.)
             let mean = fb.div(sum[0], tiles);
-            call.offer(fb.mul_int(sum[0], heads), mean, (fb.int(1), OPEN_PART)).work(call, units);
+            call.offer(total, mean, (fb.int(1), OPEN_PART)).work(call, units);
             if self.kernel.compute == Compute::Bf16Tiles && has_many(self.kernel) {
                 fb.tile_release();
             }

@@ -110,8 +110,8 @@ pub fn row_counts(isa: &Isa, program: &Program, kernel: &Matmul) -> RowCounts {
 const PIECES_OF_WALK: u32 = 4;
 
 /// Of so many passes of rows and more, the last one can be done by others; of fewer a part of it, so that it is a quarter of a share. In
-/// one pass, whose rows are in L2 meanwhile, or come there anew for each block of panels anyway, small pieces cost nothing: prompts of 512
-/// spent 8 % of their time waiting for the slower one of two cores, and now 1 % (docs/machines/emerald-rapids.md).
+/// one pass, whose rows are in L2 meanwhile, or come there anew for each block of panels anyway, small pieces cost little: prompts of 512
+/// spent 6 to 11 % of their time waiting for the slower one of two cores, and now 2 to 4 % (docs/machines/emerald-rapids.md).
 const OPEN_PASSES: i64 = 4;
 
 /// A block of rows.
@@ -363,7 +363,7 @@ impl<'c> Generator<'_, 'c> {
         Walk::stream(isa, &Microkernel::stored(isa, &self.product, 1), 1, streams, panels.panels()).panels
     }
 
-    /// The thread's units, `body(begin, end)`: its share of each run of groups with the same nests, where every thread gets some of each,
+    /// The thread's units where nothing is offered, `body(begin, end)`: its share of each run of groups with the same nests, where every thread gets some of each,
     /// else its share of all. Heads whose keys go to the cache take longest, and lie together.
     fn shares(&self, call: &Call<'_, '_, 'c>, body: impl FnOnce(Value<'c>, Value<'c>)) {
         let fb = call.fb;

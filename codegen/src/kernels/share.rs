@@ -8,9 +8,9 @@ use super::Call;
 use crate::llvm::builder::{Cmp, Value};
 use rcompile_runtime::abi::{CLAIMS_STRIDE, field};
 
-/// The last part, one of so many, of a thread's share can be done by others: cores that differ by an eighth still end together.
+/// The last part, one of so many, of a thread's share of few rows can be done by others: cores that differ by an eighth still end together.
 const OPEN_PART: i64 = 8;
-/// Pieces of it, where they are not too small.
+/// About so many pieces of it, where they are not too small.
 const PIECES: i64 = 8;
 /// Of so many threads, itself included, a thread does pieces: each look at another one's line is an exchange between two cores, at the end
 /// of every region.
@@ -30,7 +30,7 @@ struct Share<'c> {
 }
 
 impl<'c> Call<'_, '_, 'c> {
-    /// This thread's piece of `0..total`: contiguous, sizes differ by at most one.
+    /// This thread's share of `0..total`: contiguous, sizes differ by at most one.
     pub fn share(&self, total: Value<'c>) -> (Value<'c>, Value<'c>) {
         self.share_of(self.thread, total)
     }
@@ -54,19 +54,20 @@ impl<'c> Call<'_, '_, 'c> {
         work(begin, end);
     }
 
-    /// Lets others do the last part, `part.0` of `part.1`, of this thread's share of `0..total` where it is slower than they are, in
-    /// [`PIECES`] pieces or fewer, of `least` units or a multiple of them.
+    /// Lets others do the last part, `part.0 / part.1`, of this thread's share of `0..total` where it is slower than they are, in pieces of
+    /// `least` units or a multiple of them.
     ///
     /// Each thread counts the pieces that are left of its share on a line of its own ([`StepCtx::claims`](rcompile_runtime::abi::StepCtx)),
     /// which no other core touches before it has nothing left itself, and the pieces of a share follow each other in memory. (With one
     /// counter for all threads every piece cost an exchange of its line and a stream of weights that began anew.) A count is never above 0
     /// between regions, since its thread goes on until it is not; so no one takes pieces of a region that it has left, as long as a barrier
-    /// lies between two regions that share out work so. What is offered must be done with [`Offer::work`].
+    /// lies between two regions that share out work so. What is offered must be done with `Offer::work`.
     pub fn offer(&self, total: Value<'c>, least: Value<'c>, part: (Value<'c>, i64)) -> Offer<'c> {
         let fb = self.fb;
         let lines = self.pointer_field(field::CLAIMS);
         // Of the smallest share.
         let open = fb.div(fb.mul(fb.div(total, self.threads), part.0), fb.int(part.1));
+        let open = fb.mul(fb.div(open, least), least);
         let piece = fb.max(least, fb.mul(fb.div(open, fb.mul_int(least, PIECES)), least));
         let several = fb.and(fb.cmp(Cmp::Lt, fb.int(1), self.threads), fb.not(fb.is_null(lines)));
         let is_shared = fb.and(fb.cmp(Cmp::Le, fb.mul_int(piece, 2), open), several);

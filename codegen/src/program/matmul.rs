@@ -89,7 +89,7 @@ impl Reading {
 /// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take
 /// weights as they are stored (up to `mr` rows, two or three times as many where more would widen them, up to [`TILE_ROWS`] by tiles),
 /// threads do the ends of their shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its
-/// share, all rows of a pass over each. Per output element there is one accumulator chain in order of k.
+/// share, all rows of a pass over each, and the last pass ends in pieces. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// `Rows` or `LogitRows`.

@@ -70,10 +70,12 @@ fn nest(program: &Program, n: &LoopNest, access: &mut Access) {
 
 fn access(program: &Program, kernel: &Kernel) -> Access {
     let mut access = Access::default();
+    if kernel.shares_out() {
+        access.writes.push(Resource::Claims);
+    }
     match kernel {
         Kernel::Loops(n) => nest(program, n, &mut access),
         Kernel::Matmul(m) => {
-            access.writes.push(Resource::Claims);
             access.reads.extend(resource(program, &m.a));
             access.reads.extend(m.quantise.iter().flat_map(|q| resource(program, &q.x)));
             expressions(program, &m.operands, &m.exprs, &m.stores, &mut access);
@@ -84,7 +86,6 @@ fn access(program: &Program, kernel: &Kernel) -> Access {
             access.writes.extend(resource(program, &q.out));
         }
         Kernel::Attention(a) => {
-            access.writes.push(Resource::Claims);
             access.reads.extend(resource(program, &a.q));
             access.reads.push(Resource::State);
             access.writes.extend(resource(program, &a.out));
