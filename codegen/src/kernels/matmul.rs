@@ -363,8 +363,8 @@ impl<'c> Generator<'_, 'c> {
         Walk::stream(isa, &Microkernel::stored(isa, &self.product, 1), 1, streams, panels.panels()).panels
     }
 
-    /// The thread's units where nothing is offered, `body(begin, end)`: its share of each run of groups with the same nests, where every thread gets some of each,
-    /// else its share of all. Heads whose keys go to the cache take longest, and lie together.
+    /// The thread's units where nothing is offered, `body(begin, end)`: its share of each run of groups with the same nests, where every
+    /// thread gets some of each, else its share of all. Heads whose keys go to the cache take longest, and lie together.
     fn shares(&self, call: &Call<'_, '_, 'c>, body: impl FnOnce(Value<'c>, Value<'c>)) {
         let fb = call.fb;
         let (units, _) = self.kernel.units();
