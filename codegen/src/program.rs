@@ -189,9 +189,7 @@ impl Kernel {
     pub fn shares_out(&self) -> bool {
         matches!(self, Kernel::Matmul(_) | Kernel::Attention(_))
     }
-}
 
-impl Kernel {
     /// All memory that a kernel names, that of its nests included.
     pub fn operands(&self) -> Vec<&Operand> {
         match self {
