@@ -284,6 +284,13 @@ impl Area {
         Ok(Self { at: at.cast(), len })
     }
 
+    /// With ordinary pages in the first `bytes`: where few of them will be touched, a huge page would be cleared for each few.
+    fn with_small_pages(self, bytes: u64) -> Self {
+        // SAFETY: a range inside a mapping of ours; the advice changes no contents, and refusal does no harm.
+        let _ = unsafe { rustix::mm::madvise(self.at.cast(), self.len.min(bytes as usize), rustix::mm::Advice::LinuxNoHugepage) };
+        self
+    }
+
     /// The memory, for the rest of the process.
     pub(crate) fn leak(self) -> &'static mut [u8] {
         let area = std::mem::ManuallyDrop::new(self);
@@ -328,7 +335,7 @@ impl<'a> Session<'a> {
         let rows = program.max_rows();
         let pages = program.slots as usize * program.pages_per_slot as usize;
         Ok(Self {
-            state: Area::new("KV cache", program.state_bytes)?,
+            state: Area::new("KV cache", program.state_bytes)?.with_small_pages(program.state_bytes / pages.max(1) as u64),
             arena: Area::new("arena", most(|b| b.arena_bytes))?,
             private: Area::new(SCRATCH, private_stride * u64::from(pool.threads()))?,
             private_stride: private_stride as usize,

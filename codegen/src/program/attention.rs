@@ -31,9 +31,9 @@ pub struct Attention {
     /// How scores and weighted values are summed: `F32`, or over a bf16 cache `Bf16Dot` or `Bf16Tiles`, which round queries and weights to
     /// bf16.
     pub compute: Compute,
-    /// Byte offset of each layer in the state.
+    /// Byte offset of each layer's first page in the state.
     pub state_offsets: Vec<u64>,
-    /// Bytes of a page (all kv heads, K and V).
+    /// Bytes from a page of a layer to its next one: K and V of all kv heads, and what lies between, other layers' for instance.
     pub page_bytes: u64,
     /// Bytes of a kv head within a page.
     pub head_bytes: u64,

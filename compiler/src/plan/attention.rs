@@ -69,9 +69,9 @@ impl Plan<'_> {
         let (kv_heads, head_dim) = (s.kv_heads as u32, s.head_dim as u32);
         let v_offset = PAGE * s.head_dim * dtype.size();
         let head_bytes = PAGE * bytes_per_position(s);
-        let offsets = frame.states[&state].iter().map(|s| self.state_offsets[s.index()]).collect();
+        let offsets = frame.states[&state].iter().map(|s| self.state_layout.offsets[s.index()]).collect();
         let scales = s.dtype.is_quantised().then_some(2 * v_offset);
-        KvLayout { dtype, kv_heads, head_dim, offsets, page_bytes: head_bytes * s.kv_heads, head_bytes, v_offset, scales }
+        KvLayout { dtype, kv_heads, head_dim, offsets, page_bytes: self.state_layout.page_bytes, head_bytes, v_offset, scales }
     }
 
     /// Attention: queries are stored (by a group nest of the projection where possible), the output takes along reshapes and conversions.

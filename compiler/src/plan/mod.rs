@@ -123,6 +123,15 @@ pub struct StatePlan {
     pub persistent: bool,
 }
 
+/// Where the states lie. What survives a step: all layers of a page of positions behind each other, so that few positions touch little
+/// memory, which a kernel clears in large pages. What does not: all layers in the same place.
+struct StateLayout {
+    /// Bytes from a page to the next.
+    page_bytes: u64,
+    /// Of each state in the first page.
+    offsets: Vec<u64>,
+}
+
 /// A planned bucket.
 #[derive(Clone, Debug)]
 pub struct Planned {
@@ -164,7 +173,7 @@ struct Plan<'a> {
     period: u32,
     /// Values whose place is given (entry outputs, a layer's result).
     forced: HashMap<ValueId, Home>,
-    state_offsets: Vec<u64>,
+    state_layout: StateLayout,
     weight_keys: Vec<(WeightKey, u32)>,
     panels_of: HashMap<ParamId, Panels>,
 }
@@ -242,7 +251,7 @@ impl Draft {
 fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Draft, PlanError> {
     check_shapes(module)?;
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
-    let (state, state_offsets) = plan_state(module, cx);
+    let (state, state_layout) = plan_state(module, cx);
     let bucket = bound("T");
     let (heads_per_kv, kv_heads) = heads(module);
     let program = Program {
@@ -268,7 +277,7 @@ fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<
         layers: 0,
         period: 1,
         forced: HashMap::new(),
-        state_offsets,
+        state_layout,
         weight_keys: vec![],
         panels_of: lookup_panels(module, cx),
     };
@@ -360,27 +369,24 @@ fn check_shapes(module: &Module) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// Offsets of each state's layer. States of one kind only; encoders share one layer's memory.
-fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, Vec<u64>) {
+/// Bytes and places of the states: of one kind only; encoders' layers share one place.
+fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, StateLayout) {
     let pages_per_slot = cx.ctx_size.div_ceil(PAGE_POSITIONS as u32);
     let mut plan = StatePlan { pages_per_slot, persistent: module.states.iter().any(|s| s.persistent), ..StatePlan::default() };
     let mut offsets = Vec::new();
-    let mut end = 0u64;
     for s in &module.states {
         let per_token = s.kv_heads * attention::bytes_per_position(s);
-        let bytes = per_token * PAGE_POSITIONS as u64 * u64::from(pages_per_slot) * u64::from(cx.slots);
-        if s.persistent {
-            offsets.push(end);
-            end += bytes.next_multiple_of(64);
+        if plan.persistent {
+            offsets.push(plan.bytes_per_token * PAGE_POSITIONS as u64);
             plan.bytes_per_token += per_token;
         } else {
             offsets.push(0);
-            end = end.max(bytes);
             plan.bytes_per_token = plan.bytes_per_token.max(per_token);
         }
     }
-    plan.bytes = end;
-    (plan, offsets)
+    let page_bytes = plan.bytes_per_token * PAGE_POSITIONS as u64;
+    plan.bytes = page_bytes * u64::from(pages_per_slot) * u64::from(cx.slots);
+    (plan, StateLayout { page_bytes, offsets })
 }
 
 /// Largest number of query heads per KV head, and least number of KV heads.
@@ -427,6 +433,32 @@ mod tests {
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
         let cx = PlanCx { isa: &isa, slots: 1, ctx_size: 64, least_rows: 1, cores: 1, tuning: None };
         plan(&module, &cx, &mut WeightTable::default())
+    }
+
+    /// All layers of a page lie together; states that do not survive a step share one place.
+    #[test]
+    fn states_lie_page_by_page() {
+        let isa = Isa::lookup(HOST_TRIPLE, if HOST_TRIPLE.starts_with("x86_64") { "x86-64-v3" } else { "neoverse-n1" }, &[]).unwrap();
+        let cx = PlanCx { isa: &isa, slots: 3, ctx_size: 300, least_rows: 1, cores: 1, tuning: None };
+        let layout = |persistent: &str| {
+            let text = format!(
+                "module {{
+                symbol T<=8
+                state @a {{kv_heads=2, head_dim=8, dtype=bf16{persistent}}}
+                state @b {{kv_heads=1, head_dim=24, dtype=f32{persistent}}}
+                param @table : f32[19, 24] = source \"table\"
+                func @step(%token: i32[T]) {{
+                    %y = embedding @table, %token
+                    return %y
+                }}
+            }}"
+            );
+            let (plan, layout) = plan_state(&rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{e}")), &cx);
+            (plan.pages_per_slot, plan.bytes_per_token, plan.bytes, layout.page_bytes, layout.offsets)
+        };
+        let (a, b) = (2 * 2 * 8 * 2, 2 * 24 * 4);
+        assert_eq!(layout(", persistent"), (2, a + b, 3 * 2 * 256 * (a + b), 256 * (a + b), vec![0, 256 * a]));
+        assert_eq!(layout(""), (2, b, 3 * 2 * 256 * b, 256 * b, vec![0, 0]));
     }
 
     /// What has no kernel is said once, in one line.
