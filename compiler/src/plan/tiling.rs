@@ -205,7 +205,7 @@ mod tests {
         };
         let (bf16, int8, int4) = (Coding::Elements, Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
         assert_eq!([bf16, int8, int4].map(|coding| walk("znver5", 1, coding)), [(4, 0, 1024), (4, 0, 1024), (1, 0, 8192)]);
-        assert_eq!([bf16, int8, int4].map(|coding| walk("x86-64-v3", 1, coding)), [(4, 0, 2048), (1, 0, 8192), (1, 0, 8192)]);
+        assert_eq!([bf16, int8, int4].map(|coding| walk("x86-64-v3", 1, coding)), [(4, 1024, 0), (1, 0, 8192), (1, 0, 8192)]);
         assert_eq!(walk("znver5", 2, int4), (1, 0, 8192));
         assert_eq!(walk("znver4", 1, int4), walk("znver4", 1, bf16));
     }
