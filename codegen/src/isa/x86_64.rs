@@ -37,8 +37,8 @@ const GENERIC_L2: u64 = 1024;
 
 // How weights stream, by CPU. What was measured, and how, is on the pages of the machines (docs/machines, "Streams"); distances are bytes.
 
-/// AVX-512 for any CPU, and CPUs that were not measured: several streams, a single row's lines 1 KB ahead into L2 (with 2 KB into both
-/// caches Zen 4 reads 10 to 20 % less), several rows' far ahead.
+/// AVX-512 for any CPU, and CPUs that were not measured: several streams, a single row's lines 1 KB ahead into L2 (2 KB into both caches
+/// cost Zen 4 12 to 22 %), several rows' far ahead.
 const GENERIC: Streams = Streams {
     row: NEAR_STREAMS.row,
     bytes: None,
@@ -89,8 +89,8 @@ const ZEN5: Streams = Streams {
     near: None,
     tile_k: None,
 };
-/// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1, which Zen 5 reads up to 7 % faster, cost it 18
-/// %), codes and several rows as on Zen 5.
+/// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1, which Zen 5 reads up to 7 % faster, cost it a
+/// sixth), codes and several rows as on Zen 5.
 const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, ..ZEN5 };
 
 const ROWS: &[Row] = &[

@@ -124,7 +124,7 @@ pub struct StatePlan {
 }
 
 /// Where the states lie. What survives a step: all layers of a page of positions behind each other, so that few positions touch little
-/// memory, which a kernel clears in large pages. What does not: all layers in the same place.
+/// memory, which the operating system clears in large pages. What does not: all layers in the same place.
 struct StateLayout {
     /// Bytes from a page to the next.
     page_bytes: u64,
