@@ -5,7 +5,7 @@
 //! moves); `MR`, `BLOCKMR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `BUSY` (rows from which lines go to L1 alone,
 //! as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `K` or `N` alone,
 //! too, `N` large enough for weights that no cache holds; `gemm`: `LAYERS` of weights in turns, so that no cache holds them), are for
-//! trials (attention: `ROWS`, `KEYS`, and `TILE` rows of a tile). Integer dots are measured against the dot instruction's own peak (where
+//! trials (attention: `ROWS`, `KEYS`, `TILE` rows of a tile, and `WAY=tiles`, only what computes so). Integer dots are measured against the dot instruction's own peak (where
 //! one takes several instructions, four times the FMA peak); shares are of the best rounds (a shared machine has bad ones), and of the
 //! median round in brackets. "clock": how fast a chain of multiplications ran right behind the kernel, beside one right behind the peak.
 //! Dense FMAs may lower the clock (Emerald Rapids: 2.74 GHz, 2.97 with dots): a kernel at 95 % of their rate may be at 88 % of their rate
@@ -86,7 +86,9 @@ fn main() {
     if isa.bf16_tiles {
         caches.push((DType::Bf16, Compute::Bf16Tiles));
     }
-    for (kv, compute) in caches.into_iter().filter(|_| wanted("attention")) {
+    // `WAY=tiles`: this arithmetic only.
+    let only = std::env::var("WAY").unwrap_or_default();
+    for (kv, compute) in caches.into_iter().filter(|cache| wanted("attention") && way(cache.1).contains(&only)) {
         for (heads, kv_heads, head_dim, rows, keys, tile_rows) in [
             (32, 8, 64, 128, 512, 16),
             (12, 12, 64, 128, 512, 16),
@@ -147,6 +149,40 @@ struct Rounds(Vec<(f64, f64)>);
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values[values.len() / 2]
+}
+
+/// Rates of rounds while tiles are fast, and while they are slow; where a kernel has any.
+struct TileRounds<'a> {
+    peak: Option<&'a Peak>,
+    fast: Vec<f64>,
+    slow: Vec<f64>,
+}
+
+impl<'a> TileRounds<'a> {
+    fn new(peak: &'a Peak, by_tiles: bool) -> Self {
+        TileRounds { peak: by_tiles.then_some(peak), fast: vec![], slow: vec![] }
+    }
+    /// Runs a round, which says its rate, and keeps that where tiles are as fast behind it as before.
+    fn round(&mut self, run: impl FnOnce() -> f64) -> f64 {
+        let are_slow = || self.peak.and_then(Peak::tile_cycles).map(|cycles| cycles > SLOW_TILES);
+        let before = are_slow();
+        let rate = run();
+        match (before, are_slow()) {
+            (Some(true), Some(true)) => self.slow.push(rate / 1e9),
+            (Some(false), Some(false)) => self.fast.push(rate / 1e9),
+            _ => {}
+        }
+        rate
+    }
+    fn print(self) {
+        if self.peak.is_some() {
+            let [fast, slow] = [self.fast, self.slow].map(|rates| match rates.len() {
+                0 => "none".to_owned(),
+                count => format!("{:.1} ({count})", median(rates)),
+            });
+            println!("    GFLOP/s, median (number) of rounds while tiles are fast: {fast}, while they are slow: {slow}");
+        }
+    }
 }
 
 impl Rounds {
@@ -344,9 +380,8 @@ impl Matmuls {
         let widen =
             self.dtype != DType::F32 && (self.compute == Compute::F32 || self.compute.takes_codes() && nibbles) && env("WIDEN", 1) == 1;
         let most_k = match self.compute {
-            Compute::Bf16Tiles => self.isa.streams.tile_k.unwrap_or(256),
-            Compute::Int8Tiles => self.isa.streams.tile_k.unwrap_or(512),
-            Compute::CodesInBf16Tiles => 256,
+            Compute::Bf16Tiles | Compute::CodesInBf16Tiles => 512,
+            Compute::Int8Tiles => 1024,
             compute if compute.takes_codes() => 2048,
             _ => (12 << 10) / self.isa.tile_rows,
         };
@@ -443,20 +478,16 @@ impl Matmuls {
         let mut layers = (0..env("LAYERS", 1)).cycle();
         let mut rounds = Rounds::default();
         let mut clocks = vec![];
-        let mut by_tiles = [vec![], vec![]];
-        let tile_cycles = || if self.compute.by_tiles() { peak.tile_cycles() } else { None };
+        let mut by_tiles = TileRounds::new(peak, self.compute.by_tiles());
         let peak_rate = || if self.compute.takes_codes() { peak.dots() } else { peak.flops() };
         for _ in 0..env("ROUNDS", ROUNDS) {
             let before = peak_rate();
             let clock = peak.clock();
-            let tiles = tile_cycles();
-            let t = seconds(|| layers.by_ref().take(repeat).for_each(|layer| _ = step.run(&loaded, 1, layer)));
-            clocks.push(peak.clock() / clock);
-            let rate = flop * repeat as f64 / t;
-            let slow = [tiles, tile_cycles()].map(|cycles| cycles.is_some_and(|cycles| cycles > SLOW_TILES));
-            if slow[0] == slow[1] {
-                by_tiles[usize::from(slow[0])].push(rate / 1e9);
-            }
+            let rate = by_tiles.round(|| {
+                let t = seconds(|| layers.by_ref().take(repeat).for_each(|layer| _ = step.run(&loaded, 1, layer)));
+                clocks.push(peak.clock() / clock);
+                flop * repeat as f64 / t
+            });
             rounds.0.push((rate, (before + peak_rate()) / 2.0));
         }
         println!(
@@ -467,13 +498,7 @@ impl Matmuls {
             rounds.share(),
             median(clocks),
         );
-        if self.compute.by_tiles() {
-            let [fast, slow] = by_tiles.map(|rates| match rates.len() {
-                0 => "none".to_owned(),
-                count => format!("{:.1} ({count})", median(rates)),
-            });
-            println!("    GFLOP/s, median (number) of rounds while tiles are fast: {fast}, while they are slow: {slow}");
-        }
+        by_tiles.print();
     }
     fn memory_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();
@@ -486,6 +511,15 @@ impl Matmuls {
         }
         let (rate, share) = (rounds.best().0 / 1e9, rounds.share());
         println!("matmul {} prefetch {:>4}: {rate:5.1} GB/s, {share} of a plain read", self.label(), self.prefetch);
+    }
+}
+
+/// How attention computes.
+fn way(compute: Compute) -> &'static str {
+    match compute {
+        Compute::Bf16Dot => "dot",
+        Compute::Bf16Tiles => "tiles",
+        _ => "fma",
     }
 }
 
@@ -579,23 +613,20 @@ fn attend(
     let bytes = 2.0 * f64::from(kv_heads) * f64::from(keys) * f64::from(head_dim) * kv.size() as f64;
     let repeat = (4e8 / flop).ceil() as usize;
     let mut rounds = Rounds::default();
+    let mut by_tiles = TileRounds::new(peak, compute == Compute::Bf16Tiles);
     for _ in 0..env("ROUNDS", ROUNDS) {
         let before = peak.flops();
-        let t = seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0)));
-        let rate = flop * repeat as f64 / t;
+        let rate = by_tiles.round(|| flop * repeat as f64 / seconds(|| (0..repeat).for_each(|_| _ = step.run(&loaded, 1, 0))));
         rounds.0.push((rate, before.max(peak.flops())));
     }
     let rate = rounds.best().0;
     println!(
         "attention {:>4} {} {heads}/{kv_heads} x {head_dim}, {rows} rows at {keys} keys: {:6.1} GFLOP/s, {} of FMA peak, {:5.1} GB/s of cache",
         kv.name(),
-        match compute {
-            Compute::Bf16Dot => "dot",
-            Compute::Bf16Tiles => "tiles",
-            _ => "fma",
-        },
+        way(compute),
         rate / 1e9,
         rounds.share(),
         bytes * rate / flop / 1e9
     );
+    by_tiles.print();
 }

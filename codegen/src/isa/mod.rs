@@ -53,9 +53,6 @@ pub struct Streams {
     pub busy: Option<Busy>,
     /// By several rows that walk several streams side by side, where they want lines nearer than those that walk one.
     pub near: Option<Near>,
-    /// k of a block by tiles of several blocks of rows, where blocks that come from the second cache are better than those that the first
-    /// one holds.
-    pub tile_k: Option<u32>,
 }
 
 /// How weights are prefetched by walks of several streams.

@@ -46,7 +46,6 @@ const GENERIC: Streams = Streams {
     rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 },
     busy: None,
     near: None,
-    tile_k: None,
 };
 /// Measured on Emerald Rapids: a single row wants its lines 2 KB ahead in L2, several rows 8 KB ahead and 3 KB in L1. Two rows, which walk
 /// three streams or more, are like one (measured on Granite Rapids).
@@ -57,11 +56,7 @@ const INTEL_STREAMS: Streams = Streams {
     rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 },
     busy: None,
     near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
-    tile_k: None,
 };
-/// Measured on Emerald Rapids: blocks by tiles come from L2 (bf16 prompts of 512 against blocks of 256 k, which L1 holds: 1.08; on Granite
-/// Rapids blocks of 512 k were slower than these, longer ones were not tried).
-const TILES_FROM_L2: Streams = Streams { tile_k: Some(2048), ..INTEL_STREAMS };
 
 /// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best: 1 KB
 /// ahead into L2. Lines that wait in L2 for a core that is busy come late: those go to L1 alone, 3 KB ahead.
@@ -72,7 +67,6 @@ const NEAR: Streams = Streams {
     rows: Stream { side_by_side: 6, l2: 1024, l1: 0 },
     busy: Some(Busy { instructions: 7, l1: 3072 }),
     near: None,
-    tile_k: None,
 };
 
 /// Measured on Zen 3: four streams of a single row, each near.
@@ -87,7 +81,6 @@ const ZEN5: Streams = Streams {
     rows: Stream { side_by_side: 1, l2: 0, l1: 8192 },
     busy: None,
     near: None,
-    tile_k: None,
 };
 /// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1, which Zen 5 reads up to 7 % faster, cost it a
 /// sixth), codes and several rows as on Zen 5.
@@ -104,8 +97,8 @@ const ROWS: &[Row] = &[
     Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_fast: true, beside: true, l2: 1024, streams: ZEN5 },
     Row { name: "skylake-avx512", features: &[V4], bf16_fast: false, beside: false, l2: 1024, streams: INTEL_STREAMS },
     Row { name: "icelake-server", features: &[V4, VNNI], bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
-    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: TILES_FROM_L2 },
-    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: TILES_FROM_L2 },
+    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
     Row { name: "graniterapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
 ];
 

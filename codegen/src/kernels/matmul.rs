@@ -113,6 +113,8 @@ const PIECES_OF_WALK: u32 = 4;
 /// one pass, whose rows are in L2 meanwhile, or come there anew for each block of panels anyway, small pieces cost little: prompts of 512
 /// spent 6 to 11 % of their time waiting for the slower one of two cores, and now 2 to 4 % (docs/machines/emerald-rapids.md).
 const OPEN_PASSES: i64 = 4;
+/// Least panels (of one way) of a piece of a pass by tiles in several turns, in each of which the rows come to L2 anew.
+const LEAST_OF_TURNS: u32 = 4;
 
 /// A block of rows.
 struct RowBlock<'c> {
@@ -315,11 +317,10 @@ impl<'c> Generator<'_, 'c> {
             let row = begin(number);
             (row, fb.sub(begin(fb.add_int(number, 1)), row))
         };
-        let least = match by_tiles::panels(self.kernel) {
-            // The rows of a turn come to L2 anew for each piece.
-            Some(panels) if blocks.turn < blocks.count => (2 * panels).div_ceil(unit_panels),
-            Some(panels) => panels.div_ceil(unit_panels),
-            None => blocks.units,
+        let least = match (self.kernel.compute.by_tiles(), blocks.turn < blocks.count) {
+            (false, _) => blocks.units,
+            (true, true) => LEAST_OF_TURNS.div_ceil(self.kernel.panels.ways * unit_panels),
+            (true, false) => 1,
         };
         let last = fb.add_int(passes, -1);
         let part = (fb.min(passes, fb.int(OPEN_PASSES)), OPEN_PASSES);

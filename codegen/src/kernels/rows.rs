@@ -213,7 +213,7 @@ pub(super) struct Block<'c> {
     pub row: Value<'c>,
     /// Rows.
     pub rows: Value<'c>,
-    /// First panel.
+    /// First panel (by tiles: of one way, `panel * ways + way`).
     pub first: Value<'c>,
     /// Behind the last.
     pub last: Value<'c>,
@@ -254,7 +254,7 @@ impl RowFunction {
         let own: &[Ty] = match self.work {
             RowWork::Stream { .. } | RowWork::Alone { .. } => &Span::PARAMS,
             RowWork::Block { .. } | RowWork::Tiles { .. } => &Block::PARAMS,
-            RowWork::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64, Ty::I64],
+            RowWork::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64],
         };
         [&KERNEL_PARAMS[..], &[Ty::PTR; 3], own].concat()
     }
@@ -281,8 +281,8 @@ impl RowFunction {
                 product.tiles(fb, &caller, Block::of(own), row_tiles, widened, k_blocks);
             }
             RowWork::Apart { panel_bytes } => {
-                let [w, kept, k, panels] = *args else { unreachable!() };
-                product.take_apart(fb, (w, kept), k, panels, panel_bytes);
+                let [w, kept, k] = *args else { unreachable!() };
+                product.take_apart(fb, (w, kept), k, panel_bytes);
             }
         }
     }

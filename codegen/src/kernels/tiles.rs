@@ -161,27 +161,32 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
     fb.tile_release();
 }
 
+/// Which side of a product is not used again soon: it comes past L1, where the other one, and sums, shall stay.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Once {
+    Rows,
+    Columns,
+}
+
 /// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows,
-/// columns)`; `behind(n)` comes behind product `n`. `once`: the rows are not used again soon, and columns shall stay where they are.
+/// columns)`; `behind(n)` comes behind product `n`. All loads come first: while tiles are slow (docs/machines/sapphire-rapids.md) a step
+/// whose loads lie between its products takes a seventh longer, otherwise either order takes as long.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
-    (row_tiles, tile_columns, once): (u32, u32, bool),
+    (row_tiles, tile_columns, once): (u32, u32, Once),
     (a, stride): (Value<'c>, u32),
     w: Value<'c>,
     dot: impl Fn(u32, u32, u32),
     behind: impl Fn(u32),
 ) {
+    let load = |side: Once, register: u32, at: Value<'c>, stride: u32| match once == side {
+        true => fb.tile_load_once(register, at, stride),
+        false => fb.tile_load(register, at, stride),
+    };
+    (0..row_tiles).for_each(|i| load(Once::Rows, rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride));
+    (0..tile_columns).for_each(|j| load(Once::Columns, columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
     for i in 0..row_tiles {
-        let a = fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride));
-        if once {
-            fb.tile_load_once(rows(i), a, stride)
-        } else {
-            fb.tile_load(rows(i), a, stride)
-        }
         for j in 0..tile_columns {
-            if i == 0 {
-                fb.tile_load(columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW);
-            }
             dot(sums(i, j), rows(i), columns(j));
             behind(i * tile_columns + j);
         }
@@ -194,7 +199,8 @@ pub(super) fn pieces_behind(number: u32, products: u32, pieces: u32) -> Range<u3
 }
 
 /// `out = a w`, or `out + a w` where it `adds`: `row_tiles` tiles of rows of bf16 at `a`, 32 columns of pairs of k at `w` (`[k /
-/// 2][32][2]`), `steps` times 32 k; `a` and `out` with the bytes of their rows.
+/// 2][32][2]`, which come past L1: attention uses them once for 32 pairs, and scores shall stay there), `steps` times 32 k; `a` and `out` with
+/// the bytes of their rows.
 pub(super) fn multiply<'c>(
     fb: &Fb<'_, 'c>,
     row_tiles: u32,
@@ -213,7 +219,7 @@ pub(super) fn multiply<'c>(
     each_sum(&|sums, at| if adds { fb.tile_load(sums, at, out_stride) } else { fb.tile_zero(sums) });
     fb.for_(fb.int(0), steps, 1, |i| {
         let (a, w) = (fb.index(a, i, ROW.into()), fb.index(w, i, u64::from(BF16_K / 2 * COLUMNS * ROW)));
-        step(fb, (row_tiles, COLUMNS, false), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), |_| ());
+        step(fb, (row_tiles, COLUMNS, Once::Columns), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), |_| ());
     });
     each_sum(&|sums, at| fb.tile_store(sums, at, out_stride));
 }
@@ -232,7 +238,7 @@ impl Microkernel {
         (dot, behind): (impl Fn(u32, u32, u32), impl Fn(u32)),
     ) {
         let tile_columns = self.product.panels.nr / SIDE;
-        step(fb, (row_tiles, tile_columns, true), (a, stride), w, dot, |product| {
+        step(fb, (row_tiles, tile_columns, Once::Rows), (a, stride), w, dot, |product| {
             behind(product);
             if (product + 1).is_multiple_of(tile_columns) {
                 ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), (product / tile_columns).into()));

@@ -17,8 +17,7 @@ const PASS_ROWS: u32 = 128;
 /// Rows of a pass of tiles: of bf16 they take half of L2 with 2048 k. (Granite Rapids, prompt of 512, 1B shape: 512 rows 0.93 as fast, of
 /// int8 0.93.)
 const TILES_PASS_ROWS: u32 = 256;
-/// Bytes of L1 for the block of k of the panels that tiles go through side by side (two of all ways); their rows pass beside it. (Half of
-/// it: 0.90 as fast, of nibbles made bf16 all of 2048 k 0.93.)
+/// Bytes of L1 for the block of k of a panel that tiles go through; rows pass beside it. (docs/machines/sapphire-rapids.md)
 const L1_WEIGHTS: u32 = 32 << 10;
 /// Elements of a tile's rows in a block of k: as f32 they fill an L1 of 48 KB, through which they pass with each panel (there six rows of
 /// AVX2 with 2048 k are 2 % faster than with 1024, twelve rows of AVX-512 3 % slower).
@@ -56,10 +55,8 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles && !beside;
     let most_k = match compute {
         Compute::Bf16Tiles | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
-            // Long blocks need no sums to be loaded and stored between them; values made for all rows of a pass are read from L1 only.
-            let long = isa.streams.tile_k.filter(|_| compute != Compute::CodesInBf16Tiles);
             let bytes = if compute == Compute::Int8Tiles { 1 } else { DType::Bf16.size() as u32 };
-            long.unwrap_or(L1_WEIGHTS / (2 * panels.nr * bytes))
+            L1_WEIGHTS / (panels.nr * bytes)
         }
         compute if compute.takes_codes() => K_BLOCK_CODES,
         _ => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
@@ -211,22 +208,21 @@ mod tests {
     }
 
     #[test]
-    fn blocks_by_tiles_are_as_long_as_their_cpu_likes() {
-        let k_block = |cpu: &str, k, compute, dtype, coding| {
-            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+    fn blocks_by_tiles_fit_l1() {
+        let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+        let k_block = |k, compute, dtype, coding| {
             let panels = Panels { nr: isa.panel_nr, k_pack: 2, k, groups: 1, group_cols: 2048, ways: 1, coding };
             heuristic(&isa, 512, &panels, dtype, compute).k_block
         };
         let (int8, int4) = (Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
-        let of = |cpu: &str, k| {
+        let of = |k| {
             [
-                k_block(cpu, k, Compute::Bf16Tiles, DType::Bf16, Coding::Elements),
-                k_block(cpu, k, Compute::Int8Tiles, DType::I8, int8),
-                k_block(cpu, k, Compute::CodesInBf16Tiles, DType::U8, int4),
+                k_block(k, Compute::Bf16Tiles, DType::Bf16, Coding::Elements),
+                k_block(k, Compute::Int8Tiles, DType::I8, int8),
+                k_block(k, Compute::CodesInBf16Tiles, DType::U8, int4),
             ]
         };
-        assert_eq!([of("emeraldrapids", 8192), of("emeraldrapids", 768)], [[2048, 2048, 256], [768, 768, 256]]);
-        assert_eq!([of("graniterapids", 8192), of("graniterapids", 768)], [[256, 512, 256], [256, 512, 256]]);
+        assert_eq!([of(8192), of(768)], [[512, 1024, 512], [384, 768, 384]]);
     }
 
     #[test]

@@ -66,11 +66,12 @@ impl Blocks {
         let count = depth.div_ceil(k);
         let turn = if kernel.compute.by_tiles() { by_tiles::turn(isa, program, kernel, k) } else { count };
         let all_panels = block_units * unit_panels;
-        // Panels of which weights are widened and sums are kept at a time; tiles keep all sums where they come back to a panel.
-        let (block_units, block_panels, kept_panels) = match by_tiles::panels(kernel) {
-            Some(panels) if turn >= count => (panels.div_ceil(unit_panels).min(units), panels, panels),
-            Some(panels) => (block_units, panels, all_panels),
-            None => (block_units, all_panels, all_panels),
+        // Panels (of one way) of which weights are widened, and of which sums are kept, at a time; tiles keep all sums where they come back
+        // to a panel.
+        let (block_units, widened_panels, kept_panels) = match (kernel.compute.by_tiles(), turn < count) {
+            (false, _) => (block_units, all_panels * panels.ways, all_panels),
+            (true, true) => (block_units, 1, all_panels),
+            (true, false) => (1, 1, 1),
         };
         // A single block of rows by tiles keeps nothing in scratch.
         if kernel.compute.by_tiles() && rows <= tiles::ROWS {
@@ -82,7 +83,7 @@ impl Blocks {
             compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
             _ => u64::from(k * panels.nr) * 4,
         };
-        let tiles = if widen { widened_panel * u64::from(block_panels * panels.ways) } else { 0 };
+        let tiles = if widen { widened_panel * u64::from(widened_panels) } else { 0 };
         let tile_row = if kernel.compute.by_tiles() || count > 1 { u64::from(kept_panels * panels.ways * panels.nr) * 4 } else { 0 };
         let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
         Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })

@@ -5,15 +5,14 @@
 //!
 //! ```text
 //! for block of panels {
-//!   for turn of k { for two panels { for block of k { apart;  for block of 32 rows { tiles<n>: products, epilogue at the last k } } } }
+//!   for turn of k { for panel of one way { for block of k { apart;  for block of 32 rows { tiles<n>: products, epilogue at the last } } } }
 //!   group nests
 //! }
 //! ```
-//! Tiles are so fast that lines which come from L2 bound them. A block of k of two panels stays in L1 while all rows of the pass go by,
-//! whose lines are loaded as not used again soon (TILELOADDT1), or they would push it out; each is used for both panels. Or it is as long
-//! as a turn and comes from L2, and sums need not be loaded and stored between blocks: which is better depends on the CPU
-//! ([`Streams::tile_k`](crate::isa::Streams)). The rows of a turn stay in L2, so that a long K has several turns, between which the sums of
-//! all panels wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by each block of rows.
+//! Tiles are so fast that lines which come from L2 bound them. A block of k of a panel stays in L1 while all rows of the pass go by, whose
+//! lines are loaded as not used again soon (TILELOADDT1), or they would push it out. The rows of a turn stay in L2, so that a long K has
+//! several turns, between which the sums of all panels wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by
+//! each block of rows.
 //!
 //! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the
 //! lines of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
@@ -22,13 +21,10 @@
 //! for panel of a piece { for way { alone<n>: for group of k { products (beside them: nibbles of the next apart) };  epilogue } }  group nests
 //! ```
 //!
-//! Measured on Granite Rapids (docs/machines/granite-rapids.md); a single block, and long ones, on Emerald Rapids
-//! (docs/machines/emerald-rapids.md).
+//! Measured on Sapphire Rapids (docs/machines/sapphire-rapids.md); a single block on Emerald Rapids (docs/machines/emerald-rapids.md).
 
 use super::*;
 
-/// Panels (of all ways) that rows go through side by side. (Prompt of 512, bf16, against one panel with blocks of twice the k: 1.07.)
-const PANELS: u32 = 2;
 /// Shapes of a kernel's registers.
 pub(super) fn shapes<'c>(fb: &Fb<'_, 'c>, product: &Product) -> tiles::Shapes<'c> {
     tiles::Shapes::new(fb, int_tiles::row_bytes(product))
@@ -44,11 +40,6 @@ pub(super) fn of_rows<'c>(fb: &Fb<'_, 'c>, rows: Value<'c>, functions: &[Functio
         }
         _ => unreachable!("a block has one or two tiles of rows, and a function"),
     }
-}
-
-/// Panels side by side of a kernel; `None`: not by tiles.
-pub(super) fn panels(kernel: &Matmul) -> Option<u32> {
-    kernel.compute.by_tiles().then(|| PANELS.div_ceil(kernel.panels.ways))
 }
 
 /// Most rows of a pass.
@@ -79,44 +70,43 @@ impl<'c> Generator<'_, 'c> {
         nests: &Nests<'_, 'c>,
     ) {
         let (kernel, product) = (self.kernel, &self.product);
-        let unit_panels = i64::from(kernel.units().1);
-        let side_by_side = i64::from(panels(kernel).expect("by tiles"));
+        let (unit_panels, ways) = (i64::from(kernel.units().1), kernel.panels.ways);
         let depth = fb.int(product.depth().into());
         let shapes = shapes(fb, product);
         let [block_k, count, turn] = [blocks.k, blocks.count, blocks.turn].map(|n| fb.int(n.into()));
         let turns = fb.div(fb.add_int(fb.add(count, turn), -1), turn);
+        let way_bytes = product.panel_bytes() / i64::from(ways);
         self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
-            let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
+            // Panels of one way.
+            let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels * i64::from(ways)));
             fb.for_(fb.int(0), turns, 1, |number| {
                 let begin = fb.mul(number, turn);
                 let end = fb.min(fb.add(begin, turn), count);
-                fb.for_(first_panel, last_panel, side_by_side, |panel| {
-                    let panel_end = fb.min(fb.add_int(panel, side_by_side), last_panel);
-                    let panel_count = fb.sub(panel_end, panel);
-                    // Where the panel's sums are among those of a row.
-                    let sums = fb.select(fb.cmp(Cmp::Gt, turns, fb.int(1)), fb.sub(panel, first_panel), fb.int(0));
+                fb.for_(first_panel, last_panel, 1, |panel| {
+                    // Where the sums of the panel, of all ways, are among those of a row.
+                    let sums = fb.select(fb.cmp(Cmp::Gt, turns, fb.int(1)), fb.div(fb.sub(panel, first_panel), fb.int(ways.into())), fb.int(0));
                     fb.for_(begin, end, 1, |kb| {
                         let k0 = fb.mul(kb, block_k);
                         let k = fb.min(block_k, fb.sub(depth, k0));
-                        let w = fb.offset(share.at.w, fb.add(fb.mul_int(panel, product.panel_bytes()), self.bytes_before(fb, k0)));
+                        let w = fb.offset(share.at.w, fb.add(fb.mul_int(panel, way_bytes), self.bytes_before(fb, k0)));
                         let bytes = self.bytes_before(fb, k);
-                        // What comes next: the next block of k, or the first one of the panels behind these.
+                        // What comes next: the next block of k, or the first one of the panel behind this.
                         let before = self.bytes_before(fb, fb.sub(k0, fb.mul(begin, block_k)));
-                        let behind = fb.sub(fb.mul_int(panel_count, product.panel_bytes()), before);
+                        let behind = fb.sub(fb.int(way_bytes), before);
                         let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
                         let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
                         if let Some(apart) = apart {
-                            fb.call(apart, &[w, share.at.scratch, k, panel_count]);
+                            fb.call(apart, &[w, share.at.scratch, k]);
                         }
                         self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
                             let part = fb.div(bytes, count);
                             let ahead = fb.offset(w, fb.add(next, fb.mul(number, part)));
                             let a = fb.index(self.row_of(fb, share.at.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
-                            let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * kernel.panels.ways) * 4);
+                            let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * ways) * 4);
                             let row_sums = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
                             let sums = fb.offset_const(fb.offset(share.at.scratch, fb.add(row_sums, sums)), blocks.tiles);
                             let call = |function: &Function<'c>| {
-                                let (widened, tiles, first, last) = (share.at.scratch, sums, panel, panel_end);
+                                let (widened, tiles, first, last) = (share.at.scratch, sums, panel, fb.add_int(panel, 1));
                                 let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part: part };
                                 fb.call(function, &share.at.caller.with(&block.args()));
                             };

@@ -2,12 +2,13 @@
 
 use super::super::microkernel::{Microkernel, Start};
 use super::super::{int_tiles, tiles};
-use super::{Block, Caller, KBlocks, Passage, Product, Span};
-use crate::llvm::builder::{Fb, Value};
+use super::{Block, Caller, KBlocks, Product, Span};
+use crate::llvm::builder::{Cmp, Fb, Value};
 use crate::program::{Compute, Quantise};
 
 impl Product {
-    /// A block of k of up to 16 or 32 rows times the block's panels, and the epilogue after the last block of k.
+    /// A block of k of up to 16 or 32 rows times a panel of one way, the block's first, and the epilogue after the last block of k of the
+    /// last way.
     pub(super) fn tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
@@ -22,19 +23,18 @@ impl Product {
             None => (Microkernel::stored(fb.isa(), self, 1), block.w),
             Some(panel_bytes) => (Microkernel::kept(fb.isa(), self, panel_bytes, 1), block.widened),
         };
+        let Block { row, rows, first, .. } = block;
+        let ways = fb.int(panels.ways.into());
+        let (way, column) = (fb.rem(first, ways), fb.mul_int(fb.div(first, ways), panels.nr.into()));
+        let tile = fb.index(block.tiles, fb.mul(way, rows), u64::from(panels.nr) * 4);
+        let (is_last_way, is_last_k) = (fb.cmp(Cmp::Eq, fb.add_int(way, 1), ways), fb.cmp(Cmp::Ge, block.stage, fb.int(2)));
+        let is_last = fb.and(is_last_way, is_last_k);
+
+        fb.if_(is_last, || caller.ahead(fb, row, rows, column));
         let steps = micro.steps(fb, block.k);
-        let start = k_blocks.start(fb, &block);
-        let block = Block { w, ..block };
-        let passage = Passage { panel_bytes: micro.panel_bytes, widened_panel: 0, k_blocks, most_rows: row_tiles * tiles::SIDE };
-        self.panels_of_block(fb, caller, &block, passage, |at| {
-            fb.for_(fb.int(0), fb.int(panels.ways.into()), 1, |way| {
-                let w = fb.index(at.w, way, micro.panel_bytes);
-                let tile = fb.index(at.tile, fb.mul(way, block.rows), u64::from(panels.nr) * 4);
-                let ahead = fb.index(at.ahead, way, panels.panel_bytes(self.weight));
-                let ahead = tiles::Ahead::new(fb, ahead, block.ahead_part, (self.tile_steps(fb, steps), row_tiles));
-                self.products(fb, &micro, (block.rows, row_tiles, steps), (block.a, w, tile), start, ahead, None);
-            });
-        });
+        let ahead = tiles::Ahead::new(fb, block.ahead, block.ahead_part, (self.tile_steps(fb, steps), row_tiles));
+        self.products(fb, &micro, (rows, row_tiles, steps), (block.a, w, tile), k_blocks.start(fb, &block), ahead, None);
+        fb.if_(is_last, || caller.epilogue(fb, block.tiles, row, rows, column, fb.int(panels.nr.into())));
     }
 
     /// The span's rows, up to 16 or 32, all that there are, times its panels, with epilogue, as [`Product::stream`].
@@ -91,21 +91,10 @@ impl Product {
         }
     }
 
-    /// Takes the nibbles of `k` k of `count` panels from `w` on apart, each of `panel_bytes` bytes then.
-    pub(super) fn take_apart<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        (w, kept_at): (Value<'c>, Value<'c>),
-        k: Value<'c>,
-        count: Value<'c>,
-        panel_bytes: u64,
-    ) {
+    /// Takes the nibbles of `k` k of a panel of one way at `w` apart, to `kept_at`, where it has `panel_bytes` bytes.
+    pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, (w, kept_at): (Value<'c>, Value<'c>), k: Value<'c>, panel_bytes: u64) {
         let stored = Microkernel::stored(fb.isa(), self, 1);
         let kept = Microkernel::kept(fb.isa(), self, panel_bytes, 1);
-        let groups = stored.steps(fb, k);
-        fb.for_(fb.int(0), fb.mul_int(count, self.panels.ways.into()), 1, |panel| {
-            let (w, to) = (fb.index(w, panel, stored.panel_bytes), fb.index(kept_at, panel, kept.panel_bytes));
-            stored.take_apart(fb, w, groups, to, &kept);
-        });
+        stored.take_apart(fb, w, stored.steps(fb, k), kept_at, &kept);
     }
 }
