@@ -167,7 +167,7 @@ impl Microkernel {
                 let number = fb.add_int(fb.mul_int(i, steps.into()), step.into());
                 let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
                 let dot = |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns);
-                self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, (dot, |n| behind(step * of_step + n)));
+                self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, (dot, Some(&|n| behind(step * of_step + n))));
             }
             self.each_sum(fb, row_tiles, sums_at, |sums, at| fb.tile_store(sums, at, row_bytes as u32));
         });

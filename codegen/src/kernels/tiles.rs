@@ -32,6 +32,9 @@ pub(super) const ROW: u32 = 64;
 /// k of a step of bf16.
 const BF16_K: u32 = BF16_TILE_K;
 const _: () = assert!(BF16_K * 2 == ROW && ROWS == crate::program::TILE_ROWS);
+/// Instructions behind a product of tiles, and behind a load, see [`step`]. (Fewer than six and two have no effect.)
+const BEHIND_PRODUCT: u32 = 8;
+const BEHIND_LOAD: u32 = 4;
 /// Bytes of a configuration of the tile registers.
 const CONFIG: usize = 64;
 
@@ -156,7 +159,10 @@ pub(super) fn probe<'c>(fb: &Fb<'_, 'c>, rows_to_do: Value<'c>, multiply_adds: u
     let numbers = fb.module().const_table("numbers", &numbers);
     (0..2).flat_map(|i| [rows(i), columns(i)]).for_each(|register| fb.tile_load(register, numbers, ROW));
     fb.for_(fb.int(0), fb.mul_int(rows_to_do, count as i64), 1, |_| {
-        (0..2).for_each(|i| (0..2).for_each(|j| dot(sums(i, j), rows(i), columns(j))));
+        for (i, j) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+            dot(sums(i, j), rows(i), columns(j));
+            fb.nops(BEHIND_PRODUCT);
+        }
     });
     fb.tile_release();
 }
@@ -169,19 +175,25 @@ enum Once {
 }
 
 /// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows,
-/// columns)`; `behind(n)` comes behind product `n`. All loads come first: while tiles are slow (docs/machines/sapphire-rapids.md) a step
-/// whose loads lie between its products takes a seventh longer, otherwise either order takes as long.
+/// columns)`; `behind(n)` comes behind product `n`, some instructions in any case.
+///
+/// Beside another thread of the core products and loads of tiles that come one right after the other take two to three times as long as
+/// otherwise. With a few other instructions between them, whatever these are, it is not much more than once, and without that other thread
+/// it makes no difference (docs/machines/sapphire-rapids.md). For the same reason all loads come first.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
     (row_tiles, tile_columns, once): (u32, u32, Once),
     (a, stride): (Value<'c>, u32),
     w: Value<'c>,
     dot: impl Fn(u32, u32, u32),
-    behind: impl Fn(u32),
+    behind: &dyn Fn(u32),
 ) {
-    let load = |side: Once, register: u32, at: Value<'c>, stride: u32| match once == side {
-        true => fb.tile_load_once(register, at, stride),
-        false => fb.tile_load(register, at, stride),
+    let load = |side: Once, register: u32, at: Value<'c>, stride: u32| {
+        match once == side {
+            true => fb.tile_load_once(register, at, stride),
+            false => fb.tile_load(register, at, stride),
+        }
+        fb.nops(BEHIND_LOAD);
     };
     (0..row_tiles).for_each(|i| load(Once::Rows, rows(i), fb.offset_const(a, u64::from(i * SIDE) * u64::from(stride)), stride));
     (0..tile_columns).for_each(|j| load(Once::Columns, columns(j), fb.offset_const(w, u64::from(j * ROW)), tile_columns * ROW));
@@ -219,14 +231,14 @@ pub(super) fn multiply<'c>(
     each_sum(&|sums, at| if adds { fb.tile_load(sums, at, out_stride) } else { fb.tile_zero(sums) });
     fb.for_(fb.int(0), steps, 1, |i| {
         let (a, w) = (fb.index(a, i, ROW.into()), fb.index(w, i, u64::from(BF16_K / 2 * COLUMNS * ROW)));
-        step(fb, (row_tiles, COLUMNS, Once::Columns), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), |_| ());
+        step(fb, (row_tiles, COLUMNS, Once::Columns), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), &|_| fb.nops(BEHIND_PRODUCT));
     });
     each_sum(&|sums, at| fb.tile_store(sums, at, out_stride));
 }
 
 impl Microkernel {
     /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`,
-    /// `behind(n)` behind product `n`. What comes next is asked for a few lines at a time: those that wait for memory hold the few places
+    /// `behind(n)`, if there is such work, behind product `n`. What comes next is asked for a few lines at a time: those that wait for memory hold the few places
     /// that lines for the tiles want too.
     pub(super) fn tile_step<'c>(
         &self,
@@ -235,15 +247,19 @@ impl Microkernel {
         (a, stride): (Value<'c>, u32),
         w: Value<'c>,
         ahead: Ahead<'c>,
-        (dot, behind): (impl Fn(u32, u32, u32), impl Fn(u32)),
+        (dot, behind): (impl Fn(u32, u32, u32), Option<&dyn Fn(u32)>),
     ) {
         let tile_columns = self.product.panels.nr / SIDE;
-        step(fb, (row_tiles, tile_columns, Once::Rows), (a, stride), w, dot, |product| {
-            behind(product);
+        let behind = |product: u32| {
+            match behind {
+                Some(behind) => behind(product),
+                None => fb.nops(BEHIND_PRODUCT),
+            }
             if (product + 1).is_multiple_of(tile_columns) {
                 ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), (product / tile_columns).into()));
             }
-        });
+        };
+        step(fb, (row_tiles, tile_columns, Once::Rows), (a, stride), w, dot, &behind);
     }
     /// `each(register, address)` of the sums, where rows have `nr` elements of four bytes from `at` on.
     pub(super) fn each_sum<'c>(&self, fb: &Fb<'_, 'c>, row_tiles: u32, at: Value<'c>, each: impl Fn(u32, Value<'c>)) {
@@ -282,13 +298,13 @@ impl Microkernel {
             }
         }
         let step_bytes = u64::from(BF16_K * nr * size);
-        let step_at = |i: Value<'c>, w: Value<'c>, behind: &dyn Fn(u32)| {
+        let step_at = |i: Value<'c>, w: Value<'c>, behind: Option<&dyn Fn(u32)>| {
             let a = fb.index(at.a, i, a_step.into());
             let dot = |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns);
             self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, (dot, behind));
         };
         match nibbles {
-            None => fb.for_(fb.int(0), steps, 1, |i| step_at(i, fb.index(at.w, i, step_bytes), &|_| ())),
+            None => fb.for_(fb.int(0), steps, 1, |i| step_at(i, fb.index(at.w, i, step_bytes), None)),
             Some(nibbles) => {
                 // Two buffers in turns.
                 let buffers = fb.stack(2 * step_bytes, 64);
@@ -302,7 +318,7 @@ impl Microkernel {
                     let widening = Widening::new(fb, nibbles, w, buffer(next));
                     let products = row_tiles * (nr / SIDE);
                     let make = |product| pieces_behind(product, products, widening.pieces()).for_each(|piece| widening.piece(fb, piece));
-                    step_at(i, buffer(i), &make);
+                    step_at(i, buffer(i), Some(&make));
                 });
             }
         }

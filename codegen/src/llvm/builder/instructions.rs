@@ -1,7 +1,8 @@
 //! Instructions of targets: dots and matrix products of bf16 and of codes, tiles.
 
-use super::{Cmp, Elem, Fb, Ty, Value, mangle};
+use super::{Cmp, Elem, Fb, Ty, Value, mangle, ok};
 use crate::isa::{Arch, Int8Dot};
+use inkwell::attributes::AttributeLoc;
 
 /// What the weights of an int8 dot are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,6 +115,14 @@ impl<'c> Fb<'_, 'c> {
     /// chain of FMA from zero, together.
     pub fn tile_dot_bf16(&self, sums: u32, rows: u32, weights: u32) {
         self.intrinsic_void("llvm.x86.tdpbf16ps", &[self.tile(sums), self.tile(rows), self.tile(weights)]);
+    }
+    /// `count` instructions that do nothing, here.
+    pub fn nops(&self, count: u32) {
+        let ty = self.mb.function_type(&[], None);
+        let code = vec!["nop"; count as usize].join("; ");
+        let nops = self.mb.context.create_inline_asm(ty, code, String::new(), true, false, None, false);
+        let site = ok(self.builder.build_indirect_call(ty, nops, &[], ""));
+        site.add_attribute(AttributeLoc::Function, self.mb.enum_attribute("nounwind"));
     }
     fn tile(&self, number: u32) -> Value<'c> {
         assert!(number < 8, "tile register {number}");
