@@ -183,7 +183,7 @@ fn quantise(out: &mut String, q: &Quantise) -> fmt::Result {
         q.x_stride,
         q.out,
         q.record(),
-        if q.compute.wants_values() { " with values" } else { "" },
+        if q.values_at().is_some() { " with values" } else { "" },
         q.bias_factor
     )
 }

@@ -440,7 +440,7 @@ impl<'a> Verifier<'a> {
         self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
         self.check(q.out.dtype == DType::U8, || format!("records of type {}", q.out.dtype));
         self.check(q.compute.takes_codes(), || format!("records for {:?}", q.compute));
-        self.check(!q.compute.wants_values() || Quantise::has_powers_of_two(q.group), || format!("values of groups of {}", q.group));
+        self.check(q.values_at().is_none() || Quantise::has_powers_of_two(q.group), || format!("values of groups of {}", q.group));
         self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));
         let good = q.out_stride >= width && q.out_stride.is_multiple_of(4);
         self.check(good, || format!("rows of out have {} bytes for {width}", q.out_stride));

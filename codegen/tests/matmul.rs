@@ -405,7 +405,7 @@ impl Case {
         let (open, least) = match (few, self.compute.by_tiles()) {
             (true, _) => (units / threads / 8, 1),
             (false, by_tiles) => {
-                let panels = if by_tiles { 2u32.div_ceil(p.ways).div_ceil(unit_panels) } else { (self.tile.n_block / unit_panels).max(1) };
+                let panels = if by_tiles { 1 } else { (self.tile.n_block / unit_panels).max(1) };
                 let passes = if self.tile.m_block == 0 { 1 } else { rows.div_ceil(self.tile.m_block) };
                 (units / threads * passes.min(4) / 4, panels)
             }

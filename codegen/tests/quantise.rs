@@ -106,11 +106,10 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
                     let at = row_at + g * record_bytes as usize;
                     let what = format!("k {k}, groups of {group} of {dtype} on {}, {threads} threads, [{r}, group {g}]", isa.name);
                     record(&step.arena, at, x, group, bias_factor, &what);
-                    if compute.wants_values() {
-                        values_of_codes(&step.arena, at, x, &what);
+                    if let Some(values) = kernel.values_at() {
+                        values_of_codes(&step.arena, row_at + values as usize + g * group as usize * 2, x, &what);
                     }
-                    let end = if compute.wants_values() { Quantise::VALUES } else { record_bytes } as usize;
-                    let padding = &step.arena.bytes()[at + group as usize + 8..at + end];
+                    let padding = &step.arena.bytes()[at + group as usize + 8..at + record_bytes as usize];
                     assert!(padding.iter().all(|b| *b == UNTOUCHED), "{what}: written behind the record");
                 }
                 let end = row_at + compute.row_bytes(k, group) as usize..row_at + out_stride as usize;
@@ -148,7 +147,7 @@ fn values_of_codes(arena: &Area, at: usize, x: &[f32], what: &str) {
     let mut codes = vec![0i8; SHORT_GROUP as usize];
     let scale = quantise_group(row_type(SHORT_GROUP), x, &mut codes[..x.len()]);
     for (i, code) in codes.into_iter().enumerate() {
-        let value = half::bf16::from_bits(arena.u16(at + Quantise::VALUES as usize + i * 2)).to_f32();
+        let value = half::bf16::from_bits(arena.u16(at + i * 2)).to_f32();
         let wanted = f32::from(code) * scale;
         assert!(value == wanted || !wanted.is_finite() && !value.is_finite(), "{what}: value {i} is {value}, not {wanted}");
     }

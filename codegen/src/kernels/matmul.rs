@@ -446,8 +446,11 @@ impl<'c> Generator<'_, 'c> {
         }
     }
 
-    /// Elements (bytes of records) of a row before `k`.
+    /// Elements (bytes of records, or those before their values) of a row before `k`.
     fn a_before(&self, fb: &Fb<'_, 'c>, k: Value<'c>) -> Value<'c> {
+        if let Some(values) = self.product.values_at() {
+            return fb.add_int(fb.mul_int(k, DType::Bf16.size() as i64), values.into());
+        }
         match self.kernel.panels.coding.group() {
             Some(group) if self.kernel.compute.takes_codes() => {
                 fb.mul_int(fb.lshr(k, group.trailing_zeros()), self.kernel.compute.record(group).into())

@@ -30,6 +30,10 @@ impl Product {
     pub fn depth(&self) -> u32 {
         if self.compute.takes_codes() { self.panels.padded_k() } else { self.panels.k }
     }
+    /// Bytes of a row of codes before their values, where tiles take these.
+    pub fn values_at(&self) -> Option<u32> {
+        self.compute.values_at(self.panels.k, self.panels.coding.group()?)
+    }
     /// Bytes of a panel with all its ways.
     pub fn panel_bytes(&self) -> i64 {
         (self.panels.panel_bytes(self.weight) * u64::from(self.panels.ways)) as i64

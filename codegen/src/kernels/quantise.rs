@@ -42,8 +42,12 @@ fn units<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise, (begin, end): (Value<'c
         let x = fb.index(x, element, kernel.x.dtype.size());
         let lines = (0..u64::from(kernel.group) * kernel.x.dtype.size()).step_by(64);
         lines.for_each(|line| fb.prefetch(fb.offset_const(x, AHEAD + line), L1));
-        let record = fb.add(fb.mul_int(row, kernel.out_stride.into()), fb.mul_int(group, kernel.record().into()));
-        let out = fb.offset(out, record);
+        let out = fb.index(out, row, kernel.out_stride.into());
+        let values = kernel.values_at().map(|at| {
+            let group_bytes = u64::from(kernel.group) * DType::Bf16.size();
+            fb.index(fb.offset_const(out, at.into()), group, group_bytes)
+        });
+        let out = (fb.index(out, group, kernel.record().into()), values);
         let whole = || one_group(fb, kernel, x, out, kernel.group);
         if rest == 0 {
             return whole();
@@ -53,8 +57,8 @@ fn units<'c>(call: &Call<'_, '_, 'c>, kernel: &Quantise, (begin, end): (Value<'c
     });
 }
 
-/// The record of the `elements` floats at `x`.
-fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c>, elements: u32) {
+/// The record of the `elements` floats at `x`, and the values of the codes where these are wanted.
+fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, (out, out_values): (Value<'c>, Option<Value<'c>>), elements: u32) {
     let (lanes, dtype) = (fb.lanes(), kernel.x.dtype);
     let ints = Ty::vec(Elem::I32, lanes);
     let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), lanes);
@@ -98,9 +102,9 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, out: Value<'c
         let code = fb.float_to_i32(rounded);
         sum = fb.add(sum, code);
         fb.store(fb.trunc(code, Elem::I8), fb.offset_const(out, u64::from(v * lanes)), lanes.min(8));
-        if kernel.compute.wants_values() {
+        if let Some(out) = out_values {
             let size = DType::Bf16.size();
-            let at = fb.offset_const(out, u64::from(Quantise::VALUES) + u64::from(v * lanes) * size);
+            let at = fb.offset_const(out, u64::from(v * lanes) * size);
             fb.store_f32(DType::Bf16, fb.mul(rounded, scales), at, lanes * size as u32);
         }
     }

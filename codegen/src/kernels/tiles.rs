@@ -99,7 +99,7 @@ impl<'c> Shapes<'c> {
 /// Where a product of tiles finds things.
 #[derive(Clone, Copy)]
 pub(super) struct TileAt<'c> {
-    /// Rows (of records that have values beside codes, and whose values are taken: these).
+    /// Rows (of codes whose values are taken: these).
     pub a: Value<'c>,
     /// The panel.
     pub w: Value<'c>,
@@ -231,7 +231,9 @@ pub(super) fn multiply<'c>(
     each_sum(&|sums, at| if adds { fb.tile_load(sums, at, out_stride) } else { fb.tile_zero(sums) });
     fb.for_(fb.int(0), steps, 1, |i| {
         let (a, w) = (fb.index(a, i, ROW.into()), fb.index(w, i, u64::from(BF16_K / 2 * COLUMNS * ROW)));
-        step(fb, (row_tiles, COLUMNS, Once::Columns), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), &|_| fb.nops(BEHIND_PRODUCT));
+        step(fb, (row_tiles, COLUMNS, Once::Columns), (a, stride), w, |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns), &|_| {
+            fb.nops(BEHIND_PRODUCT)
+        });
     });
     each_sum(&|sums, at| fb.tile_store(sums, at, out_stride));
 }
@@ -269,7 +271,7 @@ impl Microkernel {
         }
     }
 
-    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of records: their values) and the panel at `at.w`: leaves
+    /// `steps` times 32 k of up to `row_tiles` tiles of rows of bf16 at `at.a` (of codes: their values) and the panel at `at.w`: leaves
     /// the sums in the tile, as [`Microkernel::emit`] does. `nibbles`: the panel is one of these, each group of which is made bf16 while
     /// tiles multiply the one before, a few vectors behind each product: as a whole between the products of two groups it takes a third
     /// longer (docs/machines/emerald-rapids.md), and several groups at a time longer still (docs/machines/granite-rapids.md).
@@ -284,10 +286,9 @@ impl Microkernel {
     ) {
         let (nr, size) = (self.product.panels.nr, DType::Bf16.size() as u32);
         let row_bytes = nr * 4;
-        // From step to step of a row, and from row to row.
-        let (a_step, stride) = match self.product.compute {
-            Compute::CodesInBf16Tiles => (self.product.compute.record(BF16_K), self.product.a_stride),
-            _ => (ROW, self.product.a_stride * size),
+        let stride = match self.product.compute {
+            Compute::CodesInBf16Tiles => self.product.a_stride,
+            _ => self.product.a_stride * size,
         };
         let clear = || self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
         match start {
@@ -299,7 +300,7 @@ impl Microkernel {
         }
         let step_bytes = u64::from(BF16_K * nr * size);
         let step_at = |i: Value<'c>, w: Value<'c>, behind: Option<&dyn Fn(u32)>| {
-            let a = fb.index(at.a, i, a_step.into());
+            let a = fb.index(at.a, i, ROW.into());
             let dot = |sums, rows, columns| fb.tile_dot_bf16(sums, rows, columns);
             self.tile_step(fb, (row_tiles, i), (a, stride), w, ahead, (dot, behind));
         };

@@ -1,6 +1,6 @@
 //! Arithmetics of a matmul, and what each wants of its operands.
 
-use super::{DType, Quantise};
+use super::DType;
 
 /// Arithmetic of a matmul; accumulation is f32, of codes exact within a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -12,7 +12,7 @@ pub enum Compute {
     /// bf16 in blocks of 4 k: one chain of BFMMLA over k / 4 per output element.
     Bf16Mmla,
     /// int8 codes of both operands: exact i32 sums over groups of k, scaled and added in f32, one chain over groups per output element. The
-    /// left operand is the records of [`Quantise`].
+    /// left operand is the records of [`Quantise`](super::Quantise).
     Int8Dot,
     /// The same values, with matrix instructions: codes in blocks of 8 k of two rows and two columns (SMMLA).
     Int8Mmla,
@@ -67,23 +67,23 @@ impl Compute {
     pub fn dots_codes(self) -> bool {
         matches!(self, Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
     }
-    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows that begin with a cache line (they read others at a quarter of the
+    /// Bytes of a record (see [`Quantise`](super::Quantise)) for it: tiles want rows that begin with a cache line (they read others at a quarter of the
     /// rate).
     pub fn record(self, group: u32) -> u32 {
         let bytes = group + 8;
         match self {
-            Compute::CodesInBf16Tiles => Quantise::VALUES + group * DType::Bf16.size() as u32,
             _ if self.by_tiles() => bytes.next_multiple_of(64),
             _ => bytes,
         }
     }
-    /// Does it want the values of its rows' codes behind them?
-    pub fn wants_values(self) -> bool {
-        self == Compute::CodesInBf16Tiles
+    /// Bytes of a row before the values of its codes, behind all records; `None`: it does not want any.
+    pub fn values_at(self, k: u32, group: u32) -> Option<u32> {
+        (self == Compute::CodesInBf16Tiles).then(|| k.div_ceil(group) * self.record(group))
     }
-    /// Bytes of the records of a row of `k` codes.
+    /// Bytes of the records of a row of `k` codes, and of the values.
     pub fn row_bytes(self, k: u32, group: u32) -> u32 {
-        k.div_ceil(group) * self.record(group)
+        let groups = k.div_ceil(group);
+        self.values_at(k, group).map_or(groups * self.record(group), |at| at + groups * group * DType::Bf16.size() as u32)
     }
     /// Elements from row to row of records: whole cache lines; for tiles, whose rows are read at once, an odd number of them, so that they
     /// lie in different sets of L1.

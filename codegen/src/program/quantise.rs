@@ -8,8 +8,8 @@ use super::{Compute, Extent, Operand, SHORT_GROUP};
 /// `bias_factor` times the sum of the codes: what makes up for the offset, or for a zero point of one, of the weights' codes. The bits of
 /// `start` are where integer sums start. Where scales are powers of two both are multiplied with the scale, and `INTEGERS * scale` takes
 /// the place of `scale`: bits count its multiples from there on, so that sums which start there are scaled already. Bytes after that are
-/// not written, but for the values of the codes (`code * scale`, bf16) from [`Quantise::VALUES`] on where there are any. The last group is
-/// padded with zero codes.
+/// not written. Behind all records of a row are the values of its codes (`code * scale`, bf16) where there are any
+/// ([`Compute::values_at`]). The last group is padded with zero codes.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Quantise {
     /// `Rows` or `LogitRows`.
@@ -36,8 +36,6 @@ impl Quantise {
     /// 3 * 2^22: f32 less than 2^22 away from it are all integers, and their bits count them. A sum whose bits start here becomes f32 by a
     /// subtraction.
     pub const INTEGERS: f32 = 12_582_912.0;
-    /// Bytes of a record (of a group of [`SHORT_GROUP`]) before the values of its codes: a cache line.
-    pub const VALUES: u32 = 64;
 
     /// Bytes of a record.
     pub fn record(&self) -> u32 {
@@ -47,7 +45,11 @@ impl Quantise {
     pub fn has_powers_of_two(group: u32) -> bool {
         group == SHORT_GROUP
     }
-    /// Bytes of a row's records.
+    /// Bytes of a row before the values of its codes, where there are any.
+    pub fn values_at(&self) -> Option<u32> {
+        self.compute.values_at(self.k, self.group)
+    }
+    /// Bytes of a row's records, and of the values.
     pub fn row_bytes(&self) -> u32 {
         self.compute.row_bytes(self.k, self.group)
     }

@@ -51,7 +51,8 @@ pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
 /// Blocks of `k` k in a turn: the rows of a pass take half of L2 at most.
 pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
     let row_bytes = match kernel.panels.coding.group() {
-        Some(group) if kernel.compute.takes_codes() => k / group * kernel.compute.record(group),
+        // (Of codes whose values are taken these alone.)
+        Some(group) if kernel.compute == Compute::Int8Tiles => k / group * kernel.compute.record(group),
         _ => k * DType::Bf16.size() as u32,
     };
     let bytes = u64::from(pass_rows(program, kernel)) * u64::from(row_bytes);
@@ -84,7 +85,8 @@ impl<'c> Generator<'_, 'c> {
                 let end = fb.min(fb.add(begin, turn), count);
                 fb.for_(first_panel, last_panel, 1, |panel| {
                     // Where the sums of the panel, of all ways, are among those of a row.
-                    let sums = fb.select(fb.cmp(Cmp::Gt, turns, fb.int(1)), fb.div(fb.sub(panel, first_panel), fb.int(ways.into())), fb.int(0));
+                    let sums =
+                        fb.select(fb.cmp(Cmp::Gt, turns, fb.int(1)), fb.div(fb.sub(panel, first_panel), fb.int(ways.into())), fb.int(0));
                     fb.for_(begin, end, 1, |kb| {
                         let k0 = fb.mul(kb, block_k);
                         let k = fb.min(block_k, fb.sub(depth, k0));

@@ -4,7 +4,7 @@ use super::super::microkernel::{Microkernel, Start};
 use super::super::{int_tiles, tiles};
 use super::{Block, Caller, KBlocks, Product, Span};
 use crate::llvm::builder::{Cmp, Fb, Value};
-use crate::program::{Compute, Quantise};
+use crate::program::Compute;
 
 impl Product {
     /// A block of k of up to 16 or 32 rows times a panel of one way, the block's first, and the epilogue after the last block of k of the
@@ -50,6 +50,7 @@ impl Product {
         };
         let tile = fb.stack(u64::from(row_tiles * tiles::SIDE * panels.nr * panels.ways) * 4, 64);
         let steps = micro.steps(fb, fb.int(self.depth().into()));
+        let a = fb.offset_const(a, self.values_at().unwrap_or(0).into());
         fb.for_(first, last, 1, |panel| {
             let column = fb.mul_int(panel, panels.nr.into());
             caller.ahead(fb, row, rows, column);
@@ -83,7 +84,6 @@ impl Product {
         ahead: tiles::Ahead<'c>,
         nibbles: Option<&Microkernel>,
     ) {
-        let a = fb.offset_const(a, if self.compute.wants_values() { Quantise::VALUES.into() } else { 0 });
         let at = tiles::TileAt { a, w, tile };
         match self.compute {
             Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
