@@ -1086,8 +1086,17 @@ fn hot_loop_asm_of_codes() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// Tiles: each that is loaded is used twice, registers have their shapes and are given up; few rows have a sum of even and one of odd k for
-/// every vector, in registers.
+/// Fewest instructions between one that begins with `word` and the next one on tiles.
+fn fewest_behind(body: &str, word: &str) -> usize {
+    let lines = body.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with(['.', '#']) && !l.ends_with(':'));
+    let instructions: Vec<_> = lines.flat_map(|l| l.split(';').map(str::trim)).collect();
+    let on_tiles = |i: &&str| ["tdp", "tileload", "tilestored"].iter().any(|word| i.starts_with(word));
+    let behind = |(at, _)| instructions[at + 1..].iter().position(|i| on_tiles(&i));
+    instructions.iter().enumerate().filter(|(_, i)| i.starts_with(word)).filter_map(behind).min().expect("instructions on tiles")
+}
+
+/// Tiles: each that is loaded is used twice, something else lies between products, and behind loads, registers have their shapes and are
+/// given up; few rows have a sum of even and one of odd k for every vector, in registers.
 #[test]
 fn tiles_asm() {
     let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
@@ -1120,6 +1129,8 @@ fn tiles_asm() {
             // Of columns two, and one for each tile of rows.
             let loads = steps * (2 + dots / 2);
             assert_eq!((count(&body, dot), count(&body, "tileloadd")), (steps * dots, loads), "{coding:?} {name}: {body}");
+            // Beside another thread of the core they are slow one right behind the other.
+            assert!(fewest_behind(&body, "tdp") >= 8, "{coding:?} {name}: {body}");
             // Rows pass by.
             assert_eq!(count(&body, "tileloaddt1"), steps * dots / 2, "{coding:?} {name}: {body}");
             assert!(steps > 0 && count(&body, "tilezero") >= dots && count(&body, "tilestored") >= dots, "{coding:?} {name}: {body}");

@@ -11,7 +11,8 @@
 //! block<m>:  for each panel { tile = microkernel over a block of k, from tile;  epilogue(tile) at the last }
 //!            limited by arithmetic; way by way where registers do not hold all
 //! widen<m>:  block<m> of the first block of rows where weights are widened: it keeps the widened weights for the others
-//! tiles<n>:  block<m> of up to n (1 or 2) times 16 rows by tiles (AMX), the number of rows a value; nibbles were taken apart (apart)
+//! tiles<n>:  block<m> of up to n (1 or 2) times 16 rows by tiles (AMX) and a panel of one way, the number of rows a value; nibbles were
+//!            taken apart (apart)
 //! alone<n>:  a single block of rows by tiles, over all k as stream<m>; takes nibbles apart, or makes them bf16, itself
 //! apart:     takes nibbles of a block of k apart, for tiles<n>
 //! ```

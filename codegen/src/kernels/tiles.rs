@@ -32,7 +32,7 @@ pub(super) const ROW: u32 = 64;
 /// k of a step of bf16.
 const BF16_K: u32 = BF16_TILE_K;
 const _: () = assert!(BF16_K * 2 == ROW && ROWS == crate::program::TILE_ROWS);
-/// Instructions behind a product of tiles, and behind a load, see [`step`]. (Fewer than six and two have no effect.)
+/// Instructions behind a product of tiles, and behind a load, see [`step`]. (Six and two do most of it, four behind a product nothing.)
 const BEHIND_PRODUCT: u32 = 8;
 const BEHIND_LOAD: u32 = 4;
 /// Bytes of a configuration of the tile registers.
@@ -177,9 +177,9 @@ enum Once {
 /// A step: `row_tiles` tiles of rows at `a`, `stride` bytes each, times `tile_columns` tiles of columns at `w`, by `dot(sums, rows,
 /// columns)`; `behind(n)` comes behind product `n`, some instructions in any case.
 ///
-/// Beside another thread of the core products and loads of tiles that come one right after the other take two to three times as long as
-/// otherwise. With a few other instructions between them, whatever these are, it is not much more than once, and without that other thread
-/// it makes no difference (docs/machines/sapphire-rapids.md). For the same reason all loads come first.
+/// A core that another thread uses too, presumably, takes two to three times as long for products of tiles, and loads, that come one right
+/// behind the other. A few instructions between them, whatever these are, undo most of that, and cost nothing while tiles are fast
+/// (docs/machines/sapphire-rapids.md). All loads come first for the same reason.
 fn step<'c>(
     fb: &Fb<'_, 'c>,
     (row_tiles, tile_columns, once): (u32, u32, Once),
@@ -211,8 +211,8 @@ pub(super) fn pieces_behind(number: u32, products: u32, pieces: u32) -> Range<u3
 }
 
 /// `out = a w`, or `out + a w` where it `adds`: `row_tiles` tiles of rows of bf16 at `a`, 32 columns of pairs of k at `w` (`[k /
-/// 2][32][2]`, which come past L1: attention uses them once for 32 pairs, and scores shall stay there), `steps` times 32 k; `a` and `out` with
-/// the bytes of their rows.
+/// 2][32][2]`), `steps` times 32 k; `a` and `out` with the bytes of their rows. Columns come past L1: attention uses them once for 32
+/// pairs, and scores shall stay there.
 pub(super) fn multiply<'c>(
     fb: &Fb<'_, 'c>,
     row_tiles: u32,
@@ -240,8 +240,8 @@ pub(super) fn multiply<'c>(
 
 impl Microkernel {
     /// Step `number`: `row_tiles` tiles of rows at `a`, `stride` bytes each, times a panel's columns at `w`, by `dot(sums, rows, columns)`,
-    /// `behind(n)`, if there is such work, behind product `n`. What comes next is asked for a few lines at a time: those that wait for memory hold the few places
-    /// that lines for the tiles want too.
+    /// `behind(n)`, if there is such work, behind product `n`. What comes next is asked for a few lines at a time: those that wait for
+    /// memory hold the few places that lines for the tiles want too.
     pub(super) fn tile_step<'c>(
         &self,
         fb: &Fb<'_, 'c>,

@@ -67,8 +67,8 @@ impl Compute {
     pub fn dots_codes(self) -> bool {
         matches!(self, Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
     }
-    /// Bytes of a record (see [`Quantise`](super::Quantise)) for it: tiles want rows that begin with a cache line (they read others at a quarter of the
-    /// rate).
+    /// Bytes of a record (see [`Quantise`](super::Quantise)) for it: tiles want rows that begin with a cache line (they read others at a
+    /// quarter of the rate).
     pub fn record(self, group: u32) -> u32 {
         let bytes = group + 8;
         match self {

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! for block of panels {
-//!   for turn of k { for panel of one way { for block of k { apart;  for block of 32 rows { tiles<n>: products, epilogue at the last } } } }
+//!   for turn of k { for panel of a way { for block of k { apart;  for block of 32 rows { tiles<n>: products, epilogue at the last } } } }
 //!   group nests
 //! }
 //! ```
