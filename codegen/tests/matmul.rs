@@ -1091,7 +1091,7 @@ fn fewest_behind(body: &str, word: &str) -> usize {
     let lines = body.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with(['.', '#']) && !l.ends_with(':'));
     let instructions: Vec<_> = lines.flat_map(|l| l.split(';').map(str::trim)).collect();
     let on_tiles = |i: &&str| ["tdp", "tileload", "tilestored"].iter().any(|word| i.starts_with(word));
-    let behind = |(at, _)| instructions[at + 1..].iter().position(|i| on_tiles(&i));
+    let behind = |(at, _)| instructions[at + 1..].iter().position(on_tiles);
     instructions.iter().enumerate().filter(|(_, i)| i.starts_with(word)).filter_map(behind).min().expect("instructions on tiles")
 }
 
