@@ -9,7 +9,8 @@
 //! dot instruction's own peak (where one takes several instructions, four times the FMA peak); shares are of the best rounds (a shared
 //! machine has bad ones), and of the median round in brackets; of rounds by tiles the medians of fast and of slow ones follow. "clock": how
 //! fast a chain of multiplications ran right behind the kernel, beside one right behind the peak. Dense FMAs may lower the clock (Emerald
-//! Rapids: 2.74 GHz, 2.97 with dots): a kernel at 95 % of their rate may be at 88 % of their rate per cycle. `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts weights and caches into large pages, as models have them.
+//! Rapids: 2.74 GHz, 2.97 with dots): a kernel at 95 % of their rate may be at 88 % of their rate per cycle.
+//! `GLIBC_TUNABLES=glibc.malloc.hugetlb=1` puts weights and caches into large pages, as models have them.
 
 #[path = "../tests/kernel_harness/mod.rs"]
 mod kernel_harness;

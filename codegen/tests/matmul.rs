@@ -1086,13 +1086,13 @@ fn hot_loop_asm_of_codes() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
-/// Fewest instructions between one that begins with `word` and the next one on tiles.
-fn fewest_behind(body: &str, word: &str) -> usize {
+/// Fewest instructions between one of these and the next one on tiles.
+fn fewest_behind(body: &str, is_one: impl Fn(&str) -> bool) -> usize {
     let lines = body.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with(['.', '#']) && !l.ends_with(':'));
     let instructions: Vec<_> = lines.flat_map(|l| l.split(';').map(str::trim)).collect();
     let on_tiles = |i: &&str| ["tdp", "tileload", "tilestored"].iter().any(|word| i.starts_with(word));
     let behind = |(at, _)| instructions[at + 1..].iter().position(on_tiles);
-    instructions.iter().enumerate().filter(|(_, i)| i.starts_with(word)).filter_map(behind).min().expect("instructions on tiles")
+    instructions.iter().enumerate().filter(|(_, i)| is_one(i)).filter_map(behind).min().expect("instructions on tiles")
 }
 
 /// Tiles: each that is loaded is used twice, something else lies between products, and behind loads, registers have their shapes and are
@@ -1130,7 +1130,10 @@ fn tiles_asm() {
             let loads = steps * (2 + dots / 2);
             assert_eq!((count(&body, dot), count(&body, "tileloadd")), (steps * dots, loads), "{coding:?} {name}: {body}");
             // Beside another thread of the core they are slow one right behind the other.
-            assert!(fewest_behind(&body, "tdp") >= 8, "{coding:?} {name}: {body}");
+            assert!(fewest_behind(&body, |i| i.starts_with("tdp")) >= 8, "{coding:?} {name}: {body}");
+            // (Of rows and columns; sums, in the first four registers, are loaded at the start of a block of k.)
+            let is_load = |i: &str| i.starts_with("tileload") && (4..8).any(|register| i.ends_with(&format!("%tmm{register}")));
+            assert!(fewest_behind(&body, is_load) >= 4, "{coding:?} {name}: {body}");
             // Rows pass by.
             assert_eq!(count(&body, "tileloaddt1"), steps * dots / 2, "{coding:?} {name}: {body}");
             assert!(steps > 0 && count(&body, "tilezero") >= dots && count(&body, "tilestored") >= dots, "{coding:?} {name}: {body}");
