@@ -2,9 +2,29 @@
 
 use super::super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start, Walk};
 use super::super::{int_mmla, mmla};
-use super::{Block, Caller, KBlocks, Passage, Product, Span, Weights};
-use crate::llvm::builder::{Fb, Value};
+use super::{Block, Caller, KBlocks, Product, Span, Weights};
+use crate::llvm::builder::{Cmp, Fb, Value};
 use crate::program::{Compute, Reading};
+
+/// Addresses of one panel (of all ways) of a block of rows.
+struct PanelAt<'c> {
+    w: Value<'c>,
+    widened: Value<'c>,
+    tile: Value<'c>,
+    ahead: Value<'c>,
+}
+
+/// How a block of rows goes through its panels.
+struct Passage {
+    /// Bytes of a panel of one way as it is read.
+    panel_bytes: u64,
+    /// Bytes of one as it was widened, or is.
+    widened_panel: u64,
+    /// Blocks of k.
+    k_blocks: KBlocks,
+    /// Most rows.
+    most_rows: u32,
+}
 
 impl Product {
     /// The span's rows, which are `m`, times its panels, with epilogue.
@@ -117,5 +137,37 @@ impl Product {
         };
         pack(fb, self, m, a, k, caller.packed);
         caller.packed
+    }
+
+    /// The panels of a block of rows: `multiply` leaves a panel's sums in its tile; after the last block of k comes the epilogue.
+    fn panels_of_block<'c>(
+        &self,
+        fb: &Fb<'_, 'c>,
+        caller: &Caller<'c>,
+        block: &Block<'c>,
+        passage: Passage,
+        multiply: impl FnOnce(PanelAt<'c>),
+    ) {
+        let panels = &self.panels;
+        let ways = u64::from(panels.ways);
+        let Block { row, rows, first, .. } = *block;
+        let row_bytes = u64::from(panels.nr * panels.ways) * 4;
+        let tile_bytes = fb.mul_int(rows, row_bytes as i64);
+        // Where nothing is kept between blocks of k, each panel's sums lie in the same place.
+        let one_tile = (passage.k_blocks == KBlocks::One).then(|| fb.stack(u64::from(passage.most_rows) * row_bytes, 64));
+        fb.for_(fb.int(0), fb.sub(block.last, first), 1, |panel| {
+            let tile = one_tile.unwrap_or_else(|| fb.offset(block.tiles, fb.mul(panel, tile_bytes)));
+            let w = fb.offset(block.w, fb.mul_int(panel, (passage.panel_bytes * ways) as i64));
+            let ahead = fb.offset(block.ahead, fb.mul_int(panel, self.panel_bytes()));
+            let widened = fb.offset(block.widened, fb.mul_int(panel, (passage.widened_panel * ways) as i64));
+            let column = fb.mul_int(fb.add(first, panel), panels.nr.into());
+            let at_last = |then: &dyn Fn()| match one_tile {
+                Some(_) => then(),
+                None => fb.if_(fb.cmp(Cmp::Ge, block.stage, fb.int(2)), then),
+            };
+            at_last(&|| caller.ahead(fb, row, rows, column));
+            multiply(PanelAt { w, widened, tile, ahead });
+            at_last(&|| caller.epilogue(fb, tile, row, rows, column, fb.int(panels.nr.into())));
+        });
     }
 }
