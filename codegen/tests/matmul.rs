@@ -864,12 +864,13 @@ fn pieces_of_the_last_pass() {
             };
             let to = |begin: u32, end: u32| (begin..end).collect::<Vec<_>>();
             let name = format!("{} {:?}", isa.name, case.tile);
-            // Of two passes half of the sixteen panels of each share are open in the last one, of five all; in pieces of two, by tiles of
-            // several blocks of k, all in one turn, too.
+            // Of two passes half of the sixteen panels of each share are open in the last one, of five all: in pieces of a block of two, by
+            // tiles, of several blocks of k all in one turn, of one.
             let open = if case.tile.m_block == 9 { 16 } else { 8 };
+            let piece = if case.compute.by_tiles() { 1 } else { 2 };
             assert_eq!(done(0, [-1, -1]), [to(0, 16), to(0, 16)], "{name}: the other has not begun");
-            assert_eq!(done(0, [-1, 3]), [to(0, 16), [to(0, 16), to(26, 32)].concat()], "{name}");
-            assert_eq!(done(1, [i64::from(open) / 2, -1]), [to(16, 32), to(16 - open, 32)], "{name}");
+            assert_eq!(done(0, [-1, 3]), [to(0, 16), [to(0, 16), to(32 - 3 * piece, 32)].concat()], "{name}");
+            assert_eq!(done(1, [(open / piece).into(), -1]), [to(16, 32), to(16 - open, 32)], "{name}");
         }
     }
 }
