@@ -15,7 +15,7 @@
 //! TILELOADD). The order of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all
 //! the same.
 
-use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, Start, WINDOW_BYTES, Walk, window_line};
+use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, PAGE, Start, WINDOW_BYTES, WINDOW_PAGES, Walk, window_round};
 use super::widening::Widening;
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
@@ -107,42 +107,48 @@ pub(super) struct TileAt<'c> {
     pub tile: Value<'c>,
 }
 
-/// What a block of rows asks for while it goes through a panel.
+/// What a block of rows asks for while it goes through a panel: lines as they lie, into L2, since they are wanted much later, or rounds of
+/// windows (see [`window_round`]), into L1, as soon as possible. Of a round only the first address is computed: with that of each line the
+/// loop that asks was as long as all else beside 32 rows.
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'c> {
-    /// Address.
+    /// Address of the first one.
     at: Value<'c>,
-    /// Lines at a time, in `2^-`[`AHEAD_SHIFT`].
-    lines: Value<'c>,
-    order: Order<'c>,
-}
-
-/// Which line comes when.
-#[derive(Clone, Copy)]
-enum Order<'c> {
-    /// As they lie, into L2: they are wanted much later.
-    Linear,
-    /// Those of a window in turns, from this line on (see [`window_line`]), as soon as possible.
-    Windows(Value<'c>),
+    /// Those before, in `2^-`[`AHEAD_SHIFT`].
+    before: Value<'c>,
+    /// How many at a time, likewise.
+    each: Value<'c>,
+    /// Are they rounds of windows?
+    in_windows: bool,
 }
 
 impl<'c> Ahead<'c> {
     /// `bytes` bytes from `at` on, for `steps` steps of [`Microkernel::tile_step`].
-    pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, (steps, row_tiles): (Value<'c>, u32)) -> Self {
-        let times = fb.mul_int(fb.max(steps, fb.int(1)), row_tiles.into());
-        Ahead { at, lines: fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / 64), times), order: Order::Linear }
+    pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, steps: (Value<'c>, u32)) -> Self {
+        Ahead { at, before: fb.int(0), each: Ahead::part(fb, bytes, 64, steps), in_windows: false }
     }
     /// Of what is read from `start` on in one stream, the `bytes` bytes a window behind those at `offset`, for as many steps.
     pub fn in_windows(fb: &Fb<'_, 'c>, (start, offset): (Value<'c>, Value<'c>), bytes: Value<'c>, steps: (Value<'c>, u32)) -> Self {
-        let order = Order::Windows(fb.lshr(offset, 6));
-        Ahead { order, ..Ahead::new(fb, fb.offset_const(start, WINDOW_BYTES), bytes, steps) }
+        const ROUND_BYTES: u64 = 64 * WINDOW_PAGES as u64;
+        let before = fb.mul_int(offset, (1 << AHEAD_SHIFT) / ROUND_BYTES as i64);
+        // (At least all, so that a round which two panels share is not left out.)
+        let each = fb.add_int(Ahead::part(fb, bytes, ROUND_BYTES, steps), 1);
+        Ahead { at: fb.offset_const(start, WINDOW_BYTES), before, each, in_windows: true }
     }
-    /// Asks for the lines of time `i`.
+    /// Units of `unit` bytes at a time, in `2^-`[`AHEAD_SHIFT`].
+    fn part(fb: &Fb<'_, 'c>, bytes: Value<'c>, unit: u64, (steps, row_tiles): (Value<'c>, u32)) -> Value<'c> {
+        let times = fb.mul_int(fb.max(steps, fb.int(1)), row_tiles.into());
+        fb.div(fb.mul_int(bytes, (1 << AHEAD_SHIFT) / unit as i64), times)
+    }
+    /// Asks for those of time `i`.
     fn ask(&self, fb: &Fb<'_, 'c>, i: Value<'c>) {
-        let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.mul(i, self.lines), AHEAD_SHIFT));
-        fb.for_(first, end, 1, |line| match self.order {
-            Order::Linear => fb.prefetch(fb.index(self.at, line, 64), L2),
-            Order::Windows(before) => fb.prefetch(fb.offset(self.at, window_line(fb, fb.add(before, line))), L1),
+        let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.add(fb.mul(i, self.each), self.before), AHEAD_SHIFT));
+        fb.for_(first, end, 1, |n| match self.in_windows {
+            false => fb.prefetch(fb.index(self.at, n, 64), L2),
+            true => {
+                let first = fb.offset(self.at, window_round(fb, n));
+                (0..WINDOW_PAGES).for_each(|page| fb.prefetch(fb.offset_const(first, u64::from(page * PAGE)), L1));
+            }
         });
     }
 }
