@@ -1126,6 +1126,13 @@ fn tiles_asm() {
         for (name, dots, [asks, never]) in functions {
             let body = body(&asm, name);
             assert!(count(&body, asks) > 0 && count(&body, never) == 0, "{coding:?} {name}: {body}");
+            if asks == "prefetcht0" {
+                // A line of each page of a window, of which the first has an address and the others lie a page behind the one before.
+                let ask = |l: &str| l.trim().strip_prefix(asks).map(|at| at.split('(').next().unwrap().trim().parse().unwrap_or(0));
+                let lines: Vec<i64> = body.lines().filter_map(ask).collect();
+                let pages = lines.chunks(4).all(|lines| lines.len() == 4 && lines.windows(2).all(|pair| pair[1] - pair[0] == 4096));
+                assert!(pages, "{coding:?} {name}: {lines:?} {body}");
+            }
             let steps = count(&body, dot) / dots;
             // Of columns two, and one for each tile of rows.
             let loads = steps * (2 + dots / 2);
