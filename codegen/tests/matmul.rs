@@ -811,15 +811,19 @@ fn pieces_of_the_last_pass() {
     for isa in isas() {
         let new = Case { k: 64, ..Case::new(&isa, DType::F32) };
         let tile = |m_block, k_block, widen| MatmulTile { n_block: 2, m_block, k_block, widen, ..new.tile };
-        let mut cases = vec![
-            Case { tile: tile(27, 0, false), ..new.clone() },
-            Case { tile: tile(9, 16, false), ..new.clone() },
-            Case { tile: tile(27, 32, true), prologue: true, ..Case::new(&isa, DType::Bf16) },
+        // With the panels of a piece.
+        let cases = [
+            (Case { tile: tile(27, 0, false), ..new.clone() }, 2),
+            (Case { tile: tile(9, 16, false), ..new.clone() }, 2),
+            (Case { tile: tile(27, 32, true), prologue: true, ..Case::new(&isa, DType::Bf16) }, 2),
         ];
+        let mut cases: Vec<_> = cases.into_iter().map(|(case, piece)| (isa.clone(), case, piece)).collect();
         if isa.bf16_tiles {
-            cases.push(Case { tile: tile(27, 32, false), compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) });
+            // Of several blocks of k, all in one turn, and in a turn of each.
+            let case = Case { tile: tile(27, 32, false), compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) };
+            cases.extend([(isa.clone(), case.clone(), 1), (Isa { l2_bytes: 4 << 10, ..isa.clone() }, case, 4)]);
         }
-        for case in cases {
+        for (isa, case, piece) in cases {
             let case = Case { group_cols: 32 * case.nr, ..case };
             let (program, kernel) = case.program(&isa);
             let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
@@ -864,12 +868,11 @@ fn pieces_of_the_last_pass() {
             };
             let to = |begin: u32, end: u32| (begin..end).collect::<Vec<_>>();
             let name = format!("{} {:?}", isa.name, case.tile);
-            // Of two passes half of the sixteen panels of each share are open in the last one, of five all: in pieces of a block of two, by
-            // tiles, of several blocks of k all in one turn, of one.
+            // Of two passes half of the sixteen panels of each share are open in the last one, of five all.
             let open = if case.tile.m_block == 9 { 16 } else { 8 };
-            let piece = if case.compute.by_tiles() { 1 } else { 2 };
+            let left = if piece == 4 { 1 } else { 3 };
             assert_eq!(done(0, [-1, -1]), [to(0, 16), to(0, 16)], "{name}: the other has not begun");
-            assert_eq!(done(0, [-1, 3]), [to(0, 16), [to(0, 16), to(32 - 3 * piece, 32)].concat()], "{name}");
+            assert_eq!(done(0, [-1, left.into()]), [to(0, 16), [to(0, 16), to(32 - left * piece, 32)].concat()], "{name}");
             assert_eq!(done(1, [(open / piece).into(), -1]), [to(16, 32), to(16 - open, 32)], "{name}");
         }
     }
