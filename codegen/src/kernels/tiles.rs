@@ -108,8 +108,8 @@ pub(super) struct TileAt<'c> {
 }
 
 /// What a block of rows asks for while it goes through a panel: lines as they lie, into L2, since they are wanted much later, or rounds of
-/// windows (see [`window_round`]), into L1, as soon as possible. Of a round only the first address is computed: with that of each line the
-/// loop that asks was as long as all else beside 32 rows.
+/// windows (see [`window_round`]), into L1, as soon as possible. Of a round only the first address is computed: with that of each line,
+/// asking took more instructions than all else between the products of 32 rows (docs/machines/sapphire-rapids.md).
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'c> {
     /// Address of the first one.
@@ -123,7 +123,7 @@ pub(super) struct Ahead<'c> {
 }
 
 impl<'c> Ahead<'c> {
-    /// `bytes` bytes from `at` on, for `steps` steps of [`Microkernel::tile_step`].
+    /// `bytes` bytes from `at` on, in so many steps of [`Microkernel::tile_step`] of so many tiles of rows.
     pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, steps: (Value<'c>, u32)) -> Self {
         Ahead { at, before: fb.int(0), each: Ahead::part(fb, bytes, 64, steps), in_windows: false }
     }
