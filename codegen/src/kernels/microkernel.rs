@@ -43,15 +43,12 @@ pub(super) const WINDOW_BYTES: u64 = (WINDOW_PAGES * PAGE) as u64;
 /// caller) in turns. A single linear stream is limited by the few requests of the L1 or by one page of hardware prefetch; four pages at
 /// once keep as many requests under way as four streams do (on Sapphire Rapids 8 rows stream at 1.1 times a plain read instead of 0.7).
 pub(super) fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
-    let page = fb.and(line, fb.int(i64::from(WINDOW_PAGES) - 1));
-    fb.add(window_round(fb, fb.lshr(line, WINDOW_PAGES.trailing_zeros())), fb.mul_int(page, i64::from(PAGE)))
-}
-
-/// That of the first line of a round, which are one of each page of a window.
-pub(super) fn window_round<'c>(fb: &Fb<'_, 'c>, round: Value<'c>) -> Value<'c> {
-    let rounds = i64::from(PAGE) / 64;
-    let (window, inside) = (fb.and(round, fb.int(-rounds)), fb.and(round, fb.int(rounds - 1)));
-    fb.add(fb.mul_int(window, i64::from(WINDOW_PAGES) * 64), fb.mul_int(inside, 64))
+    let pages = i64::from(WINDOW_PAGES);
+    let lines = i64::from(PAGE) / 64;
+    let page = fb.and(line, fb.int(pages - 1));
+    let inside = fb.and(fb.lshr(line, WINDOW_PAGES.trailing_zeros()), fb.int(lines - 1));
+    let window = fb.and(line, fb.int(-(pages * lines)));
+    fb.add(fb.mul_int(window, 64), fb.add(fb.mul_int(page, i64::from(PAGE)), fb.mul_int(inside, 64)))
 }
 
 /// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `piece * vectors * lanes` on).
