@@ -42,13 +42,18 @@ pub(super) const WINDOW_BYTES: u64 = (WINDOW_PAGES * PAGE) as u64;
 /// Byte offset of the `line`-th line to prefetch of a stream that is walked alone: the pages of a window (of the next one, for the
 /// caller) in turns. A single linear stream is limited by the few requests of the L1 or by one page of hardware prefetch; four pages at
 /// once keep as many requests under way as four streams do (on Sapphire Rapids 8 rows stream at 1.1 times a plain read instead of 0.7).
-pub(super) fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
-    let pages = i64::from(WINDOW_PAGES);
+fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
+    let round = fb.lshr(line, WINDOW_PAGES.trailing_zeros());
+    let page = fb.and(line, fb.int(i64::from(WINDOW_PAGES) - 1));
+    fb.add(window_round(fb, round), fb.mul_int(page, PAGE.into()))
+}
+
+/// The same of the first of the `round`-th lines of the pages of a window, which are a page apart.
+pub(super) fn window_round<'c>(fb: &Fb<'_, 'c>, round: Value<'c>) -> Value<'c> {
     let lines = i64::from(PAGE) / 64;
-    let page = fb.and(line, fb.int(pages - 1));
-    let inside = fb.and(fb.lshr(line, WINDOW_PAGES.trailing_zeros()), fb.int(lines - 1));
-    let window = fb.and(line, fb.int(-(pages * lines)));
-    fb.add(fb.mul_int(window, 64), fb.add(fb.mul_int(page, i64::from(PAGE)), fb.mul_int(inside, 64)))
+    let window = fb.and(round, fb.int(-lines));
+    let inside = fb.and(round, fb.int(lines - 1));
+    fb.add(fb.mul_int(window, WINDOW_BYTES as i64 / lines), fb.mul_int(inside, 64))
 }
 
 /// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `piece * vectors * lanes` on).
@@ -580,10 +585,13 @@ impl Microkernel {
         let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
         lines.dedup();
         if l2 >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
-            for line in 0..step_bytes.div_ceil(64) {
+            // Lines of one round share an address where steps begin at whole rounds, or parts of them.
+            let unit = step_bytes | self.coding.group().map_or(0, |_| self.group_bytes(fb.isa()).0);
+            let together = ((1 << unit.trailing_zeros()) / 64).clamp(1, u64::from(WINDOW_PAGES));
+            for line in (0..step_bytes.div_ceil(64)).step_by(together as usize) {
                 let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
-                for stream in streams {
-                    fb.prefetch(fb.offset_const(at, stream + WINDOW_BYTES), L2);
+                for (page, stream) in (0..together).flat_map(|page| streams.iter().map(move |stream| (page, stream))) {
+                    fb.prefetch(fb.offset_const(at, stream + WINDOW_BYTES + page * u64::from(PAGE)), L2);
                 }
             }
         } else if l2 > 0 {

@@ -15,7 +15,7 @@
 //! TILELOADD). The order of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all
 //! the same.
 
-use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, PAGE, Start, WINDOW_BYTES, WINDOW_PAGES, Walk, window_line};
+use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, PAGE, Start, WINDOW_BYTES, WINDOW_PAGES, Walk, window_round};
 use super::widening::Widening;
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
@@ -108,7 +108,7 @@ pub(super) struct TileAt<'c> {
 }
 
 /// What a block of rows asks for while it goes through a panel: lines as they lie, into L2, since they are wanted much later, or rounds, a
-/// line of each page of a window (see [`window_line`]), into L1, as soon as possible. Of a round only the first address is computed: with
+/// line of each page of a window (see [`window_round`]), into L1, as soon as possible. Of a round only the first address is computed: with
 /// that of each line, asking took more instructions than all else between the products of 32 rows (docs/machines/sapphire-rapids.md).
 #[derive(Clone, Copy)]
 pub(super) struct Ahead<'c> {
@@ -146,7 +146,7 @@ impl<'c> Ahead<'c> {
         fb.for_(first, end, 1, |n| match self.in_windows {
             false => fb.prefetch(fb.index(self.at, n, 64), L2),
             true => {
-                let first = fb.offset(self.at, window_line(fb, fb.mul_int(n, WINDOW_PAGES.into())));
+                let first = fb.offset(self.at, window_round(fb, n));
                 (0..WINDOW_PAGES).for_each(|page| fb.prefetch(fb.offset_const(first, u64::from(page * PAGE)), L1));
             }
         });

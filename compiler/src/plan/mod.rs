@@ -35,6 +35,12 @@ use rcompile_runtime::abi::PAGE_POSITIONS;
 use rcompile_runtime::cost::RegionInfo;
 use std::collections::HashMap;
 
+/// A plain weight begins at a multiple of so many bytes: a cache line.
+const PLAIN_ALIGN: u64 = 64;
+/// Panels begin with a page: few rows ask for lines of several pages at once, and pairs of lines come together. (Sapphire Rapids, 1B shape,
+/// bf16, four sequences: 1.07 times as fast as from any line on.)
+const PANELS_ALIGN: u64 = 4096;
+
 /// One tensor to pack: evaluate `recipe`, lay it out, write it at `offset` of the weights area.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PackJob {
@@ -48,7 +54,7 @@ pub struct PackJob {
     pub shape: Vec<u64>,
     /// Layout in the file.
     pub layout: Layout,
-    /// Byte offset in the weights area (64-byte aligned).
+    /// Byte offset in the weights area: of panels a multiple of a page, else of a cache line.
     pub offset: u64,
     /// Bytes in the file.
     pub bytes: u64,
@@ -73,7 +79,7 @@ impl WeightTable {
             Layout::Plain => shape.iter().product::<u64>() * dtype.size(),
             Layout::Panels(p) => p.bytes(dtype),
         };
-        let offset = self.len.next_multiple_of(64);
+        let offset = self.len.next_multiple_of(if layout == Layout::Plain { PLAIN_ALIGN } else { PANELS_ALIGN });
         // Epilogues read vectors by whole panels: room for the padding, so that the last tensor's does not leave the mapping.
         let room = if shape.len() == 1 { 32 * dtype.size() } else { 0 };
         self.len = offset + bytes + room;
@@ -459,6 +465,34 @@ mod tests {
         let (a, b) = (2 * 2 * 8 * 2, 2 * 24 * 4);
         assert_eq!(layout(", persistent"), (2, a + b, 3 * 2 * 256 * (a + b), 256 * (a + b), vec![0, 256 * a]));
         assert_eq!(layout(""), (2, b, 3 * 2 * 256 * b, 256 * b, vec![0, 0]));
+    }
+
+    /// Panels begin with a page, whatever lies before them; a plain weight with a cache line.
+    #[test]
+    fn weights_are_aligned() {
+        let planned = plan_text(
+            "module {
+            symbol T<=8
+            param @table : f32[19, 24] = source \"table\"
+            param @norm : f32[24] = source \"norm\"
+            param @a : f32[24, 24] = source \"a\"
+            param @b : f32[24, 24] = source \"b\"
+            func @step(%token: i32[T]) {
+                %x = embedding @table, %token
+                %n = rms_norm %x, @norm {eps=1e-5}
+                %y = mm %n, @a {rhs_t}
+                %m = rms_norm %y, @norm {eps=1e-5}
+                %z = mm %m, @b {rhs_t}
+                return %z
+            }
+        }",
+        )
+        .unwrap();
+        let found: Vec<(bool, u64)> = planned.program.weights.iter().map(|w| (w.layout == Layout::Plain, w.offsets[0])).collect();
+        assert_eq!(found.iter().filter(|w| !w.0).count(), 2, "{found:?}");
+        for (is_plain, offset) in &found {
+            assert!(offset.is_multiple_of(if *is_plain { PLAIN_ALIGN } else { PANELS_ALIGN }), "{found:?}");
+        }
     }
 
     /// What has no kernel is said once, in one line.
