@@ -24,8 +24,8 @@ pub enum Arch {
 const MMLA_ROWS: u32 = 12;
 /// k of a tile of bf16.
 pub const BF16_TILE_K: u32 = 32;
-/// Rows that FMA takes in the order of the tiles: with three, whose results have two sums each, it takes longer over a line than the line's
-/// way from memory, beside another thread of the core at least (docs/machines/sapphire-rapids.md).
+/// Rows that FMA takes in the order of the tiles, where a result has two sums: with four it takes as long over a line as the line's way
+/// from memory, beside another thread of the core at least, and with three tiles gain too (docs/machines/sapphire-rapids.md).
 const BF16_TILE_ROWS: u32 = 2;
 
 /// How weights that stream from memory are read.
