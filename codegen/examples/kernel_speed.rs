@@ -394,6 +394,11 @@ impl Matmuls {
             _ => panels.bytes_before(k_block, self.dtype),
         };
         let stream = self.isa.streams.of(self.rows.into(), self.coding);
+        let m_block = match self.compute {
+            Compute::Bf16Tiles | Compute::CodesInBf16Tiles => 512,
+            Compute::Int8Tiles => 256,
+            _ => 0,
+        };
         let kernel = Matmul {
             rows: Extent::Rows,
             a: Operand { place: Place::Buffer(BufferId(0)), dtype: a_dtype },
@@ -408,7 +413,7 @@ impl Matmuls {
                 block_mr: env("BLOCKMR", env("MR", self.isa.tile_rows)),
                 streams: env("STREAMS", stream.side_by_side),
                 k_block,
-                m_block: env("MBLOCK", if self.compute.by_tiles() { 256 } else { 0 }),
+                m_block: env("MBLOCK", m_block),
                 n_block: (self.block_bytes / panel_bytes).max(1) as u32,
                 widen,
                 prefetch: self.prefetch,

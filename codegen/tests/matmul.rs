@@ -1119,19 +1119,18 @@ fn tiles_asm() {
         let (program, kernel) =
             Case { tile: MatmulTile { mr: isa.rows(compute), block_mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
-        // What they ask for: a single block of rows what it wants next, several what they want much later.
-        let functions = [
-            ("kernel.tiles1", 2, ["prefetcht1", "prefetcht0"]),
-            ("kernel.tiles2", 4, ["prefetcht1", "prefetcht0"]),
-            ("kernel.alone1", 2, ["prefetcht0", "prefetcht1"]),
-            ("kernel.alone2", 4, ["prefetcht0", "prefetcht1"]),
-        ];
-        for (name, dots, [asks, never]) in functions {
+        // What they ask for: a single block of rows weights that it wants next, several those that they want much later, and the sums of
+        // bf16 that the next of them wants.
+        let (weights, sums) = ((true, false), (dot == "tdpbf16ps", true));
+        let functions =
+            [("kernel.tiles1", 2, sums), ("kernel.tiles2", 4, sums), ("kernel.alone1", 2, weights), ("kernel.alone2", 4, weights)];
+        for (name, dots, asks) in functions {
             let body = body(&asm, name);
-            assert!(count(&body, asks) > 0 && count(&body, never) == 0, "{coding:?} {name}: {body}");
-            if asks == "prefetcht0" {
+            let [l1, l2] = ["prefetcht0", "prefetcht1"].map(|ask| count(&body, ask));
+            assert_eq!((l1 > 0, l2 > 0), asks, "{coding:?} {name}: {body}");
+            if asks == weights {
                 // A line of each page of a window, of which the first has an address and the others lie a page behind the one before.
-                let ask = |l: &str| l.trim().strip_prefix(asks).map(|at| at.split('(').next().unwrap().trim().parse().unwrap_or(0));
+                let ask = |l: &str| l.trim().strip_prefix("prefetcht0").map(|at| at.split('(').next().unwrap().trim().parse().unwrap_or(0));
                 let lines: Vec<i64> = body.lines().filter_map(ask).collect();
                 let pages = lines.chunks(4).all(|lines| lines.len() == 4 && lines.windows(2).all(|pair| pair[1] - pair[0] == 4096));
                 assert!(pages, "{coding:?} {name}: {lines:?} {body}");

@@ -85,7 +85,7 @@ impl Microkernel {
         (m, row_tiles, groups): (Value<'c>, u32, Value<'c>),
         at: TileAt<'c>,
         start: Start<'c>,
-        ahead: Ahead<'c>,
+        ahead: &[Ahead<'c>],
         nibbles: Option<&Microkernel>,
     ) {
         let product = &self.product;

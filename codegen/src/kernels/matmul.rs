@@ -40,7 +40,7 @@ use self::functions::{BlockFunctions, Functions, Instances, Several};
 use super::microkernel::{L2, LINE_WORDS, Microkernel, Walk};
 use super::part::Part;
 use super::product::Product;
-use super::rows::{Block, Caller, Span, ahead_params, epilogue_params};
+use super::rows::{Block, Caller, Span, TileBlock, ahead_params, epilogue_params};
 use super::share::two_have_two_pieces;
 use super::{Call, KERNEL_PARAMS, define_kernel, int_dot, int_tiles, loops, quantise, tiles};
 use crate::error::Error;

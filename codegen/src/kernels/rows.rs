@@ -238,6 +238,32 @@ impl<'c> Block<'c> {
     }
 }
 
+/// Own arguments of a block of rows by tiles.
+#[derive(Clone, Copy)]
+pub(super) struct TileBlock<'c> {
+    /// Those of any block.
+    pub block: Block<'c>,
+    /// The sums, of one way, that the block of rows after this adds to.
+    pub sums_ahead: Value<'c>,
+    /// Bytes of them to ask for meanwhile.
+    pub sums_bytes: Value<'c>,
+}
+
+impl<'c> TileBlock<'c> {
+    fn params() -> Vec<Ty> {
+        [&Block::PARAMS[..], &[Ty::PTR, Ty::I64]].concat()
+    }
+    fn of(args: &[Value<'c>]) -> TileBlock<'c> {
+        let (block, rest) = args.split_at(Block::PARAMS.len());
+        let [sums_ahead, sums_bytes] = *rest else { unreachable!() };
+        TileBlock { block: Block::of(block), sums_ahead, sums_bytes }
+    }
+    /// As arguments.
+    pub fn args(&self) -> Vec<Value<'c>> {
+        [&self.block.args()[..], &[self.sums_ahead, self.sums_bytes]].concat()
+    }
+}
+
 impl RowFunction {
     /// What it is called in a kernel: `stream4`.
     pub fn name(&self) -> String {
@@ -254,7 +280,8 @@ impl RowFunction {
     pub(super) fn params(&self) -> Vec<Ty> {
         let own: &[Ty] = match self.work {
             RowWork::Stream { .. } | RowWork::Alone { .. } => &Span::PARAMS,
-            RowWork::Block { .. } | RowWork::Tiles { .. } => &Block::PARAMS,
+            RowWork::Block { .. } => &Block::PARAMS,
+            RowWork::Tiles { .. } => &TileBlock::params(),
             RowWork::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64],
         };
         [&KERNEL_PARAMS[..], &[Ty::PTR; 3], own].concat()
@@ -279,7 +306,7 @@ impl RowFunction {
             }
             RowWork::Tiles { row_tiles, widened, k_blocks } => {
                 let (caller, own) = caller();
-                product.tiles(fb, &caller, Block::of(own), row_tiles, widened, k_blocks);
+                product.tiles(fb, &caller, TileBlock::of(own), row_tiles, widened, k_blocks);
             }
             RowWork::Apart { panel_bytes } => {
                 let [w, kept, k] = *args else { unreachable!() };

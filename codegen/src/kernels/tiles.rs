@@ -15,7 +15,7 @@
 //! TILELOADD). The order of additions was compared with the instruction's results (docs/machines/granite-rapids.md): 2.3 million sums, all
 //! the same.
 
-use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, L2, Microkernel, PAGE, Start, WINDOW_BYTES, WINDOW_PAGES, Walk, window_round};
+use super::microkernel::{AHEAD_SHIFT, At, Feed, L1, Microkernel, PAGE, Start, WINDOW_BYTES, WINDOW_PAGES, Walk, window_round};
 use super::widening::Widening;
 use crate::isa::BF16_TILE_K;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
@@ -118,14 +118,23 @@ pub(super) struct Ahead<'c> {
     before: Value<'c>,
     /// How many at a time, likewise.
     each: Value<'c>,
-    /// Are they rounds of windows?
-    in_windows: bool,
+    /// What these are.
+    unit: Unit,
+}
+
+/// What is asked for at once.
+#[derive(Clone, Copy)]
+enum Unit {
+    /// A line, into this cache.
+    Line(u32),
+    /// A round of a window, into L1.
+    Round,
 }
 
 impl<'c> Ahead<'c> {
-    /// `bytes` bytes from `at` on, in so many steps of [`Microkernel::tile_step`] of so many tiles of rows.
-    pub fn new(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, steps: (Value<'c>, u32)) -> Self {
-        Ahead { at, before: fb.int(0), each: Ahead::part(fb, bytes, 64, steps), in_windows: false }
+    /// `bytes` bytes from `at` on, into `cache`, in so many steps of [`Microkernel::tile_step`] of so many tiles of rows.
+    pub fn lines(fb: &Fb<'_, 'c>, at: Value<'c>, bytes: Value<'c>, cache: u32, steps: (Value<'c>, u32)) -> Self {
+        Ahead { at, before: fb.int(0), each: Ahead::part(fb, bytes, 64, steps), unit: Unit::Line(cache) }
     }
     /// Of what is read from `start` on in one stream, the `bytes` bytes a window behind those at `offset`, for as many steps.
     pub fn in_windows(fb: &Fb<'_, 'c>, (start, offset): (Value<'c>, Value<'c>), bytes: Value<'c>, steps: (Value<'c>, u32)) -> Self {
@@ -133,7 +142,7 @@ impl<'c> Ahead<'c> {
         let before = fb.mul_int(offset, (1 << AHEAD_SHIFT) / ROUND_BYTES as i64);
         // (At least all, so that a round which two panels share is not left out.)
         let each = fb.add_int(Ahead::part(fb, bytes, ROUND_BYTES, steps), 1);
-        Ahead { at: fb.offset_const(start, WINDOW_BYTES), before, each, in_windows: true }
+        Ahead { at: fb.offset_const(start, WINDOW_BYTES), before, each, unit: Unit::Round }
     }
     /// Units of `unit` bytes at a time, in `2^-`[`AHEAD_SHIFT`].
     fn part(fb: &Fb<'_, 'c>, bytes: Value<'c>, unit: u64, (steps, row_tiles): (Value<'c>, u32)) -> Value<'c> {
@@ -143,9 +152,9 @@ impl<'c> Ahead<'c> {
     /// Asks for those of time `i`.
     fn ask(&self, fb: &Fb<'_, 'c>, i: Value<'c>) {
         let [first, end] = [i, fb.add_int(i, 1)].map(|i| fb.lshr(fb.add(fb.mul(i, self.each), self.before), AHEAD_SHIFT));
-        fb.for_(first, end, 1, |n| match self.in_windows {
-            false => fb.prefetch(fb.index(self.at, n, 64), L2),
-            true => {
+        fb.for_(first, end, 1, |n| match self.unit {
+            Unit::Line(cache) => fb.prefetch(fb.index(self.at, n, 64), cache),
+            Unit::Round => {
                 let first = fb.offset(self.at, window_round(fb, n));
                 (0..WINDOW_PAGES).for_each(|page| fb.prefetch(fb.offset_const(first, u64::from(page * PAGE)), L1));
             }
@@ -254,7 +263,7 @@ impl Microkernel {
         (row_tiles, number): (u32, Value<'c>),
         (a, stride): (Value<'c>, u32),
         w: Value<'c>,
-        ahead: Ahead<'c>,
+        ahead: &[Ahead<'c>],
         (dot, behind): (impl Fn(u32, u32, u32), Option<&dyn Fn(u32)>),
     ) {
         let tile_columns = self.product.panels.nr / SIDE;
@@ -264,7 +273,8 @@ impl Microkernel {
                 None => fb.nops(BEHIND_PRODUCT),
             }
             if (product + 1).is_multiple_of(tile_columns) {
-                ahead.ask(fb, fb.add_int(fb.mul_int(number, row_tiles.into()), (product / tile_columns).into()));
+                let time = fb.add_int(fb.mul_int(number, row_tiles.into()), (product / tile_columns).into());
+                ahead.iter().for_each(|ahead| ahead.ask(fb, time));
             }
         };
         step(fb, (row_tiles, tile_columns, Once::Rows), (a, stride), w, dot, &behind);
@@ -287,7 +297,7 @@ impl Microkernel {
         (row_tiles, steps): (u32, Value<'c>),
         at: TileAt<'c>,
         start: Start<'c>,
-        ahead: Ahead<'c>,
+        ahead: &[Ahead<'c>],
         nibbles: Option<&Microkernel>,
     ) {
         let (nr, size) = (self.product.panels.nr, DType::Bf16.size() as u32);

@@ -11,8 +11,8 @@
 //! ```
 //! Tiles are so fast that lines which come from L2 bound them. A block of k of a panel stays in L1 while all rows of the pass go by, whose
 //! lines are loaded as not used again soon (TILELOADDT1), or they would push it out. The rows of a turn stay in L2, so that a long K has
-//! several turns, between which the sums of all panels wait in the scratch. Weights of the next block come to L2 meanwhile, some lines by
-//! each block of rows.
+//! several turns, between which the sums of all panels wait in the scratch. Weights of the next block come to L2 meanwhile, and to L1 the
+//! sums that the next block of rows of bf16 adds to, some lines by each block of rows.
 //!
 //! A single block of rows has nothing to share and waits for memory: it goes through panel after panel as few rows do, and asks for the
 //! lines of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
@@ -48,15 +48,20 @@ pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
     if kernel.tile.m_block == 0 { capacity } else { capacity.min(kernel.tile.m_block) }
 }
 
-/// Blocks of `k` k in a turn: the rows of a pass take half of L2 at most.
+/// Rows of a pass up to which it waits for weights, whose lines come faster in long runs than a turn of few blocks of k has.
+const FEW_ROWS: u32 = 128;
+
+/// Blocks of `k` k in a turn: the rows of a pass take a quarter of L2 at most, beside the sums that wait there; few rows half of it, and
+/// those of int8, which were slower otherwise (docs/machines/granite-rapids.md).
 pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
     let row_bytes = match kernel.panels.coding.group() {
         // (Of codes whose values are taken these alone.)
         Some(group) if kernel.compute == Compute::Int8Tiles => k / group * kernel.compute.record(group),
         _ => k * DType::Bf16.size() as u32,
     };
-    let bytes = u64::from(pass_rows(program, kernel)) * u64::from(row_bytes);
-    ((isa.l2_bytes / 2 / bytes) as u32).max(1)
+    let rows = pass_rows(program, kernel);
+    let part = if rows <= FEW_ROWS || kernel.compute == Compute::Int8Tiles { 2 } else { 4 };
+    ((isa.l2_bytes / part / (u64::from(rows) * u64::from(row_bytes))) as u32).max(1)
 }
 
 impl<'c> Generator<'_, 'c> {
@@ -84,9 +89,15 @@ impl<'c> Generator<'_, 'c> {
                 let begin = fb.mul(number, turn);
                 let end = fb.min(fb.add(begin, turn), count);
                 fb.for_(first_panel, last_panel, 1, |panel| {
-                    // Where the sums of the panel, of all ways, are among those of a row.
-                    let sums =
-                        fb.select(fb.cmp(Cmp::Gt, turns, fb.int(1)), fb.div(fb.sub(panel, first_panel), fb.int(ways.into())), fb.int(0));
+                    // Where the sums of the panel are among those of a block of rows, of all ways and panels.
+                    let waits = fb.cmp(Cmp::Gt, turns, fb.int(1));
+                    let way = fb.rem(panel, fb.int(ways.into()));
+                    let place = fb.select(waits, fb.sub(panel, first_panel), way);
+                    let sums_of = |row: Value<'c>, rows: Value<'c>, place: Value<'c>| {
+                        let before = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
+                        let before = fb.add(before, fb.mul_int(fb.mul(place, rows), i64::from(kernel.panels.nr) * 4));
+                        fb.offset_const(fb.offset(share.at.scratch, before), blocks.tiles)
+                    };
                     fb.for_(begin, end, 1, |kb| {
                         let k0 = fb.mul(kb, block_k);
                         let k = fb.min(block_k, fb.sub(depth, k0));
@@ -95,22 +106,25 @@ impl<'c> Generator<'_, 'c> {
                         // What comes next: the next block of k, or the first one of the panel behind this.
                         let before = self.bytes_before(fb, fb.sub(k0, fb.mul(begin, block_k)));
                         let behind = fb.sub(fb.int(way_bytes), before);
-                        let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
+                        let next_w = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
                         let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
                         if let Some(apart) = apart {
                             fb.call(apart, &[w, share.at.scratch, k]);
                         }
                         self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
                             let part = fb.div(bytes, count);
-                            let ahead = fb.offset(w, fb.add(next, fb.mul(number, part)));
+                            let ahead = fb.offset(w, fb.add(next_w, fb.mul(number, part)));
                             let a = fb.index(self.row_of(fb, share.at.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
-                            let sums = fb.mul_int(fb.mul(sums, rows), i64::from(kernel.panels.nr * ways) * 4);
-                            let row_sums = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
-                            let sums = fb.offset_const(fb.offset(share.at.scratch, fb.add(row_sums, sums)), blocks.tiles);
+                            let tiles = sums_of(row, rows, fb.sub(place, way));
+                            // Behind the last block of rows the first one follows, with the next block of k or the next panel.
+                            let is_last = fb.cmp(Cmp::Eq, fb.add_int(number, 1), count);
+                            let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), fb.add_int(place, 1), place);
+                            let sums_ahead = fb.select(is_last, sums_of(pass.0, rows, next), sums_of(fb.add(row, rows), rows, place));
+                            let sums_bytes = fb.select(waits, fb.mul_int(rows, i64::from(kernel.panels.nr) * 4), fb.int(0));
                             let call = |function: &Function<'c>| {
-                                let (widened, tiles, first, last) = (share.at.scratch, sums, panel, fb.add_int(panel, 1));
+                                let (widened, first, last) = (share.at.scratch, panel, fb.add_int(panel, 1));
                                 let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part: part };
-                                fb.call(function, &share.at.caller.with(&block.args()));
+                                fb.call(function, &share.at.caller.with(&TileBlock { block, sums_ahead, sums_bytes }.args()));
                             };
                             shapes.set(fb, rows);
                             of_rows(fb, rows, functions, call);

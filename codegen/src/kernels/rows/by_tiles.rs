@@ -1,8 +1,8 @@
 //! Functions of rows by tiles (AMX): up to 16 or 32 rows over a block of k, or alone over all k.
 
-use super::super::microkernel::{Microkernel, Start};
+use super::super::microkernel::{L1, L2, Microkernel, Start};
 use super::super::{int_tiles, tiles};
-use super::{Block, Caller, KBlocks, Product, Span};
+use super::{Block, Caller, KBlocks, Product, Span, TileBlock};
 use crate::llvm::builder::{Cmp, Fb, Value};
 use crate::program::Compute;
 
@@ -13,7 +13,7 @@ impl Product {
         &self,
         fb: &Fb<'_, 'c>,
         caller: &Caller<'c>,
-        block: Block<'c>,
+        TileBlock { block, sums_ahead, sums_bytes }: TileBlock<'c>,
         row_tiles: u32,
         widened: Option<u64>,
         k_blocks: KBlocks,
@@ -32,7 +32,12 @@ impl Product {
 
         fb.if_(is_last, || caller.ahead(fb, row, rows, column));
         let steps = micro.steps(fb, block.k);
-        let ahead = tiles::Ahead::new(fb, block.ahead, block.ahead_part, (self.tile_steps(fb, steps), row_tiles));
+        let times = (self.tile_steps(fb, steps), row_tiles);
+        let weights = tiles::Ahead::lines(fb, block.ahead, block.ahead_part, L2, times);
+        let sums = tiles::Ahead::lines(fb, sums_ahead, sums_bytes, L1, times);
+        let ahead = [weights, sums];
+        // (Those of int8 are not asked for: vectors add to them, beside the products.)
+        let ahead = if self.compute == Compute::Int8Tiles { &ahead[..1] } else { &ahead };
         self.products(fb, &micro, (rows, row_tiles, steps), (block.a, w, tile), k_blocks.start(fb, &block), ahead, None);
         fb.if_(is_last, || caller.epilogue(fb, block.tiles, row, rows, column, fb.int(panels.nr.into())));
     }
@@ -59,7 +64,7 @@ impl Product {
                 let bytes = fb.int(stored.panel_bytes as i64);
                 let ahead = tiles::Ahead::in_windows(fb, (w, before), bytes, (self.tile_steps(fb, steps), row_tiles));
                 let way_tile = fb.index(tile, fb.mul(way, rows), u64::from(panels.nr) * 4);
-                self.products(fb, micro, (rows, row_tiles, steps), (a, fb.offset(w, before), way_tile), Start::Zero, ahead, nibbles);
+                self.products(fb, micro, (rows, row_tiles, steps), (a, fb.offset(w, before), way_tile), Start::Zero, &[ahead], nibbles);
             });
             caller.epilogue(fb, tile, row, rows, column, fb.int(panels.nr.into()));
         });
@@ -81,7 +86,7 @@ impl Product {
         (m, row_tiles, steps): (Value<'c>, u32, Value<'c>),
         (a, w, tile): (Value<'c>, Value<'c>, Value<'c>),
         start: Start<'c>,
-        ahead: tiles::Ahead<'c>,
+        ahead: &[tiles::Ahead<'c>],
         nibbles: Option<&Microkernel>,
     ) {
         let at = tiles::TileAt { a, w, tile };
