@@ -1110,18 +1110,22 @@ fn tiles_asm() {
     let count = |body: &str, word: &str| body.lines().filter(|l| l.trim_start().starts_with(word)).count();
     let int4 = |group| Coding::Int4 { group, zeros: false };
     let codes = [("tdpbsud", Coding::Int8 { group: 256 }), ("tdpbsud", int4(64)), ("tdpbf16ps", int4(32))];
-    for (dot, coding) in [("tdpbf16ps", Coding::Elements)].into_iter().chain(codes) {
+    let codings = [("tdpbf16ps", Coding::Elements)].into_iter().chain(codes);
+    // Few rows, and many, for which K has several turns.
+    for ((dot, coding), rows) in codings.flat_map(|coding| [CAPACITY, 256].map(|rows| (coding, rows))) {
         let (compute, dtype) = match coding {
             Coding::Elements => (Compute::Bf16Tiles, DType::Bf16),
             _ => (isa.matmul_of_codes(coding), DType::U8),
         };
         let case = Case { compute, coding, k: 2048, ..Case::new(&isa, dtype) };
-        let (program, kernel) =
-            Case { tile: MatmulTile { mr: isa.rows(compute), block_mr: isa.rows(compute), ..case.tile }, ..case }.program(&isa);
+        let mr = isa.rows(compute);
+        let tile = MatmulTile { mr, block_mr: mr, k_block: 512, m_block: rows * 2 / 3, ..case.tile };
+        let (mut program, kernel) = Case { tile, ..case }.program(&isa);
+        program.bucket = rows;
         let asm = assembly(&isa, &program, &kernel);
-        // What they ask for: a single block of rows weights that it wants next, several those that they want much later, and the sums of
-        // bf16 that the next of them wants.
-        let (weights, sums) = ((true, false), (dot == "tdpbf16ps", true));
+        // What they ask for, into L1 and L2: a single block of rows weights that it wants next, several those that they want much later, and
+        // the sums of bf16 that wait between turns for the next of them.
+        let (weights, sums) = ((true, false), (dot == "tdpbf16ps" && rows > CAPACITY, true));
         let functions =
             [("kernel.tiles1", 2, sums), ("kernel.tiles2", 4, sums), ("kernel.alone1", 2, weights), ("kernel.alone2", 4, weights)];
         for (name, dots, asks) in functions {
@@ -1138,11 +1142,12 @@ fn tiles_asm() {
             let steps = count(&body, dot) / dots;
             // Of columns two, and one for each tile of rows.
             let loads = steps * (2 + dots / 2);
-            assert_eq!((count(&body, dot), count(&body, "tileloadd")), (steps * dots, loads), "{coding:?} {name}: {body}");
-            // Beside another thread of the core they are slow one right behind the other.
-            assert!(fewest_behind(&body, |i| i.starts_with("tdp")) >= 8, "{coding:?} {name}: {body}");
             // (Of rows and columns; sums, in the first four registers, are loaded at the start of a block of k.)
             let is_load = |i: &str| i.starts_with("tileload") && (4..8).any(|register| i.ends_with(&format!("%tmm{register}")));
+            let loaded = body.lines().filter(|l| is_load(l.trim())).count();
+            assert_eq!((count(&body, dot), loaded), (steps * dots, loads), "{coding:?} {name}: {body}");
+            // Beside another thread of the core they are slow one right behind the other.
+            assert!(fewest_behind(&body, |i| i.starts_with("tdp")) >= 8, "{coding:?} {name}: {body}");
             assert!(fewest_behind(&body, is_load) >= 4, "{coding:?} {name}: {body}");
             // Rows pass by.
             assert_eq!(count(&body, "tileloaddt1"), steps * dots / 2, "{coding:?} {name}: {body}");

@@ -117,6 +117,8 @@ pub enum KBlocks {
     One,
     /// Several, between which sums wait in tiles of the caller's.
     Several,
+    /// The same, and what waits for the next block of rows is asked for, since other panels come in between.
+    SeveralTurns,
 }
 
 /// What a kernel gives all its functions of rows: its own arguments, for its epilogue, and this.
@@ -245,22 +247,20 @@ pub(super) struct TileBlock<'c> {
     pub block: Block<'c>,
     /// The sums, of one way, that the block of rows after this adds to.
     pub sums_ahead: Value<'c>,
-    /// Bytes of them to ask for meanwhile.
-    pub sums_bytes: Value<'c>,
 }
 
 impl<'c> TileBlock<'c> {
     fn params() -> Vec<Ty> {
-        [&Block::PARAMS[..], &[Ty::PTR, Ty::I64]].concat()
+        [&Block::PARAMS[..], &[Ty::PTR]].concat()
     }
     fn of(args: &[Value<'c>]) -> TileBlock<'c> {
         let (block, rest) = args.split_at(Block::PARAMS.len());
-        let [sums_ahead, sums_bytes] = *rest else { unreachable!() };
-        TileBlock { block: Block::of(block), sums_ahead, sums_bytes }
+        let [sums_ahead] = *rest else { unreachable!() };
+        TileBlock { block: Block::of(block), sums_ahead }
     }
     /// As arguments.
     pub fn args(&self) -> Vec<Value<'c>> {
-        [&self.block.args()[..], &[self.sums_ahead, self.sums_bytes]].concat()
+        [&self.block.args()[..], &[self.sums_ahead]].concat()
     }
 }
 
@@ -321,7 +321,7 @@ impl KBlocks {
     fn start<'c>(self, fb: &Fb<'_, 'c>, block: &Block<'c>) -> Start<'c> {
         match self {
             KBlocks::One => Start::Zero,
-            KBlocks::Several => {
+            KBlocks::Several | KBlocks::SeveralTurns => {
                 let is_first = fb.cmp(Cmp::Ne, fb.and(block.stage, fb.int(1)), fb.int(0));
                 Start::Tile { keep: fb.select(is_first, fb.i32(0), fb.i32(-1)) }
             }

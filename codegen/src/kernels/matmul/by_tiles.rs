@@ -51,8 +51,14 @@ pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
 /// Rows of a pass up to which it waits for weights, whose lines come faster in long runs than a turn of few blocks of k has.
 const FEW_ROWS: u32 = 128;
 
-/// Blocks of `k` k in a turn: the rows of a pass take a quarter of L2 at most, beside the sums that wait there; few rows half of it, and
-/// those of int8, which were slower otherwise (docs/machines/granite-rapids.md).
+/// Does a pass wait for weights rather than for lines that come from L2? Vectors scale what tiles make of int8, for so long that it does
+/// not matter.
+fn waits_for_weights(rows: u32, kernel: &Matmul) -> bool {
+    rows <= FEW_ROWS || kernel.compute == Compute::Int8Tiles
+}
+
+/// Blocks of `k` k in a turn: the rows of a pass take a quarter of L2 at most, beside the sums that wait there, or half of it where the
+/// pass waits for weights (docs/machines/granite-rapids.md).
 pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
     let row_bytes = match kernel.panels.coding.group() {
         // (Of codes whose values are taken these alone.)
@@ -60,8 +66,13 @@ pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32
         _ => k * DType::Bf16.size() as u32,
     };
     let rows = pass_rows(program, kernel);
-    let part = if rows <= FEW_ROWS || kernel.compute == Compute::Int8Tiles { 2 } else { 4 };
+    let part = if waits_for_weights(rows, kernel) { 2 } else { 4 };
     ((isa.l2_bytes / part / (u64::from(rows) * u64::from(row_bytes))) as u32).max(1)
+}
+
+/// Are sums that wait between turns asked for?
+pub(super) fn asks_for_sums(program: &Program, kernel: &Matmul, blocks: &Blocks) -> bool {
+    blocks.turn < blocks.count && !waits_for_weights(pass_rows(program, kernel), kernel)
 }
 
 impl<'c> Generator<'_, 'c> {
@@ -120,11 +131,10 @@ impl<'c> Generator<'_, 'c> {
                             let is_last = fb.cmp(Cmp::Eq, fb.add_int(number, 1), count);
                             let next = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), fb.add_int(place, 1), place);
                             let sums_ahead = fb.select(is_last, sums_of(pass.0, rows, next), sums_of(fb.add(row, rows), rows, place));
-                            let sums_bytes = fb.select(waits, fb.mul_int(rows, i64::from(kernel.panels.nr) * 4), fb.int(0));
                             let call = |function: &Function<'c>| {
                                 let (widened, first, last) = (share.at.scratch, panel, fb.add_int(panel, 1));
                                 let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part: part };
-                                fb.call(function, &share.at.caller.with(&TileBlock { block, sums_ahead, sums_bytes }.args()));
+                                fb.call(function, &share.at.caller.with(&TileBlock { block, sums_ahead }.args()));
                             };
                             shapes.set(fb, rows);
                             of_rows(fb, rows, functions, call);

@@ -62,7 +62,11 @@ impl<F> Functions<F> {
         let streams = kernel.panels.panels() * kernel.panels.ways;
         let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));
         let blocked = blocks.map(|blocks| {
-            let k_blocks = if blocks.count == 1 { KBlocks::One } else { KBlocks::Several };
+            let k_blocks = match blocks.count {
+                1 => KBlocks::One,
+                _ if kernel.compute.by_tiles() && by_tiles::asks_for_sums(program, kernel, blocks) => KBlocks::SeveralTurns,
+                _ => KBlocks::Several,
+            };
             let panel_bytes = blocks.widened_panel;
             if kernel.compute.by_tiles() {
                 let widened = blocks.widen.then_some(panel_bytes);

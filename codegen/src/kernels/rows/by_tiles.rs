@@ -13,7 +13,7 @@ impl Product {
         &self,
         fb: &Fb<'_, 'c>,
         caller: &Caller<'c>,
-        TileBlock { block, sums_ahead, sums_bytes }: TileBlock<'c>,
+        TileBlock { block, sums_ahead }: TileBlock<'c>,
         row_tiles: u32,
         widened: Option<u64>,
         k_blocks: KBlocks,
@@ -34,11 +34,9 @@ impl Product {
         let steps = micro.steps(fb, block.k);
         let times = (self.tile_steps(fb, steps), row_tiles);
         let weights = tiles::Ahead::lines(fb, block.ahead, block.ahead_part, L2, times);
-        let sums = tiles::Ahead::lines(fb, sums_ahead, sums_bytes, L1, times);
-        let ahead = [weights, sums];
-        // (Those of int8 are not asked for: vectors add to them, beside the products.)
-        let ahead = if self.compute == Compute::Int8Tiles { &ahead[..1] } else { &ahead };
-        self.products(fb, &micro, (rows, row_tiles, steps), (block.a, w, tile), k_blocks.start(fb, &block), ahead, None);
+        let sums = || tiles::Ahead::lines(fb, sums_ahead, fb.mul_int(rows, i64::from(panels.nr) * 4), L1, times);
+        let ahead = if k_blocks == KBlocks::SeveralTurns { vec![weights, sums()] } else { vec![weights] };
+        self.products(fb, &micro, (rows, row_tiles, steps), (block.a, w, tile), k_blocks.start(fb, &block), &ahead, None);
         fb.if_(is_last, || caller.epilogue(fb, block.tiles, row, rows, column, fb.int(panels.nr.into())));
     }
 
