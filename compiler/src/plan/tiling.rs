@@ -14,8 +14,8 @@ const L2_WEIGHTS: u64 = 4;
 const L2_ROWS: u64 = 4;
 /// Rows of a pass at least, where a block of k is long: each pass widens the weights anew.
 const PASS_ROWS: u32 = 128;
-/// Rows of a pass of tiles of bf16: twice as many as of int8 halve the weights' way. They take a quarter of L2 with 512 k, which is a block
-/// then, beside which sums wait. (docs/machines/granite-rapids.md)
+/// Rows of a pass of tiles of bf16: with twice as many as of int8, weights come from memory half as often. A block of 512 k of them takes a
+/// quarter of L2; sums that wait between turns take much of the rest. (docs/machines/granite-rapids.md)
 const TILES_PASS_ROWS: u32 = 512;
 /// Of int8. (Granite Rapids, prompt of 512, 1B shape: 512 rows 0.95 as fast.)
 const TILES_PASS_ROWS_INT8: u32 = 256;

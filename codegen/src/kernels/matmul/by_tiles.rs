@@ -21,7 +21,8 @@
 //! for panel of a piece { for way { alone<n>: for group of k { products (beside them: nibbles of the next apart) };  epilogue } }  group nests
 //! ```
 //!
-//! Measured on Sapphire Rapids (docs/machines/sapphire-rapids.md); a single block on Emerald Rapids (docs/machines/emerald-rapids.md).
+//! Measured on Sapphire Rapids (docs/machines/sapphire-rapids.md); turns and the rows of a pass on Granite Rapids
+//! (docs/machines/granite-rapids.md), a single block on Emerald Rapids (docs/machines/emerald-rapids.md).
 
 use super::*;
 
@@ -51,14 +52,13 @@ pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
 /// Rows of a pass up to which it waits for weights, whose lines come faster in long runs than a turn of few blocks of k has.
 const FEW_ROWS: u32 = 128;
 
-/// Does a pass wait for weights rather than for lines that come from L2? Vectors scale what tiles make of int8, for so long that it does
-/// not matter.
-fn waits_for_weights(rows: u32, kernel: &Matmul) -> bool {
-    rows <= FEW_ROWS || kernel.compute == Compute::Int8Tiles
+/// Does a pass have turns of few blocks of k, and ask for the sums that wait between them? Passes of int8 were slower so.
+fn has_short_turns(rows: u32, kernel: &Matmul) -> bool {
+    rows > FEW_ROWS && kernel.compute != Compute::Int8Tiles
 }
 
-/// Blocks of `k` k in a turn: the rows of a pass take a quarter of L2 at most, beside the sums that wait there, or half of it where the
-/// pass waits for weights (docs/machines/granite-rapids.md).
+/// Blocks of `k` k in a turn: the rows of a pass take half of L2 at most, and a quarter in short turns, beside the sums that wait there
+/// (docs/machines/granite-rapids.md).
 pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
     let row_bytes = match kernel.panels.coding.group() {
         // (Of codes whose values are taken these alone.)
@@ -66,13 +66,13 @@ pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32
         _ => k * DType::Bf16.size() as u32,
     };
     let rows = pass_rows(program, kernel);
-    let part = if waits_for_weights(rows, kernel) { 2 } else { 4 };
+    let part = if has_short_turns(rows, kernel) { 4 } else { 2 };
     ((isa.l2_bytes / part / (u64::from(rows) * u64::from(row_bytes))) as u32).max(1)
 }
 
 /// Are sums that wait between turns asked for?
 pub(super) fn asks_for_sums(program: &Program, kernel: &Matmul, blocks: &Blocks) -> bool {
-    blocks.turn < blocks.count && !waits_for_weights(pass_rows(program, kernel), kernel)
+    blocks.turn < blocks.count && has_short_turns(pass_rows(program, kernel), kernel)
 }
 
 impl<'c> Generator<'_, 'c> {
