@@ -508,7 +508,7 @@ impl Matmuls {
     }
     fn memory_bound(&self, peak: &Peak) {
         let (loaded, mut step) = self.build();
-        let bytes = self.panels().bytes(self.dtype) as f64;
+        let bytes = self.panels().bytes_read(self.dtype) as f64;
         let mut rounds = Rounds::default();
         for _ in 0..env("ROUNDS", ROUNDS) {
             let read = peak.read(&mut step);

@@ -327,6 +327,11 @@ impl Case {
         step.rows = rows;
         let mut rng = Rng::new(7);
         let size = self.dtype.size() as usize;
+        let [filled, whole] = [p.filled_bytes(self.dtype), p.panel_bytes(self.dtype)].map(|bytes| bytes as usize);
+        for panel in 0..(p.panels() * p.ways) as usize {
+            let end = program.weights[0].offsets[layer] as usize + panel * whole + filled;
+            step.weights.put(end, &vec![0xff; whole - filled]);
+        }
         // w[way][column][k], real columns only.
         let real = (p.groups * p.group_cols) as usize;
         let mut w = vec![vec![vec![0f32; p.k as usize]; real]; p.ways as usize];
@@ -689,6 +694,26 @@ fn odd_k_and_k_1() {
             for k in [1, 67] {
                 Case { compute, k, group_cols: 40, ..Case::new(&isa, dtype) }.check(&isa);
             }
+        }
+    }
+}
+
+/// Panels so long that there are gaps between them, which nobody reads ([`Case::run`] fills them with what is no number): alone, side by
+/// side, two ways, in blocks of k.
+#[test]
+fn gaps_between_panels() {
+    for isa in isas() {
+        let cases = dots(&isa).into_iter().map(|(dtype, compute)| Case { compute, ..Case::new(&isa, dtype) });
+        let codings = [Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false }];
+        for case in cases.chain(coded(&isa, &codings)) {
+            let has_gap = |k: &u32| {
+                let panels = Case { k: *k, ..case.clone() }.panels();
+                panels.panel_bytes(case.dtype) > panels.filled_bytes(case.dtype)
+            };
+            let k = (256..=4096).step_by(256).find(has_gap).expect("panels of whole pages have gaps");
+            let tile = MatmulTile { k_block: k / 2, widen: true, ..case.tile };
+            Case { k, group_cols: 5 * case.nr, ..case.clone() }.check(&isa);
+            Case { k, group_cols: 3 * case.nr, epilogue: Epilogue::SiluGate, tile, ..case.clone() }.check(&isa);
         }
     }
 }
@@ -1222,7 +1247,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     let (program, kernel) = Case { tile, ..case }.program(&isa);
     let asm = assembly(&isa, &program, &kernel);
     // The second way's panel lies behind the first.
-    let second_way = format!("{}(", k * isa.panel_nr * 2);
+    let second_way = format!("{}(", kernel.panels.panel_bytes(DType::Bf16));
     let reads_both = |l: &HotLoop| l.lines.iter().any(|line| line.starts_with("vmov") && line.contains(&second_way));
     for (m, caches, ways) in [
         (4, ["prefetcht1", "prefetcht0"], 2),

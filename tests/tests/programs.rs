@@ -2,7 +2,7 @@
 //! every bucket.
 
 use rcompile::pipeline::PASSES;
-use rcompile::plan::{Planned, WeightTable};
+use rcompile::plan::{PackJob, Planned, WeightTable};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::{Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
 use rcompile_codegen::{Options, compile_units};
@@ -113,8 +113,12 @@ fn costs_agree_with_weights_and_cache() {
     for name in models() {
         for (cpu, compute) in [("x86-64-v4", DType::F32), ("znver4", DType::BF16)] {
             let (plans, weights) = plans(&name, cpu, compute);
-            let panels = |j: &&rcompile::plan::PackJob| matches!(j.layout, Layout::Panels(_));
-            let panel_bytes: u64 = weights.jobs.iter().filter(panels).map(|j| j.bytes).sum();
+            let panels = |j: &&PackJob| matches!(j.layout, Layout::Panels(_));
+            let without_gaps = |j: &PackJob| match j.layout {
+                Layout::Panels(p) => p.bytes_read(j.dtype),
+                Layout::Plain => 0,
+            };
+            let panel_bytes: u64 = weights.jobs.iter().map(without_gaps).sum();
             let all_bytes: u64 = weights.jobs.iter().map(|j| j.bytes).sum();
             let elements: u64 = weights.jobs.iter().filter(panels).map(|j| j.shape.iter().product::<u64>()).sum();
             for planned in &plans {

@@ -597,8 +597,9 @@ impl Microkernel {
         } else if l2 > 0 {
             // Beyond its end a stream goes on in the next walk's panel.
             let at = fb.add_int(here, l2.into());
-            let past = fb.cmp(Cmp::Ge, at, fb.int(self.panel_bytes as i64));
-            let skip = (streams.len() as u64 - 1) * self.panel_bytes;
+            let end = self.product.panels.filled_bytes(self.product.weight);
+            let past = fb.cmp(Cmp::Ge, at, fb.int(end as i64));
+            let skip = streams.len() as u64 * self.panel_bytes - end;
             let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L2);

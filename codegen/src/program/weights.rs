@@ -4,6 +4,14 @@
 
 use super::{Compute, DType};
 
+/// Bytes at least between the places of neighbouring panels in their pages. A few rows walk several panels side by side; at one place of
+/// their pages all of them use the same set of the first cache and, far enough apart, the same bank of memory.
+/// (docs/machines/zen3.md, docs/machines/sapphire-rapids.md)
+const GAP: u64 = 512;
+/// Shorter panels have none: it would be more than 3 % of the file.
+const GAP_FROM: u64 = 16 << 10;
+const PAGE: u64 = 4096;
+
 /// How a tensor lies in the weights area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Layout {
@@ -168,17 +176,52 @@ impl Panels {
         let factors = if self.coding.has_zeros() { 2 } else { 1 };
         self.code_bytes() + u64::from(self.nr) * factors * DType::F16.size()
     }
-    /// Bytes of one panel of one way.
-    pub fn panel_bytes(&self, dtype: DType) -> u64 {
+    /// Bytes of one panel of one way, without the gap behind it.
+    pub fn filled_bytes(&self, dtype: DType) -> u64 {
         let scales = if matches!(self.coding, Coding::Int8 { .. }) { u64::from(self.nr) * DType::F32.size() } else { 0 };
         self.bytes_before(self.padded_k(), dtype) + scales
     }
-    /// Bytes in all.
+    /// Bytes from the beginning of one panel of one way to that of the next: long ones that would begin at one place of their pages have a
+    /// gap of zeros between them, which nobody reads.
+    pub fn panel_bytes(&self, dtype: DType) -> u64 {
+        let filled = self.filled_bytes(dtype);
+        if filled >= GAP_FROM && filled % PAGE < GAP { filled / PAGE * PAGE + GAP } else { filled }
+    }
+    /// Bytes of all panels, without gaps: what reading them once takes.
+    pub fn bytes_read(&self, dtype: DType) -> u64 {
+        self.filled_bytes(dtype) * u64::from(self.panels()) * u64::from(self.ways)
+    }
+    /// Bytes in all, with gaps.
     pub fn bytes(&self, dtype: DType) -> u64 {
         self.panel_bytes(dtype) * u64::from(self.panels()) * u64::from(self.ways)
     }
     /// True when there is nothing.
     pub fn is_empty(&self) -> bool {
         u64::from(self.padded_k()) * u64::from(self.nr) * u64::from(self.panels()) * u64::from(self.ways) == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_panels_begin_at_different_places_of_their_pages() {
+        let panel = |nr, k, dtype, coding| {
+            let panels = Panels { nr, k_pack: 1, k, groups: 1, group_cols: 4 * nr, ways: 2, coding };
+            assert_eq!(panels.bytes(dtype), 8 * panels.panel_bytes(dtype));
+            assert_eq!(panels.bytes_read(dtype), 8 * panels.filled_bytes(dtype));
+            (panels.filled_bytes(dtype), panels.panel_bytes(dtype))
+        };
+        assert_eq!(panel(16, 2048, DType::Bf16, Coding::Elements), (65536, 66048));
+        // Scales of 64 bytes move a panel, but not far enough.
+        assert_eq!(panel(16, 2048, DType::U8, Coding::Int8 { group: 256 }), (32832, 33280));
+        assert_eq!(panel(16, 2048, DType::U8, Coding::Int4 { group: 32, zeros: false }), (18432, 18432));
+        assert_eq!(panel(16, 256, DType::Bf16, Coding::Elements), (8192, 8192));
+        for k in 1..3000 {
+            let (filled, whole) = panel(32, k, DType::F32, Coding::Elements);
+            assert!(filled < 16384 || whole % 4096 >= 512, "k {k}: {whole}");
+            assert!(whole == filled || filled >= 16384 && whole <= filled + 512, "k {k}: {filled}, {whole}");
+        }
     }
 }

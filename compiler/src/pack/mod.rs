@@ -229,7 +229,7 @@ fn evaluate(job: &PackJob, view: &View, item: &Item, tensors: &dyn Tensors) -> R
                 block.clear();
                 block.resize(((rows.end - rows.start) * view.row_bytes()) as usize, 0);
                 view.block(rows.clone(), 0..view.cols(), &mut block, tensors, &mut seen)?;
-                panels::fill(&p, way, &item.units, &block, job.dtype.size() as usize, &mut bytes)?;
+                panels::fill(&p, job.dtype, way, &item.units, &block, &mut bytes)?;
             }
         }
     }

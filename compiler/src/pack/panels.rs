@@ -1,7 +1,7 @@
 //! Rows of a matrix to panels `[panel][k / k_pack][nr][k_pack]`; see [`Panels`].
 
 use crate::error::Error;
-use rcompile_codegen::program::Panels;
+use rcompile_codegen::program::{DType, Panels};
 use std::ops::Range;
 
 /// Rows of the matrix that the real columns of `panels` (of one way) are: always consecutive.
@@ -22,8 +22,10 @@ pub(super) fn panel_rows(p: &Panels, panel: u64) -> Range<u64> {
     group_begin + begin..group_begin + end
 }
 
-/// Fills the panels of one way in `out`, which holds `panels` of all ways and is zero so far. `block` holds exactly the [`rows`].
-pub(super) fn fill(p: &Panels, way: u32, panels: &Range<u64>, block: &[u8], element: usize, out: &mut [u8]) -> Result<(), Error> {
+/// Fills the panels (of `dtype`) of one way in `out`, which holds `panels` of all ways and is zero so far. `block` holds exactly the
+/// [`rows`].
+pub(super) fn fill(p: &Panels, dtype: DType, way: u32, panels: &Range<u64>, block: &[u8], out: &mut [u8]) -> Result<(), Error> {
+    let element = dtype.size() as usize;
     let one: fn(&[u8], usize, usize, &mut [u8]) = match element * p.k_pack as usize {
         1 => panel::<1>,
         2 => panel::<2>,
@@ -33,13 +35,13 @@ pub(super) fn fill(p: &Panels, way: u32, panels: &Range<u64>, block: &[u8], elem
         other => return Err(Error::bug("pack panels", format!("{other} bytes per column and step"))),
     };
     let row_bytes = p.k as usize * element;
-    let panel_bytes = p.padded_k() as usize * p.nr as usize * element;
+    let [panel_bytes, filled] = [p.panel_bytes(dtype), p.filled_bytes(dtype)].map(|bytes| bytes as usize);
     let first = panel_rows(p, panels.start).start;
     for (i, panel) in panels.clone().enumerate() {
         let rows = panel_rows(p, panel);
         let src = &block[(rows.start - first) as usize * row_bytes..(rows.end - first) as usize * row_bytes];
         let at = (i * p.ways as usize + way as usize) * panel_bytes;
-        one(src, row_bytes, p.nr as usize, &mut out[at..at + panel_bytes]);
+        one(src, row_bytes, p.nr as usize, &mut out[at..at + filled]);
     }
     Ok(())
 }

@@ -59,16 +59,17 @@ fn run(table: &WeightTable, tensors: &dyn Tensors, threads: usize, allow: bool) 
 }
 
 /// The definition of the layout, element by element.
-fn panel_reference(p: &Panels, matrix: &[u8], element: usize) -> Vec<u8> {
-    let mut out = vec![0; p.bytes(P::I8) as usize * element];
+fn panel_reference(p: &Panels, dtype: P, matrix: &[u8]) -> Vec<u8> {
+    let element = dtype.size() as usize;
+    let mut out = vec![0; p.bytes(dtype) as usize];
     for way in 0..p.ways {
         for group in 0..p.groups {
             for col in 0..p.group_cols {
                 for k in 0..p.k {
                     let row = (way * p.groups + group) * p.group_cols + col;
                     let panel = (group * p.panels_per_group() + col / p.nr) * p.ways + way;
-                    let within = (k / p.k_pack * p.nr + col % p.nr) * p.k_pack + k % p.k_pack;
-                    let to = (u64::from(panel) * p.panel_bytes(P::I8) + u64::from(within)) as usize * element;
+                    let within = ((k / p.k_pack * p.nr + col % p.nr) * p.k_pack + k % p.k_pack) as usize;
+                    let to = panel as usize * p.panel_bytes(dtype) as usize + within * element;
                     let from = (row * p.k + k) as usize * element;
                     out[to..to + element].copy_from_slice(&matrix[from..from + element]);
                 }
@@ -89,11 +90,11 @@ fn every_layout_equals_its_definition() {
     for k_pack in [1, 2] {
         let p = Panels { nr: 32, k_pack, k: 37, groups: 1, group_cols: 83, ways: 1, coding: Coding::Elements };
         table.place("both", &both, P::Bf16, &[83, 37], Layout::Panels(p));
-        expected.push(panel_reference(&p, &matrix, 2));
+        expected.push(panel_reference(&p, P::Bf16, &matrix));
         for (groups, group_cols, ways) in [(2, 35, 1), (1, 35, 2), (5, 7, 2), (70, 1, 1)] {
             let p = Panels { nr: 16, k_pack, k: 37, groups, group_cols, ways, coding: Coding::Elements };
             table.place("a", &source("a"), P::Bf16, &[70, 37], Layout::Panels(p));
-            expected.push(panel_reference(&p, &m.0[0].3, 2));
+            expected.push(panel_reference(&p, P::Bf16, &m.0[0].3));
         }
     }
     // Transposed and converted: f16 [37, 70] -> f32 [70, 37].
@@ -102,7 +103,7 @@ fn every_layout_equals_its_definition() {
     let recipe = Recipe::Convert { of: Box::new(Recipe::Transpose(Box::new(source("conv1d")))), dtype: DType::F32 };
     let p = Panels { nr: 32, k_pack: 1, k: 37, groups: 1, group_cols: 70, ways: 1, coding: Coding::Elements };
     table.place("c", &recipe, P::F32, &[70, 37], Layout::Panels(p));
-    expected.push(panel_reference(&p, &bytes(DType::F32, &turned), 4));
+    expected.push(panel_reference(&p, P::F32, &bytes(DType::F32, &turned)));
     // Plain: a slice across the border of a concat, a vector rounded to bf16.
     let slice = Recipe::Slice { of: Box::new(both), start: 60, end: 75 };
     table.place("s", &slice, P::Bf16, &[15, 37], Layout::Plain);
@@ -121,19 +122,20 @@ fn every_layout_equals_its_definition() {
 
 #[test]
 fn items_join_without_seams() {
-    // 6 MB of panels and of rows: several items each.
-    let n = 1500;
-    let data = bytes(DType::F32, &values(n * 1000, 9));
-    let m = Memory(vec![("big", DType::F32, vec![n, 1000], data.clone())]);
+    // 6 MB of panels, with gaps between them, and of rows: several items each.
+    let (n, k) = (1500, 1024);
+    let data = bytes(DType::F32, &values(n * k, 9));
+    let m = Memory(vec![("big", DType::F32, vec![n, k], data.clone())]);
     let mut table = WeightTable::default();
-    let p = Panels { nr: 32, k_pack: 1, k: 1000, groups: 1, group_cols: n as u32, ways: 1, coding: Coding::Elements };
-    table.place("p", &source("big"), P::F32, &[n, 1000], Layout::Panels(p));
-    table.place("q", &source("big"), P::F32, &[n, 1000], Layout::Plain);
+    let p = Panels { nr: 32, k_pack: 1, k: k as u32, groups: 1, group_cols: n as u32, ways: 1, coding: Coding::Elements };
+    assert!(p.panel_bytes(P::F32) > p.filled_bytes(P::F32));
+    table.place("p", &source("big"), P::F32, &[n, k], Layout::Panels(p));
+    table.place("q", &source("big"), P::F32, &[n, k], Layout::Plain);
     let turned = Recipe::Transpose(Box::new(Recipe::Transpose(Box::new(source("big")))));
-    table.place("t", &turned, P::F32, &[n, 1000], Layout::Plain);
+    table.place("t", &turned, P::F32, &[n, k], Layout::Plain);
     let (all, _) = run(&table, &m, 2, false).unwrap();
     let at = |i: usize| &all[table.jobs[i].offset as usize..][..table.jobs[i].bytes as usize];
-    assert!(at(0) == panel_reference(&p, &data, 4) && at(1) == data && at(2) == data);
+    assert!(at(0) == panel_reference(&p, P::F32, &data) && at(1) == data && at(2) == data);
 }
 
 #[test]

@@ -86,7 +86,7 @@ fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
     let panels = &m.panels;
     let weight = &program.weights[m.weight.index()];
     info.units = Linear::per_step(m.units().0.into());
-    info.weight_bytes = Linear::per_step(panels.bytes(weight.dtype));
+    info.weight_bytes = Linear::per_step(panels.bytes_read(weight.dtype));
     let columns = u64::from(panels.groups) * u64::from(panels.group_cols) * u64::from(panels.ways);
     let rows = Amount::ONE.times(m.rows);
     info.flop = rows.form(2 * u64::from(panels.k) * columns);

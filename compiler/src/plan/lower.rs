@@ -246,7 +246,7 @@ impl Frame<'_> {
         let index = match layout {
             Layout::Plain => linear(k, &ty.shape, idx),
             Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(k, (weight, dtype), &panels, idx[0], idx[1]),
-            Layout::Panels(panels) => panel_index(k, &panels, idx[0], idx[1]),
+            Layout::Panels(panels) => panel_index(k, &panels, dtype, idx[0], idx[1]),
         };
         k.load(Place::Weight(weight), dtype, index)
     }

@@ -100,16 +100,37 @@ pub fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Pane
     k.exprs.add(Expr::Binary(BinaryOp::Mul, code, scale))
 }
 
-/// Element index of `w[row, col]` in panels (rows of the weight are output columns).
-pub fn panel_index(k: &mut KernelBuilder, p: &Panels, row: ExprId, col: ExprId) -> ExprId {
+/// Element index of `w[row, col]` in panels of `dtype` (rows of the weight are output columns).
+pub fn panel_index(k: &mut KernelBuilder, p: &Panels, dtype: DType, row: ExprId, col: ExprId) -> ExprId {
     let (panel, lane) = panel_of(k, p, row);
     let (pair, odd) = k.div_rem(col, i64::from(p.k_pack));
     let terms = [
-        k.mul_int(panel, i64::from(p.padded_k() * p.nr)),
+        k.mul_int(panel, (p.panel_bytes(dtype) / dtype.size()) as i64),
         k.mul_int(pair, i64::from(p.nr * p.k_pack)),
         k.mul_int(lane, i64::from(p.k_pack)),
         odd,
     ];
     let zero = k.int(0);
     terms.into_iter().fold(zero, |s, t| k.add(s, t))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::kernel::evaluate;
+    use super::*;
+
+    /// Lookups know of the gaps between panels.
+    #[test]
+    fn an_element_lies_in_its_panel() {
+        let p = Panels { nr: 16, k_pack: 2, k: 2048, groups: 2, group_cols: 40, ways: 1, coding: Coding::Elements };
+        let mut k = KernelBuilder::default();
+        let (row, col) = (k.outer_var((0, 79)), k.outer_var((0, 2047)));
+        let (r, c) = (k.var_expr(row), k.var_expr(col));
+        let index = panel_index(&mut k, &p, DType::Bf16, r, c);
+        // Row 57 is column 17 of group 1, which begins with panel 3.
+        let at = |r, c| evaluate(&k.exprs, index, &|v| if v == row { r } else { c });
+        let panel = p.panel_bytes(DType::Bf16) as i64 / 2;
+        assert!(panel > 16 * 2048);
+        assert_eq!([at(0, 0), at(17, 0), at(57, 5)], [Some(0), Some(panel + 2), Some(4 * panel + 2 * 16 * 2 + 2 + 1)]);
+    }
 }
