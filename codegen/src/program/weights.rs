@@ -113,7 +113,7 @@ impl Coding {
 }
 
 /// Panels of `nr` output columns: `P[panel][k / k_pack][nr][k_pack]`, K padded with zeros to a multiple of `k_pack`; or codes and scales,
-/// see [`Coding`].
+/// see [`Coding`]. One begins [`Panels::panel_bytes`] behind the other, which may leave a gap.
 ///
 /// Columns come in `groups` of `group_cols`; each group is padded with zero columns to a multiple of `nr`, so that a head
 /// never straddles panels (ungrouped: one group of all columns). With `ways == 2` two matrices of the same shape alternate panel
