@@ -710,7 +710,10 @@ fn gaps_between_panels() {
                 let panels = Case { k: *k, ..case.clone() }.panels();
                 panels.panel_bytes(case.dtype) > panels.filled_bytes(case.dtype)
             };
-            let k = (256..=8192).step_by(256).find(has_gap).expect("panels of whole pages have gaps");
+            let Some(k) = (256..=8192).step_by(256).find(has_gap) else {
+                assert!(case.nr < 16, "{case:?}: panels of whole pages have gaps");
+                continue;
+            };
             let tile = MatmulTile { k_block: k / 2, widen: true, ..case.tile };
             Case { k, group_cols: 5 * case.nr, ..case.clone() }.check(&isa);
             Case { k, group_cols: 3 * case.nr, epilogue: Epilogue::SiluGate, tile, ..case.clone() }.check(&isa);

@@ -9,7 +9,7 @@ use super::host::HostCompiler;
 use crate::error::Error;
 use crate::plan::{PackJob, WeightTable};
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
-use rcompile_codegen::program::Layout;
+use rcompile_codegen::program::{self, DType as Stored, Layout};
 use rcompile_graph::{Builder, DType, Dim, Recipe, Type};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -25,7 +25,8 @@ pub struct Product {
     step: Arc<HostStep>,
     a: PackJob,
     b: PackJob,
-    nr: usize,
+    /// How the right operand lies.
+    layout: program::Panels,
     bytes: u64,
     /// Memory of threads that are not at work.
     idle: Mutex<Vec<Worker>>,
@@ -38,7 +39,7 @@ struct Worker {
     rows: Vec<u32>,
 }
 
-/// The right operand of a product in the kernel's panels: `[side / nr][k][nr]`.
+/// The right operand of a product in the kernel's panels: `[side / nr]{ [k][nr], gap }`.
 pub struct Panels(Vec<f32>);
 
 impl Product {
@@ -68,15 +69,16 @@ impl Product {
         if p.k_pack != 1 || p.ways != 1 || planned.output_stride as usize != side || !side.is_multiple_of(p.nr as usize) {
             return Err(Error::bug("calibrate product", format!("unexpected layout {p:?}")));
         }
-        Ok(Product { side, step, a, b, nr: p.nr as usize, bytes: weights.len, idle: Mutex::default() })
+        Ok(Product { side, step, a, b, layout: p, bytes: weights.len, idle: Mutex::default() })
     }
 
     /// Panels of a right operand: column `n` at inner position `k` is `value(n, k)`.
     pub fn panels(&self, value: impl Fn(usize, usize) -> f32) -> Panels {
-        let (side, nr) = (self.side, self.nr);
-        let mut out = vec![0.0; side * side];
-        for (panel, out) in out.chunks_mut(side * nr).enumerate() {
-            for (k, out) in out.chunks_mut(nr).enumerate() {
+        let nr = self.layout.nr as usize;
+        let floats = |bytes: u64| bytes as usize / size_of::<f32>();
+        let mut out = vec![0.0; floats(self.layout.bytes(Stored::F32))];
+        for (panel, out) in out.chunks_mut(floats(self.layout.panel_bytes(Stored::F32))).enumerate() {
+            for (k, out) in out.chunks_mut(nr).take(self.side).enumerate() {
                 out.iter_mut().enumerate().for_each(|(n, o)| *o = value(panel * nr + n, k));
             }
         }
