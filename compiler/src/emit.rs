@@ -117,7 +117,7 @@ pub(crate) fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<
     let dir = suffixed(output, "temps");
     std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
     write_whole(&dir.join("runtime.a"), archive)?;
-    for name in ["stub.c", "payload.ld", "command", "log"] {
+    for name in ["start.c", "stub.c", "payload.ld", "command", "log"] {
         if let Ok(bytes) = std::fs::read(work.path().join(name)) {
             write_whole(&dir.join(name), &bytes)?;
         }

@@ -193,6 +193,9 @@ impl From<rcompile_codegen::Error> for Error {
 impl From<crate::plan::PlanError> for Error {
     fn from(error: crate::plan::PlanError) -> Error {
         match error {
+            crate::plan::PlanError::StateTooLarge(_) => {
+                Error::Limit { place: "--ctx-size, --parallel".into(), what: format!("too large for this model: {error}") }
+            }
             crate::plan::PlanError::Unsupported(what) => {
                 Error::Unsupported { place: "graph".into(), what: format!("{what} is not supported"), help: None }
             }

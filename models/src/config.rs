@@ -17,12 +17,12 @@ use crate::json;
 
 /// Largest value of any size in a config; products are checked by [`ConfigReader::product`].
 pub const SIZE_MAX: usize = 1 << 48;
-/// Largest number of layers.
-pub const LAYERS_MAX: usize = 1 << 14;
+/// Largest number of layers: some times that of any model, and few enough that planning each by itself takes seconds.
+pub const LAYERS_MAX: usize = 1 << 10;
 /// Largest number of positions, unless the user gives a context size.
 pub const POSITIONS_MAX: usize = 1 << 30;
-/// Largest extent of one tensor: programs count columns in 32 bits, also those of three tensors that are merged.
-pub const EXTENT_MAX: usize = 1 << 29;
+/// Largest extent of one tensor: programs count columns in 32 bits, also those of three merged tensors with each head's padded to a panel.
+pub const EXTENT_MAX: usize = 1 << 24;
 /// Largest number of elements of one tensor.
 pub const ELEMENTS_MAX: usize = 1 << 46;
 

@@ -83,7 +83,7 @@ impl WeightIndex {
                 warnings.push(Warning::new(INDEX, "file", format!("is not read, as {SINGLE} is present too")));
             }
             let mut weights = WeightIndex::empty();
-            for tensor in header::read(&file, 0)? {
+            for tensor in header::read(&file, 0, header::TENSORS_MAX)? {
                 weights.tensors.insert(tensor.name.clone(), tensor);
             }
             weights.files.push(file);
@@ -396,7 +396,7 @@ fn open_sharded(dir: &ModelDir, index: &File, warnings: &mut Vec<Warning>) -> Re
     let mut weights = WeightIndex::empty();
     for shard in shards {
         let file = dir.open_file(shard)?;
-        for tensor in header::read(&file, weights.files.len())? {
+        for tensor in header::read(&file, weights.files.len(), header::TENSORS_MAX - weights.tensors.len())? {
             if let Some(other) = weights.tensors.get(&tensor.name) {
                 let found = format!("{} and {shard}", weights.files[other.file_index].name());
                 return Err(Error::new(Kind::Disagree, INDEX, &tensor.name, "is in two shards", "one shard", found));

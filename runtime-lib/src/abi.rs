@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
-pub const ABI_VERSION: u32 = 4;
+pub const ABI_VERSION: u32 = 5;
 
 /// Bytes between two threads' counters in [`StepCtx::claims`]: neighbouring lines are fetched in pairs.
 pub const CLAIMS_STRIDE: u64 = 128;
@@ -213,8 +213,6 @@ pub const PROBE_MULTIPLY_ADDS: u64 = 3 << 18;
 pub const PAYLOAD_VADDR: u64 = 0x0800_0000;
 /// Section (and PT_LOAD) that holds header, manifest, tokenizer, templates and, with `--weights embed`, the weights.
 pub const PAYLOAD_SECTION: &str = ".rc_payload";
-/// Symbol at its start, of type [`PayloadHeader`].
-pub const PAYLOAD_SYMBOL: &str = "rc_payload";
 /// `PayloadHeader::magic`.
 pub const PAYLOAD_MAGIC: [u8; 8] = *b"RCPAYLD\x01";
 /// Alignment of weights in file and memory.
@@ -250,16 +248,13 @@ pub struct PayloadHeader {
     pub weights_offset: u64,
     /// Length of the weights.
     pub weights_len: u64,
+    /// Checksum of all other segments, which `templates/start.c` compares with what is loaded before anything else runs: XXH64 of each
+    /// segment's bytes in the file but for the file's headers, in the order of the program headers, seeded with that of the one before.
+    pub image_checksum: u64,
     /// Hash of the manifest bytes.
     pub manifest_hash: [u8; 32],
     /// Hash of the blobs.
     pub blobs_hash: [u8; 32],
-    /// Hash of the executable's code ([`Part::Code`]), in memory as in the file.
-    pub code_hash: [u8; 32],
-    /// Hash of what code reads and nobody writes ([`Part::Constants`]), likewise.
-    pub constants_hash: [u8; 32],
-    /// Hash of what the file has of writable segments ([`Part::Data`]; checked by `verify` only).
-    pub data_hash: [u8; 32],
     /// Hash of the weights (checked by `verify` only).
     pub weights_hash: [u8; 32],
     /// Link-time virtual address of the code.
@@ -271,7 +266,7 @@ pub struct PayloadHeader {
 }
 
 /// Nothing lies between its fields.
-const _: () = assert!(size_of::<PayloadHeader>() == 8 + 8 + 9 * 8 + 6 * 32 + 16 + 32);
+const _: () = assert!(size_of::<PayloadHeader>() == 8 + 8 + 10 * 8 + 3 * 32 + 16 + 32);
 
 impl PayloadHeader {
     /// Its bytes, as a file has them.
@@ -287,52 +282,6 @@ impl PayloadHeader {
     /// What [`PayloadHeader::header_hash`] is the hash of.
     pub fn without_hash(&self) -> Self {
         PayloadHeader { header_hash: [0; 32], ..*self }
-    }
-}
-
-/// One loaded segment (`PT_LOAD`) of an executable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    /// Where it begins in the file.
-    pub offset: u64,
-    /// Where it begins in memory, relative to the load base.
-    pub vaddr: u64,
-    /// Its bytes in the file.
-    pub file_len: u64,
-    /// `p_flags` of ELF.
-    pub flags: u32,
-}
-
-/// What a loaded segment is to the hashes of the [`PayloadHeader`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The payload, which has hashes of its own.
-    Payload,
-    /// Executable.
-    Code,
-    /// Read-only: tables of kernels, vocabularies of characters, relocations.
-    Constants,
-    /// Writable, or so until relocations are done.
-    Data,
-}
-
-impl Segment {
-    /// Which part it belongs to.
-    pub fn part(&self) -> Part {
-        const PF_X: u32 = 1;
-        const PF_W: u32 = 2;
-        match self.flags {
-            _ if self.vaddr == PAYLOAD_VADDR => Part::Payload,
-            flags if flags & PF_X != 0 => Part::Code,
-            flags if flags & PF_W != 0 => Part::Data,
-            _ => Part::Constants,
-        }
-    }
-
-    /// The file offsets of what is hashed of it: all but the headers of the file, `0 .. headers_end`, in which `strip` changes offsets.
-    pub fn hashed(&self, headers_end: u64) -> core::ops::Range<u64> {
-        let end = self.offset.saturating_add(self.file_len);
-        self.offset.max(headers_end).min(end)..end
     }
 }
 

@@ -1,23 +1,17 @@
 //! What lies behind the code in the executable: header, manifest, blobs, weights. Found, checked, and given out as slices.
 //!
-//! The start check reads nothing that the file may lack: first the length of the file against the program headers (a page
-//! beyond the end of the file would be SIGBUS), then the header and its hash, then manifest, blobs, code and constants against
-//! their hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used. So are
-//! variables, which have changed in memory before the first line of this crate runs: `verify` reads them from the file. A weights
-//! file of its own ends with the hash it had at its build, so that one of another build is refused at once.
+//! That the file is whole, and that code, constants and variables are as they were built, was checked before the first line of this
+//! crate ran (`templates/start.c`). What is checked here at the start: the header and its hash, then manifest and blobs against their
+//! hashes. The weights, by far the largest part, are hashed by `verify` only; they are mapped and read when used. A weights file of its
+//! own ends with the hash it had at its build, so that one of another build is refused at once.
 
 use std::fs::File;
 use std::io;
-use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::abi::{
-    ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, Part, PayloadHeader, Segment, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES,
-};
+use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 
 /// The file that this process runs, where `/proc` is mounted.
 const EXE: &str = "/proc/self/exe";
@@ -94,68 +88,32 @@ pub struct Payload {
 }
 
 impl Payload {
-    /// Checks length, header, manifest, blobs and code of the running executable.
+    /// Checks header, manifest and blobs of the running executable.
     ///
     /// # Safety
-    /// `header` is the address at which the payload segment of this executable is mapped, and the segment is never unmapped
-    /// or written.
+    /// `header` is the address at which the payload segment of this executable is mapped, the segment is inside the file (`start.c`
+    /// compared their lengths), and it is never unmapped or written.
     pub unsafe fn open(header: *const u8) -> Result<Self, PayloadError> {
         let name = executable_name();
-        let base = (header as u64).wrapping_sub(PAYLOAD_VADDR);
-        let segments = load_segments();
-        let segment = segments.iter().find(|s| s.vaddr == PAYLOAD_VADDR).copied().ok_or_else(|| PayloadError::Damaged {
-            name: name.clone(),
-            part: "program headers",
-            what: "no payload segment".into(),
-        })?;
-        let needed = segments.iter().map(|s| s.offset + s.file_len).max().unwrap_or(0);
-        let found = file_len();
         let truncated = |expected: u64, found: u64| PayloadError::Truncated { name: name.clone(), expected, found };
-        match found {
-            Some(found) if found < needed => return Err(truncated(needed, found)),
-            Some(_) => {}
-            // Without a path to the file, ask the kernel whether the last page is there.
-            None => {
-                if !readable(header.wrapping_add(segment.file_len as usize - 1)) {
-                    return Err(truncated(needed, needed - 1));
-                }
-            }
-        }
-        if segment.file_len < size_of::<PayloadHeader>() as u64 {
-            return Err(truncated(needed, segment.file_len));
+        let len = payload_segment().map_or(0, |s| s.p_filesz);
+        let header_len = size_of::<PayloadHeader>() as u64;
+        if len < header_len {
+            return Err(truncated(header_len, len));
         }
         // SAFETY: by contract the segment starts here; it is at least as long as the header and inside the file.
         let header_ref: &'static PayloadHeader = unsafe { &*header.cast::<PayloadHeader>() };
-        // SAFETY: as above, `file_len` bytes are mapped and inside the file.
-        let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(header, segment.file_len as usize) };
+        // SAFETY: as above, `len` bytes are mapped and inside the file.
+        let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(header, len as usize) };
         check_header(header_ref, &name)?;
-        // Tools like strip may move the segment within the file; what matters then was checked above.
-        if let Some(found) = found
-            && segment.offset == header_ref.payload_offset
-            && found < header_ref.file_len
-        {
-            return Err(truncated(header_ref.file_len, found));
-        }
-        if segment.file_len < header_ref.payload_len {
-            return Err(truncated(header_ref.payload_len, segment.file_len));
+        if len < header_ref.payload_len {
+            return Err(truncated(header_ref.payload_len, len));
         }
         let part = |part, offset, len| slice(bytes, offset, len, part, &name);
         let manifest = part("manifest", header_ref.manifest_offset, header_ref.manifest_len)?;
         check_hash(&blake3::hash(manifest), &header_ref.manifest_hash, "manifest", &name)?;
         let blobs = part("blobs", header_ref.blobs_offset, header_ref.blobs_len)?;
         check_hash(&blake3::hash(blobs), &header_ref.blobs_hash, "blobs", &name)?;
-        for (part, called, hash) in
-            [(Part::Code, "code", &header_ref.code_hash), (Part::Constants, "constants", &header_ref.constants_hash)]
-        {
-            let mut hasher = blake3::Hasher::new();
-            for (segment, hashed) in hashed(&segments, part, base) {
-                let at = base.wrapping_add(segment.vaddr).wrapping_add(hashed.start - segment.offset) as *const u8;
-                // SAFETY: a part of a readable PT_LOAD of this executable, which the kernel mapped and, as checked above, the file is long
-                // enough for; without PF_W it is never written.
-                hasher.update(unsafe { std::slice::from_raw_parts(at, (hashed.end - hashed.start) as usize) });
-            }
-            check_hash(&hasher.finalize(), hash, called, &name)?;
-        }
         let manifest = serde_json::from_slice(manifest).map_err(|e| PayloadError::Damaged {
             name: name.clone(),
             part: "manifest",
@@ -212,24 +170,6 @@ impl Payload {
         let weights = slice(self.bytes, self.header.weights_offset, self.header.weights_len, "weights", &self.name)?;
         advise_huge(weights);
         Ok(weights)
-    }
-
-    /// Hashes what the file has of variables.
-    pub fn verify_data(&self) -> Result<(), PayloadError> {
-        let read = || {
-            let file = File::open(EXE).or_else(|_| File::open(started_as()))?;
-            let segments = load_segments();
-            let base = (std::ptr::from_ref(self.header) as u64).wrapping_sub(PAYLOAD_VADDR);
-            let mut hasher = blake3::Hasher::new();
-            for (_, hashed) in hashed(&segments, Part::Data, base) {
-                let mut bytes = vec![0; (hashed.end - hashed.start) as usize];
-                file.read_exact_at(&mut bytes, hashed.start)?;
-                hasher.update(&bytes);
-            }
-            Ok(hasher.finalize())
-        };
-        let found = read().map_err(|error: io::Error| PayloadError::Unreadable { name: self.name.clone(), error })?;
-        check_hash(&found, &self.header.data_hash, "variables", &self.name)
     }
 
     /// Hashes the weights. Returns their length.
@@ -292,24 +232,9 @@ fn program_headers() -> &'static [libc::Elf64_Phdr] {
     unsafe { std::slice::from_raw_parts(at, count) }
 }
 
-/// The readable segments of the running executable.
-fn load_segments() -> Vec<Segment> {
-    let readable = program_headers().iter().filter(|p| p.p_type == libc::PT_LOAD && p.p_flags & libc::PF_R != 0);
-    readable.map(|p| Segment { offset: p.p_offset, vaddr: p.p_vaddr, file_len: p.p_filesz, flags: p.p_flags }).collect()
-}
-
-/// The segments of a part, each with the file offsets of what is hashed of it, for the executable loaded at `base`.
-fn hashed(segments: &[Segment], part: Part, base: u64) -> impl Iterator<Item = (&Segment, Range<u64>)> {
-    // The first segment begins with the headers, at 0 in the file as in memory.
-    let headers_end = (program_headers().as_ptr_range().end as u64).wrapping_sub(base);
-    segments.iter().filter(move |s| s.part() == part).map(move |s| (s, s.hashed(headers_end)))
-}
-
-/// Length of the running executable's file, if there is a path to it.
-fn file_len() -> Option<u64> {
-    // An emulator shows its guest to who opens this file, and itself to who only asks about it.
-    let opened = File::open(EXE).and_then(|file| file.metadata());
-    opened.or_else(|_| std::fs::metadata(EXE)).or_else(|_| std::fs::metadata(started_as())).ok().map(|meta| meta.len())
+/// The segment of the payload.
+fn payload_segment() -> Option<&'static libc::Elf64_Phdr> {
+    program_headers().iter().find(|p| p.p_type == libc::PT_LOAD && p.p_vaddr == PAYLOAD_VADDR)
 }
 
 /// The path that this executable was started with.
@@ -329,17 +254,6 @@ fn split_path() -> PathBuf {
     let mut path = executable_path().into_os_string();
     path.push(".weights");
     path.into()
-}
-
-/// Asks the kernel to read one byte: EFAULT where touching it would be SIGBUS.
-fn readable(at: *const u8) -> bool {
-    let Ok((_read, write)) = rustix::pipe::pipe() else {
-        return true;
-    };
-    let write: OwnedFd = write;
-    // SAFETY: only the kernel looks at the address, and it answers a bad one with an error.
-    let written = unsafe { libc::write(std::os::fd::AsRawFd::as_raw_fd(&write), at.cast(), 1) };
-    written == 1
 }
 
 /// Maps a whole file read-only at a 2 MB boundary, for the life of the process.
@@ -407,11 +321,9 @@ mod tests {
             blobs_len: 0,
             weights_offset: 0,
             weights_len: 0,
+            image_checksum: 0,
             manifest_hash: [0; 32],
             blobs_hash: [0; 32],
-            code_hash: [0; 32],
-            constants_hash: [0; 32],
-            data_hash: [0; 32],
             weights_hash: [0; 32],
             code_begin: 0,
             code_end: 0,
@@ -451,15 +363,13 @@ mod tests {
     }
 
     #[test]
-    fn the_kernel_tells_whether_a_page_is_there() {
-        let file = std::env::temp_dir().join(format!("rc-probe-{}", std::process::id()));
+    fn files_are_mapped_whole_or_not_at_all() {
+        let file = std::env::temp_dir().join(format!("rc-mapped-{}", std::process::id()));
         std::fs::write(&file, [7u8; 4096]).unwrap();
         let mapped = map_file(&file, 4096).unwrap();
         assert_eq!(mapped.as_ptr() as u64 % WEIGHTS_ALIGN, 0);
         assert_eq!(mapped[4095], 7);
-        assert!(readable(&mapped[4095]));
         File::options().write(true).open(&file).unwrap().set_len(0).unwrap();
-        assert!(!readable(mapped.as_ptr()));
         assert!(matches!(map_file(&file, 4096), Err(PayloadError::Truncated { found: 0, .. })));
         std::fs::remove_file(&file).unwrap();
         assert!(matches!(map_file(&file, 4096), Err(PayloadError::Missing { .. })));
@@ -467,13 +377,5 @@ mod tests {
         std::os::unix::fs::symlink(&file, &file).unwrap();
         assert!(matches!(map_file(&file, 4096), Err(PayloadError::Unreadable { .. })));
         std::fs::remove_file(&file).unwrap();
-    }
-
-    #[test]
-    fn this_process_has_segments() {
-        let segments = load_segments();
-        assert!(!segments.is_empty());
-        let end = segments.iter().map(|s| s.offset + s.file_len).max().unwrap();
-        assert!(file_len().unwrap() >= end);
     }
 }

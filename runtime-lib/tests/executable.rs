@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::io::{BufRead, Read, Write};
+use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -19,7 +20,9 @@ use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use rcompile_runtime::text::compact;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use twox_hash::XxHash64;
 
+const PT_LOAD: u32 = 1;
 const VOCAB: u32 = 11;
 const WEIGHTS: usize = 3 << 20;
 
@@ -212,10 +215,12 @@ fn linked(task: Task) -> &'static [u8] {
         let (head, body) = include_str!("../../templates/stub.c").split_once("*/").unwrap();
         let body = body.replace("@DECLARATIONS@", &declarations).replace("@TABLE@", &table);
         fs::write(folder.join("stub.c"), format!("{head}*/{body}")).unwrap();
+        fs::write(folder.join("start.c"), include_str!("../../templates/start.c")).unwrap();
+        fs::write(folder.join("payload.ld"), include_str!("../../templates/payload.ld")).unwrap();
         fs::write(folder.join("steps.c"), STEPS).unwrap();
         let path = folder.join("linked");
         let mut cc = Command::new("cc");
-        cc.args(["-O1", "-fPIE", "-static-pie", "-Wall", "-Werror", "-o"]).arg(&path);
+        cc.args(["-O1", "-fPIE", "-static-pie", "-ffreestanding", "-fno-stack-protector", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&path);
         for (name, value) in [
             ("TOKEN", field::TOKEN),
             ("LOGIT_ROW", field::LOGIT_ROW),
@@ -226,11 +231,12 @@ fn linked(task: Task) -> &'static [u8] {
             ("RUN_BEGIN", field::RUN_BEGIN),
             ("PROFILE", field::PROFILE),
             ("WEIGHTS_LEN", WEIGHTS as u64),
+            ("CHECKSUM_AT", offset_of!(PayloadHeader, image_checksum) as u64),
         ] {
             cc.arg(format!("-D{name}={value}"));
         }
-        cc.arg(folder.join("stub.c")).arg(folder.join("steps.c")).arg(archive());
-        cc.arg(format!("-Wl,--section-start={PAYLOAD_SECTION}={PAYLOAD_VADDR:#x}")).arg("-lm");
+        cc.args(["start.c", "stub.c", "steps.c"].map(|file| folder.join(file))).arg(archive()).arg("-T").arg(folder.join("payload.ld"));
+        cc.args(["-Wl,-e,rc_start", "-Wl,--wrap=_end", "-Wl,-z,separate-code", "-lm"]);
         let output = cc.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let bytes = fs::read(&path).unwrap();
@@ -274,7 +280,8 @@ fn build(name: &str, variant: Variant) -> Exe {
     let mut weights = vec![7u8; WEIGHTS];
     weights[WEIGHTS - 1] = 3;
 
-    let mut file = linked(task).to_vec();
+    let linked = linked(task);
+    let mut file = linked.to_vec();
     let offset = file.len().next_multiple_of(WEIGHTS_ALIGN as usize);
     let header_len = size_of::<PayloadHeader>();
     let blobs_at = header_len + manifest.len();
@@ -283,32 +290,25 @@ fn build(name: &str, variant: Variant) -> Exe {
     let word = |file: &[u8], at: usize| u64::from_le_bytes(file[at..at + 8].try_into().unwrap());
     let phoff = word(&file, 32) as usize;
     let phnum = u16::from_le_bytes(file[56..58].try_into().unwrap()) as usize;
-    let (mut segments, mut placed) = (Vec::new(), false);
-    for at in (0..phnum).map(|i| phoff + i * 56) {
-        if word(&file, at) as u32 != 1 {
-            continue;
-        }
-        let flags = (word(&file, at) >> 32) as u32;
-        let segment = Segment { offset: word(&file, at + 8), vaddr: word(&file, at + 16), file_len: word(&file, at + 32), flags };
-        if segment.part() == Part::Payload {
+    let headers_end = phoff + phnum * 56;
+    let (mut image_checksum, mut placed) = (0, false);
+    for at in (0..phnum).map(|i| phoff + i * 56).filter(|&at| word(&linked, at) as u32 == PT_LOAD) {
+        if word(&file, at + 16) == PAYLOAD_VADDR {
             for (field, value) in [(8, offset), (32, payload_len), (40, payload_len)] {
                 file[at + field..at + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
             }
             placed = true;
+        } else {
+            let begin = word(&file, at + 8) as usize;
+            image_checksum = XxHash64::oneshot(image_checksum, &linked[begin.max(headers_end)..begin + word(&file, at + 32) as usize]);
         }
-        segments.push(segment);
     }
     assert!(placed);
-    let code = segments.iter().find(|s| s.part() == Part::Code).unwrap();
     let (shoff, shnum) = (word(&file, 40) as usize, u16::from_le_bytes(file[60..62].try_into().unwrap()) as usize);
     let section = (0..shnum).map(|i| shoff + i * 64).find(|&at| word(&file, at + 16) == PAYLOAD_VADDR).unwrap();
     file[section + 24..section + 32].copy_from_slice(&(offset as u64).to_le_bytes());
     file[section + 32..section + 40].copy_from_slice(&(payload_len as u64).to_le_bytes());
     let hash = |bytes: &[u8]| *blake3::hash(bytes).as_bytes();
-    let hash_part = |part: Part| {
-        let hashed = segments.iter().filter(|s| s.part() == part).map(|s| s.hashed((phoff + phnum * 56) as u64));
-        hash(&hashed.flat_map(|r| &file[r.start as usize..r.end as usize]).copied().collect::<Vec<u8>>())
-    };
     let mut header = PayloadHeader {
         magic: PAYLOAD_MAGIC,
         abi_version: ABI_VERSION,
@@ -322,14 +322,12 @@ fn build(name: &str, variant: Variant) -> Exe {
         blobs_len: blobs.len() as u64,
         weights_offset: if variant.split { 0 } else { weights_at as u64 },
         weights_len: WEIGHTS as u64,
+        image_checksum,
         manifest_hash: hash(&manifest),
         blobs_hash: hash(&blobs),
-        code_hash: hash_part(Part::Code),
-        constants_hash: hash_part(Part::Constants),
-        data_hash: hash_part(Part::Data),
         weights_hash: hash(&weights),
-        code_begin: code.vaddr,
-        code_end: code.vaddr + code.file_len,
+        code_begin: 0,
+        code_end: 1000,
         header_hash: [0; 32],
     };
     header.header_hash = hash(header.as_bytes());
@@ -811,9 +809,13 @@ fn a_damaged_file_is_refused() {
     let exe = build("damage", Variant::default());
     let good = fs::read(&exe.path).unwrap();
     let header_at = good.windows(8).rposition(|w| w == PAYLOAD_MAGIC).unwrap();
-    for len in [good.len() - 1, good.len() - WEIGHTS, header_at + 400, header_at + 10, header_at] {
+    // Cut in the weights, in the header, in front of it, and everywhere in code, constants and variables, from behind what checks it.
+    let loaded = linked(Task::Generate).len();
+    let cuts = [good.len() - 1, good.len() - WEIGHTS, header_at + 400, header_at + 10, header_at, good.len() / 2];
+    for len in cuts.into_iter().chain((0x2000..loaded).step_by(loaded / 61)) {
         place(&exe.path, &good[..len]);
-        assert!(exe.fails(&["info"], 9).contains("truncated"), "{len}");
+        let error = exe.fails(&["info"], 9);
+        assert!(error.contains(&format!("counter: truncated, expected {} bytes, found {len}\n", good.len())), "{error}");
     }
     let manifest_at = header_at + size_of::<PayloadHeader>();
     let template_at = good.windows(6).rposition(|w| w == b"endfor").unwrap();
@@ -823,12 +825,21 @@ fn a_damaged_file_is_refused() {
         place(&exe.path, &bad);
         assert!(exe.fails(&["info"], 9).contains(part));
     }
-    // A function of the steps: none of the code that runs before the check.
+    // Everything that is loaded, in memory as in the file: a step, the C library's start, what it relocates with, constants, variables.
     place(&exe.path, &good);
-    let mut bad = good.clone();
-    bad[symbol_offset(&exe.path, "rc_step_step_8").unwrap() + 1] ^= 0x10;
-    place(&exe.path, &bad);
-    assert!(exe.fails(&["info"], 9).contains("code"));
+    let code = ["rc_step_step_8", "_start", "__libc_start_main"].map(|symbol| symbol_offset(&exe.path, symbol).unwrap() + 1);
+    let data = ["rc_test_constant", "rc_test_variable"].map(|text| good.windows(16).position(|w| w == text.as_bytes()).unwrap());
+    let sections = [".relr.dyn", ".rela.dyn", ".data.rel.ro", ".got", ".init_array"];
+    let sections = sections.into_iter().filter_map(|name| section_offset(&exe.path, name));
+    let places: Vec<usize> = code.into_iter().chain(data).chain(sections).collect();
+    assert!(places.len() >= 8, "{places:?}");
+    for at in places {
+        let mut bad = good.clone();
+        bad[at] ^= 0x10;
+        place(&exe.path, &bad);
+        let error = exe.fails(&["info"], 9);
+        assert!(error.contains("counter: code, constants or variables: hash differs\n"), "{at:#x} {error}");
+    }
     // Weights are checked by verify alone.
     let mut bad = good.clone();
     let last = bad.len() - WEIGHTS / 2;
@@ -836,15 +847,6 @@ fn a_damaged_file_is_refused() {
     place(&exe.path, &bad);
     exe.ok(&["info"]);
     assert!(exe.fails(&["verify"], 9).contains("weights"));
-    // Constants are in memory what they are in the file; variables have changed there before the check and are checked by `verify`.
-    for (symbol, part, verb) in [("rc_test_constant", "constants", "info"), ("rc_test_variable", "variables", "verify")] {
-        let mut bad = good.clone();
-        let at = good.windows(16).position(|w| w == symbol.as_bytes()).unwrap();
-        bad[at] ^= 1;
-        place(&exe.path, &bad);
-        let error = exe.fails(&[verb], 9);
-        assert!(error.contains(&format!("{part}: hash differs")), "{error}");
-    }
     // strip moves parts of the file around; the payload stays whole.
     for strip in ["strip", "llvm-strip-19"] {
         place(&exe.path, &good);
@@ -853,6 +855,15 @@ fn a_damaged_file_is_refused() {
             exe.ok(&["verify"]);
         }
     }
+}
+
+/// File offset of a section, if there is one.
+fn section_offset(path: &Path, name: &str) -> Option<usize> {
+    let output = Command::new("readelf").args(["-SW"]).arg(path).output().ok()?;
+    let text = String::from_utf8(output.stdout).ok()?;
+    // [ 4] .relr.dyn RELR 0000000000000a88 000a88 000040 ...
+    let mut fields = text.lines().find_map(|l| l.split_once(&format!("] {name} ")))?.1.split_whitespace().skip(2);
+    usize::from_str_radix(fields.next()?, 16).ok()
 }
 
 /// File offset of a symbol in code, whose segment lies at its own address in the file.

@@ -1,10 +1,11 @@
 //! The linked file as ELF: what must hold of it, where the code is, and moving the payload segment to the end of the file.
 //!
 //! ```text
-//! linked:   headers | read-only | code | data | .rc_payload (1 byte at PAYLOAD_VADDR) | symbols | section headers
-//! final:    the same ...                                        | 0 .. 2 MB | payload: header manifest blobs weights
+//! linked:   headers | start | read-only | code | data | .rc_payload (1 byte at PAYLOAD_VADDR) | symbols | section headers
+//! final:    the same ...                                                | 0 .. 2 MB | payload: header manifest blobs weights
 //! ```
-//! The program header and the section header of the payload are changed in place; nothing else moves.
+//! The program header and the section header of the payload are changed in place, and LLD's padding of constants, which nobody reads, is
+//! left out of its segment; nothing else moves.
 
 use crate::error::Error;
 use object::LittleEndian;
@@ -13,12 +14,16 @@ use object::elf::{
     PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, ProgramFlags,
 };
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
-use rcompile_runtime::abi::{PAYLOAD_SECTION, PAYLOAD_VADDR, Part, Segment, WEIGHTS_ALIGN};
+use rcompile_runtime::abi::{PAYLOAD_SECTION, PAYLOAD_VADDR, WEIGHTS_ALIGN};
 use std::ops::Range;
 use std::path::Path;
 
 const PROGRAM_HEADER_BYTES: u64 = 56;
 const SECTION_HEADER_BYTES: u64 = 64;
+/// `p_memsz` in a program header.
+const MEMORY_LENGTH: u64 = 40;
+/// LLD's section between constants that are relocated and the end of their page.
+const RELRO_PADDING: &[u8] = b".relro_padding";
 const DF_TEXTREL: u64 = 4;
 const DF_BIND_NOW: u64 = 8;
 const DF_1_NOW: u64 = 1;
@@ -32,19 +37,13 @@ pub(super) struct Image {
     section_at: u64,
     /// Offset, length of the payload in the file as the program header says.
     pub payload: Range<u64>,
-    /// Virtual addresses of the code.
+    /// Virtual addresses of the code, but for what checks the file.
     pub code: Range<u64>,
-    /// Everything that is loaded.
-    segments: Vec<Segment>,
-    /// File offset behind the ELF header and the program headers.
-    headers_end: u64,
-}
-
-impl Image {
-    /// File offsets of what is hashed of a part, in the order of the program headers.
-    pub fn hashed(&self, part: Part) -> impl Iterator<Item = Range<u64>> {
-        self.segments.iter().filter(move |s| s.part() == part).map(|s| s.hashed(self.headers_end))
-    }
+    /// File offsets of everything else that is loaded, but for the headers, in the order of the program headers: what
+    /// [`PayloadHeader::image_checksum`](rcompile_runtime::abi::PayloadHeader::image_checksum) is the checksum of.
+    pub loaded: Vec<Range<u64>>,
+    /// File offset of a length in memory that padding makes greater than that in the file, and what it should be.
+    padded: Option<(u64, u64)>,
 }
 
 /// Parses the headers of an executable and checks everything that we promise about it.
@@ -67,9 +66,11 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
         return Err(broken("not position independent".into()));
     }
     let segments = header.program_headers(e, bytes).map_err(parse)?;
+    let program_header = |index: usize| header.e_phoff(e) + index as u64 * PROGRAM_HEADER_BYTES;
+    let headers_end = program_header(segments.len());
     let mut payload = None;
-    let mut code = Vec::new();
     let mut loaded = Vec::new();
+    let mut code = Vec::new();
     let mut stack = false;
     let mut relro = false;
     let mut now = false;
@@ -90,13 +91,16 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
                         return Err(broken("the payload segment is not read-only".into()));
                     }
                     payload = Some((index, s.p_offset(e)..s.p_offset(e).saturating_add(s.p_filesz(e))));
-                } else if vaddr.saturating_add(s.p_memsz(e)) > PAYLOAD_VADDR {
+                    continue;
+                }
+                if vaddr.saturating_add(s.p_memsz(e)) > PAYLOAD_VADDR {
                     return Err(broken("a segment lies at or behind the payload".into()));
                 }
                 if has(PF_X) {
-                    code.push(vaddr..vaddr.saturating_add(s.p_filesz(e)));
+                    code.push((loaded.len(), vaddr..vaddr.saturating_add(s.p_filesz(e))));
                 }
-                loaded.push(Segment { offset: s.p_offset(e), vaddr, file_len: s.p_filesz(e), flags: s.p_flags(e).0 });
+                let end = s.p_offset(e).saturating_add(s.p_filesz(e));
+                loaded.push(s.p_offset(e).max(headers_end).min(end)..end);
             }
             PT_DYNAMIC => {
                 for entry in s.dynamic(e, bytes).map_err(parse)?.unwrap_or_default() {
@@ -119,7 +123,11 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
         return Err(broken(format!("hardening: stack header {stack}, relro {relro}, bind now {now}")));
     }
     let Some((segment, payload)) = payload else { return Err(broken("no payload segment".into())) };
-    let [code] = &code[..] else { return Err(broken(format!("{} code segments", code.len()))) };
+    // What checks the file runs first, and lies behind the headers, whose own segment is the first.
+    let [(1, start), (_, code)] = &code[..] else { return Err(broken(format!("{} code segments", code.len()))) };
+    if !start.contains(&header.e_entry(e)) {
+        return Err(broken("it is not checked before it runs".into()));
+    }
     let sections = header.sections(e, bytes).map_err(parse)?;
     let Some((section, s)) = sections.section_by_name(e, PAYLOAD_SECTION.as_bytes()) else {
         return Err(broken("no payload section".into()));
@@ -127,26 +135,32 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
     if s.sh_addr(e) != PAYLOAD_VADDR || s.sh_offset(e) != payload.start || s.sh_size(e) != payload.end - payload.start {
         return Err(broken("payload section and segment differ".into()));
     }
+    // Zeros up to a page, for which the kernel would write to the last page of the file's constants: by a signal where that is cut off.
+    let padding = sections.section_by_name(e, RELRO_PADDING).map(|(_, s)| s.sh_addr(e));
+    let padded = segments.iter().position(|s| s.p_type(e) == PT_LOAD && Some(s.p_vaddr(e) + s.p_filesz(e)) == padding);
+    let padded = padded.map(|index| (program_header(index) + MEMORY_LENGTH, segments[index].p_filesz(e)));
     Ok(Image {
-        segment_at: header.e_phoff(e) + segment as u64 * PROGRAM_HEADER_BYTES,
+        segment_at: program_header(segment),
         section_at: header.e_shoff(e) + section.0 as u64 * SECTION_HEADER_BYTES,
         payload,
         code: code.clone(),
-        segments: loaded,
-        headers_end: header.e_phoff(e) + segments.len() as u64 * PROGRAM_HEADER_BYTES,
+        loaded,
+        padded,
     })
 }
 
-/// Bytes to write at file offsets so that the payload is `len` bytes at `offset`.
-pub(super) fn move_payload(image: &Image, offset: u64, len: u64) -> [(u64, Vec<u8>); 3] {
+/// Bytes to write at file offsets so that the payload is `len` bytes at `offset`, and padding has none in memory.
+pub(super) fn move_payload(image: &Image, offset: u64, len: u64) -> Vec<(u64, Vec<u8>)> {
     debug_assert_eq!(offset % WEIGHTS_ALIGN, 0);
     let words = |list: &[u64]| list.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
-    [
+    let mut patches = vec![
         // p_offset; p_filesz, p_memsz, p_align; sh_offset, sh_size
         (image.segment_at + 8, words(&[offset])),
         (image.segment_at + 32, words(&[len, len, WEIGHTS_ALIGN])),
         (image.section_at + 24, words(&[offset, len])),
-    ]
+    ];
+    patches.extend(image.padded.map(|(at, len)| (at, words(&[len]))));
+    patches
 }
 
 /// File offset of the payload, from the first page of an executable.

@@ -1,7 +1,8 @@
 //! Link: objects, runtime archive and payload become one executable, which is re-read and checked before it gets its name.
 //!
 //! ```text
-//! stub.c (filled) --cc--> stub.o + unit objects + runtime archive --linker--> linked (static-pie, payload section of one byte)
+//! start.c, stub.c (filled) --cc--> start.o, stub.o + unit objects + runtime archive
+//!   --linker--> linked (static-pie, payload section of one byte)
 //!   -> payload appended at a 2 MB border, its headers patched   -> weights packed in place by `pack`
 //!   -> header last, fsync -> re-read: ELF, hashes -> renamed, directory synced
 //! ```
@@ -15,10 +16,13 @@ pub mod tools;
 use crate::error::Error;
 use guard::WorkDir;
 use rcompile_codegen::host::SINGLE_THREAD_RUNTIME;
+use rcompile_runtime::abi::PayloadHeader;
 use std::fmt::Write;
+use std::mem::offset_of;
 use std::path::PathBuf;
 use tools::Tools;
 
+const START: &str = include_str!("../../../templates/start.c");
 const STUB: &str = include_str!("../../../templates/stub.c");
 const SCRIPT: &str = include_str!("../../../templates/payload.ld");
 
@@ -71,12 +75,13 @@ pub fn fill_stub(steps: &[Step]) -> String {
     STUB.replace("\n@DECLARATIONS@\n", &format!("\n{declarations}")).replace("\n@TABLE@\n", &format!("\n{table}"))
 }
 
-/// Compiles the stub and links.
+/// Compiles start and stub, and links.
 pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked, Error> {
+    work.write("start.c", START.as_bytes())?;
     work.write("stub.c", fill_stub(inputs.steps).as_bytes())?;
     work.write("payload.ld", SCRIPT.as_bytes())?;
     work.write("runtime.a", inputs.archive)?;
-    let mut list = String::from("stub.o\n");
+    let mut list = String::from("start.o\nstub.o\n");
     for (index, (_, bytes)) in inputs.objects.iter().enumerate() {
         let name = object_name(index);
         work.write(&name, bytes)?;
@@ -86,12 +91,16 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     work.write("objects", list.as_bytes())?;
     let args = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
     let protection = if tools.triple.starts_with("aarch64") { "-mbranch-protection=standard" } else { "-fcf-protection=full" };
-    tools.run(&args(&["-O2", "-fPIE", protection, "-c", "stub.c", "-o", "stub.o"]), work.path(), "compiling the entry stub")?;
+    let mut compile = args(&["-O2", "-fPIE", "-ffreestanding", "-fno-stack-protector", protection]);
+    compile.push(format!("-DCHECKSUM_AT={}", offset_of!(PayloadHeader, image_checksum)));
+    compile.extend(args(&["-c", "start.c", "stub.c"]));
+    tools.run(&compile, work.path(), "compiling the entry stub")?;
     // Everything is named relative to the work directory, so that its random name gets into no file.
     let mut link = args(&["-static-pie", "-o", "linked", "@objects", "runtime.a", "-pthread", "-lm", "-ldl"]);
     link.extend(tools.linker_args());
     link.extend(args(&[
         "-Wl,-T,payload.ld",
+        "-Wl,-e,rc_start",
         "-Wl,--wrap=_end",
         "-Wl,--gc-sections",
         "-Wl,-O1",

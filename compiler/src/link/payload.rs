@@ -11,10 +11,11 @@ use super::guard::WorkDir;
 use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
-use rcompile_runtime::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, Part, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
+use rcompile_runtime::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use twox_hash::XxHash64;
 
 /// Room for the header.
 const HEADER_PAGE: u64 = 4096;
@@ -91,7 +92,7 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
     }
     file.write_all_at(content.manifest, payload_offset + manifest.offset).map_err(failed("writing"))?;
     file.write_all_at(&content.blobs.bytes, payload_offset + blobs.offset).map_err(failed("writing"))?;
-    let hash = |part: Part| hash_part(&file, &image, part).map_err(failed("reading"));
+    let image_checksum = checksum(&file, &image).map_err(failed("reading"))?;
     let header = PayloadHeader {
         magic: PAYLOAD_MAGIC,
         abi_version: ABI_VERSION,
@@ -105,11 +106,9 @@ pub fn append(work: &WorkDir, linked: Linked, content: Content<'_>) -> Result<Un
         blobs_len: blobs.len,
         weights_offset: weights.offset,
         weights_len: weights.len,
+        image_checksum,
         manifest_hash: *blake3::hash(content.manifest).as_bytes(),
         blobs_hash: *blake3::hash(&content.blobs.bytes).as_bytes(),
-        code_hash: hash(Part::Code)?,
-        constants_hash: hash(Part::Constants)?,
-        data_hash: hash(Part::Data)?,
         weights_hash: [0; 32],
         code_begin: image.code.start,
         code_end: image.code.end,
@@ -232,7 +231,7 @@ impl Unsealed {
             file.read_exact_at(&mut bytes, offset).map(|()| bytes).map_err(read)
         };
         let image = elf::check(&at(0, h.payload_offset)?, &self.triple, &self.path)?;
-        if image.payload != (h.payload_offset..h.file_len) || image.code != self.image.code {
+        if image.payload != (h.payload_offset..h.file_len) || image.loaded != self.image.loaded {
             return Err(differs("its headers"));
         }
         if at(h.payload_offset, header.len() as u64)? != header {
@@ -240,15 +239,11 @@ impl Unsealed {
         }
         let manifest = at(h.payload_offset + h.manifest_offset, h.manifest_len)?;
         let blobs = at(h.payload_offset + h.blobs_offset, h.blobs_len)?;
-        let hash = |part: Part| hash_part(&file, &image, part).map_err(read);
-        for (part, found, expected) in [
-            ("code", hash(Part::Code)?, h.code_hash),
-            ("constants", hash(Part::Constants)?, h.constants_hash),
-            ("variables", hash(Part::Data)?, h.data_hash),
-            ("manifest", *blake3::hash(&manifest).as_bytes(), h.manifest_hash),
-            ("blobs", *blake3::hash(&blobs).as_bytes(), h.blobs_hash),
-        ] {
-            if found != expected {
+        if checksum(&file, &image).map_err(read)? != h.image_checksum {
+            return Err(differs("code, constants or variables"));
+        }
+        for (part, bytes, hash) in [("manifest", manifest, h.manifest_hash), ("blobs", blobs, h.blobs_hash)] {
+            if blake3::hash(&bytes) != hash {
                 return Err(differs(part));
             }
         }
@@ -272,15 +267,13 @@ pub fn weights_path(output: &Path) -> PathBuf {
     path.into()
 }
 
-/// BLAKE3 of a part of what is loaded.
-fn hash_part(file: &File, image: &elf::Image, part: Part) -> std::io::Result<[u8; 32]> {
-    let mut hasher = blake3::Hasher::new();
-    for range in image.hashed(part) {
+/// [`PayloadHeader::image_checksum`] of a file.
+fn checksum(file: &File, image: &elf::Image) -> std::io::Result<u64> {
+    image.loaded.iter().try_fold(0, |seed, range| {
         let mut bytes = vec![0; (range.end - range.start) as usize];
         file.read_exact_at(&mut bytes, range.start)?;
-        hasher.update(&bytes);
-    }
-    Ok(*hasher.finalize().as_bytes())
+        Ok(XxHash64::oneshot(seed, &bytes))
+    })
 }
 
 /// BLAKE3 of a part of a file: its tree is cut into pieces that are read and hashed by all threads, each while it is in a near cache.

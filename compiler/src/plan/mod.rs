@@ -60,6 +60,9 @@ pub struct PackJob {
     pub bytes: u64,
 }
 
+/// The largest state area: the address space of a process.
+const STATE_BYTES_MAX: u128 = 1 << 47;
+
 /// All packed tensors of an executable, in execution order of the first bucket that needs them.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct WeightTable {
@@ -111,6 +114,9 @@ pub enum PlanError {
     /// The graph holds something that has no kernel.
     #[error("{0} is not supported")]
     Unsupported(String),
+    /// The KV cache takes this many bytes, more than any process can address.
+    #[error("the KV cache takes {0} bytes")]
+    StateTooLarge(u128),
     /// A mistake of ours.
     #[error("planner: {0}")]
     Internal(String),
@@ -257,7 +263,7 @@ impl Draft {
 fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Draft, PlanError> {
     check_shapes(module)?;
     let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
-    let (state, state_layout) = plan_state(module, cx);
+    let (state, state_layout) = plan_state(module, cx)?;
     let bucket = bound("T");
     let (heads_per_kv, kv_heads) = heads(module);
     let program = Program {
@@ -376,7 +382,13 @@ fn check_shapes(module: &Module) -> Result<(), PlanError> {
 }
 
 /// Bytes and places of the states: of one kind only; encoders' layers share one place.
-fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, StateLayout) {
+fn plan_state(module: &Module, cx: &PlanCx<'_>) -> Result<(StatePlan, StateLayout), PlanError> {
+    // The whole sum first, and in 128 bits: heads, layers and positions are each bounded, their product is not.
+    let per_position: u128 = module.states.iter().map(|s| u128::from(s.kv_heads) * u128::from(attention::bytes_per_position(s))).sum();
+    let positions = u128::from(cx.ctx_size.next_multiple_of(PAGE_POSITIONS as u32)) * u128::from(cx.slots);
+    if per_position * positions > STATE_BYTES_MAX {
+        return Err(PlanError::StateTooLarge(per_position * positions));
+    }
     let pages_per_slot = cx.ctx_size.div_ceil(PAGE_POSITIONS as u32);
     let mut plan = StatePlan { pages_per_slot, persistent: module.states.iter().any(|s| s.persistent), ..StatePlan::default() };
     let mut offsets = Vec::new();
@@ -392,7 +404,7 @@ fn plan_state(module: &Module, cx: &PlanCx<'_>) -> (StatePlan, StateLayout) {
     }
     let page_bytes = plan.bytes_per_token * PAGE_POSITIONS as u64;
     plan.bytes = page_bytes * u64::from(pages_per_slot) * u64::from(cx.slots);
-    (plan, StateLayout { page_bytes, offsets })
+    Ok((plan, StateLayout { page_bytes, offsets }))
 }
 
 /// Largest number of query heads per KV head, and least number of KV heads.
@@ -459,7 +471,7 @@ mod tests {
                 }}
             }}"
             );
-            let (plan, layout) = plan_state(&rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{e}")), &cx);
+            let (plan, layout) = plan_state(&rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{e}")), &cx).unwrap();
             (plan.pages_per_slot, plan.bytes_per_token, plan.bytes, layout.page_bytes, layout.offsets)
         };
         let (a, b) = (2 * 2 * 8 * 2, 2 * 24 * 4);

@@ -19,15 +19,15 @@ use crate::error::{Error, Kind, cut};
 const RANK_MAX: usize = 8;
 /// Largest header, as the format says.
 const HEADER_BYTES_MAX: u64 = 100_000_000;
-/// Most tensors in one file.
-const TENSORS_MAX: usize = 1_000_000;
+/// Most tensors in a checkpoint.
+pub(super) const TENSORS_MAX: usize = 1_000_000;
 /// Longest name of a tensor in bytes.
 const NAME_BYTES_MAX: usize = 1024;
 /// Headers above this are not parsed a second time by the `safetensors` crate, to bound memory.
 const SECOND_OPINION_BYTES_MAX: usize = 16 << 20;
 
-/// Reads and checks the header of one safetensors file; the tensors come in the order of their data.
-pub(super) fn read(file: &File, file_index: usize) -> Result<Vec<TensorInfo>, Error> {
+/// Reads and checks the header of one safetensors file; the tensors, of which there may be `most`, come in the order of their data.
+pub(super) fn read(file: &File, file_index: usize, most: usize) -> Result<Vec<TensorInfo>, Error> {
     let size = file.size();
     let malformed =
         |place: &str, what: &str, expected: String, found: String| Error::new(Kind::Malformed, file.name(), place, what, expected, found);
@@ -58,7 +58,7 @@ pub(super) fn read(file: &File, file_index: usize) -> Result<Vec<TensorInfo>, Er
         malformed(&format!("header byte {}", 8 + at), "is not UTF-8", "UTF-8 text".into(), found)
     })?;
     let data_bytes = size - 8 - length;
-    let mut tensors = parse_header(file.name(), text)?;
+    let mut tensors = parse_header(file.name(), text, most)?;
     for tensor in &mut tensors {
         tensor.file_index = file_index;
     }
@@ -90,7 +90,7 @@ fn foreign_format(head: &[u8]) -> Option<(&'static str, &'static str)> {
 }
 
 /// The tensors of a header in the order of its text; positions are still relative to the data.
-fn parse_header(file: &str, text: &str) -> Result<Vec<TensorInfo>, Error> {
+fn parse_header(file: &str, text: &str, most: usize) -> Result<Vec<TensorInfo>, Error> {
     // Counting first keeps a header of millions of tensors from becoming millions of objects.
     let current = RefCell::new(String::new());
     let in_tensor = |e: serde_json::Error| {
@@ -105,8 +105,8 @@ fn parse_header(file: &str, text: &str) -> Result<Vec<TensorInfo>, Error> {
     let mut parser = serde_json::Deserializer::from_str(text);
     let number = CountKeys.deserialize(&mut parser).and_then(|n| parser.end().map(|()| n)).map_err(in_tensor);
     // A malformed entry is better described by the second pass.
-    if matches!(number, Ok(n) if n > TENSORS_MAX) {
-        let expected = format!("at most {TENSORS_MAX} tensors");
+    if matches!(number, Ok(n) if n > most) {
+        let expected = format!("at most {TENSORS_MAX} tensors in all");
         return Err(Error::new(Kind::Limit, file, "header", "describes too many tensors", expected, "more"));
     }
     let mut parser = serde_json::Deserializer::from_str(text);

@@ -75,7 +75,6 @@ pub(super) fn verify(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
         weight_bytes: u64,
         weights_blake3: String,
     }
-    cx.payload.verify_data()?;
     let weight_bytes = cx.payload.verify_weights()?;
     let weights_blake3 = hex(&cx.payload.header().weights_hash);
     if args.json {
