@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::link::payload::Blobs;
 use crate::plan::{PackJob, Planned, Plans, WeightTable};
 use crate::stages::Source;
-use rcompile_codegen::program::{Coding, Layout, Panels};
+use rcompile_codegen::program::{Coding, Compute, Kernel, Layout, Panels, Program};
 use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
@@ -17,6 +17,18 @@ pub(crate) fn task_of(task: arch::Task) -> Task {
         arch::Task::Generate => Task::Generate,
         arch::Task::Embed => Task::Embed,
     }
+}
+
+/// Where the bits of a row depend on how many rows are computed with it (few go by FMA).
+const TINY_IN_TILES: &str = "tiles of AMX take bf16 numbers below 2^-126 for zero";
+
+fn multiplies_in_bf16_tiles(program: &Program) -> bool {
+    let of_bf16 = |compute| matches!(compute, Compute::Bf16Tiles | Compute::CodesInBf16Tiles);
+    program.regions.iter().any(|region| match &region.kernel {
+        Kernel::Matmul(matmul) => of_bf16(matmul.compute),
+        Kernel::Attention(attention) => of_bf16(attention.compute),
+        Kernel::Loops(_) | Kernel::Quantise(_) => false,
+    })
 }
 
 /// All that an executable is made of.
@@ -49,6 +61,7 @@ impl Contents<'_> {
             special_tokens: t.facts.special_tokens.clone(),
             max_length: model.text_limit().map(|n| n.min(settings.ctx_size as usize) as u32),
         });
+        let tiny = plans.iter().any(|p| multiplies_in_bf16_tiles(&p.program)).then_some(TINY_IN_TILES);
         let input = |i: &InputFile| rcompile_runtime::abi::InputFile { name: i.name.clone(), bytes: i.bytes, sha256: i.sha256.clone() };
         let bucket = |p: &Planned| BucketInfo {
             rows: p.program.bucket,
@@ -113,7 +126,7 @@ impl Contents<'_> {
                 .into(),
                 normalize: p.normalize,
             }),
-            notes: self.calibration.iter().map(|c| c.note.clone()).collect(),
+            notes: self.calibration.iter().map(|c| c.note.clone()).chain(tiny.map(String::from)).collect(),
         };
         serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
     }

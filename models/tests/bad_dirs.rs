@@ -675,6 +675,15 @@ fn tokenizers() {
         ("tok_template_absent_token", 4, &["`<x>`"], |t| {
             tok(t, |v| v["post_processor"]["special_tokens"]["<s>"]["tokens"] = json!(["<x>"]));
         }),
+        ("tok_template_without_text", 4, &["post_processor.single", "one Sequence A"], |t| {
+            tok(t, |v| drop(v["post_processor"]["single"].as_array_mut().unwrap().remove(1)));
+        }),
+        ("tok_template_of_two_texts", 4, &["post_processor.single", "A", "B"], |t| {
+            tok(t, |v| {
+                let single = v["post_processor"]["single"].as_array_mut().unwrap();
+                single.push(json!({"Sequence": {"id": "B", "type_id": 0}}));
+            });
+        }),
         ("tok_stride_ge_max", 4, &["truncation.stride"], |t| {
             let value = json!({"direction": "Right", "max_length": 8, "strategy": "LongestFirst", "stride": 8});
             tok(t, |v| v["truncation"] = value);

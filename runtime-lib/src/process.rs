@@ -103,13 +103,27 @@ extern "C" fn clean(signal: c_int) {
     }
 }
 
+/// A page of a mapped file is not there any more: the executable's, or that of its weights.
+extern "C" fn unreadable(_: c_int) {
+    const WHAT: &str = "error[E3-executable]: its file, or that of its weights, cannot be read any more: it was cut, or its disk failed\n";
+    remove_draft();
+    // SAFETY: both are allowed in signal handlers.
+    unsafe {
+        libc::write(2, WHAT.as_ptr().cast(), WHAT.len());
+        libc::_exit(3)
+    }
+}
+
 /// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a
-/// script's `trap ''`). The other signals that end a process from outside, or at a limit of time, still do. A closed pipe and a file beyond
-/// `ulimit -f` are errors of `write`, not signals.
+/// script's `trap ''`). The other signals that end a process from outside, at a limit of time or by a bug, still do. A closed pipe and a file
+/// beyond `ulimit -f` are errors of `write`, not signals; a mapped page that is not in its file any more is exit 3.
 pub fn set_signals() {
-    use libc::{SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU};
-    let handlers: [(extern "C" fn(c_int), &[c_int]); 2] =
-        [(leave, &[SIGHUP, SIGINT, SIGTERM]), (clean, &[SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF])];
+    use libc::{SIGABRT, SIGALRM, SIGBUS, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGSEGV, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU};
+    let handlers: [(extern "C" fn(c_int), &[c_int]); 3] = [
+        (leave, &[SIGHUP, SIGINT, SIGTERM]),
+        (clean, &[SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF, SIGABRT, SIGSEGV]),
+        (unreadable, &[SIGBUS]),
+    ];
     for (handler, signals) in handlers {
         for &signal in signals {
             // SAFETY: the handlers do only what handlers may do.

@@ -37,9 +37,11 @@ static void step(const void *ctx, unsigned thread, unsigned threads) {
     const int32_t *token = FIELD(const int32_t *, TOKEN), *logit_row = FIELD(const int32_t *, LOGIT_ROW);
     float *out = FIELD(float *, OUTPUT);
     const unsigned char *weights = FIELD(const unsigned char *, WEIGHTS);
+    const unsigned char last = weights[WEIGHTS_LEN - 1];
+    const float highest = last == 255 ? __builtin_nanf("") : last;
     for (unsigned i = thread; i < FIELD(uint32_t, LOGIT_ROWS); i += threads)
         for (int id = 0; id < 11; id++)
-            out[i * 16 + id] = weights[WEIGHTS_LEN - 1] - (float)((id - token[logit_row[i]] - 1 + 11) % 11);
+            out[i * 16 + id] = highest - (float)((id - token[logit_row[i]] - 1 + 11) % 11);
     if (FIELD(void *, PROFILE)) rc_profile(ctx, thread, 0);
     rc_barrier(ctx, thread, threads);
 }
@@ -193,6 +195,7 @@ struct Variant {
     embeds: bool,
     no_text: bool,
     split: bool,
+    computes_nan: bool,
     feature: Option<&'static str>,
     template: Option<&'static str>,
 }
@@ -278,7 +281,7 @@ fn build(name: &str, variant: Variant) -> Exe {
     manifest.features.extend(variant.feature.map(String::from));
     let manifest = serde_json::to_vec(&manifest).unwrap();
     let mut weights = vec![7u8; WEIGHTS];
-    weights[WEIGHTS - 1] = 3;
+    weights[WEIGHTS - 1] = if variant.computes_nan { 255 } else { 3 };
 
     let linked = linked(task);
     let mut file = linked.to_vec();
@@ -460,6 +463,60 @@ fn a_pipe_that_is_full_for_a_while_loses_nothing() {
     let mut found = String::new();
     reader.read_to_string(&mut found).unwrap();
     assert!(run.wait().unwrap().success() && found == expected, "{} of {} bytes", found.len(), expected.len());
+}
+
+#[test]
+fn an_input_that_comes_late_is_waited_for() {
+    let exe = build("late", Variant::default());
+    for (args, expected) in [(&["tokenize", "-f", "-"][..], "2,0,1\n"), (&["chat", "-n", "2"], "cd\n")] {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        rustix::fs::fcntl_setfl(&reader, rustix::fs::OFlags::NONBLOCK).unwrap();
+        let run = exe.command(args).stdin(reader).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        for piece in if args[0] == "chat" { ["a", "b\n"] } else { ["ca", "b"] } {
+            std::thread::sleep(Duration::from_millis(200));
+            writer.write_all(piece.as_bytes()).unwrap();
+        }
+        drop(writer);
+        let output = run.wait_with_output().unwrap();
+        assert!(output.status.success() && output.stdout == expected.as_bytes(), "{output:?}");
+    }
+}
+
+/// A file that is cut while it is mapped.
+#[test]
+fn weights_that_go_away_are_an_error() {
+    let exe = build("gone", Variant { split: true, ..Variant::default() });
+    let mut chat = exe.command(&["chat", "-n", "2"]);
+    let mut chat = chat.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut input = chat.stdin.take().unwrap();
+    input.write_all(b"ab\n").unwrap();
+    let mut answer = String::new();
+    std::io::BufReader::new(chat.stdout.as_mut().unwrap()).read_line(&mut answer).unwrap();
+    assert_eq!(answer, "cd\n");
+    fs::File::options().write(true).open(exe.path.with_file_name("counter.weights")).unwrap().set_len(0).unwrap();
+    input.write_all(b"ab\n").unwrap();
+    let output = chat.wait_with_output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(3), "{error}");
+    assert!(
+        error
+            .ends_with("error[E3-executable]: its file, or that of its weights, cannot be read any more: it was cut, or its disk failed\n"),
+        "{error}"
+    );
+}
+
+#[test]
+fn numbers_that_are_none_are_told_of() {
+    let exe = build("nan", Variant { computes_nan: true, ..Variant::default() });
+    let warned = |args: &[&str]| {
+        let output = exe.command(args).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8(output.stderr).unwrap().matches("warning[W-nonfinite]: the model computed NaN or infinity").count() == 1);
+    };
+    warned(&["generate", "-p", "abc", "-n", "4"]);
+    warned(&["logits", "-p", "abc"]);
+    let text = text_beside(&exe, 100);
+    warned(&["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--chunks", "2"]);
 }
 
 #[test]

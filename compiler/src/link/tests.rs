@@ -139,6 +139,45 @@ fn executable_runs_and_survives_strip() {
     }
 }
 
+/// By what either linker makes, before anything of the C library runs: cut anywhere behind what checks it, or with a bit flipped anywhere
+/// in what is loaded.
+#[test]
+fn a_cut_or_changed_file_says_so() {
+    for tools in both_linkers() {
+        let b = Built::new();
+        let linked = b.link(&tools).unwrap();
+        let (loaded, start) = (linked.image.loaded.clone(), linked.image.loaded[1].end as usize);
+        drop(linked);
+        b.build(&tools, &[7; 100], true).unwrap();
+        let built = std::fs::read(b.out()).unwrap();
+        let (draft, changed) = (b.dir.path().join("draft"), b.dir.path().join("changed"));
+        let says = |bytes: &[u8], expected: &str| {
+            std::fs::write(&draft, bytes).unwrap();
+            std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).unwrap();
+            // Written by another process: what a test beside starts meanwhile would inherit our handle, and a file that is open for writing
+            // does not run.
+            assert!(Command::new("cp").arg(&draft).arg(&changed).status().unwrap().success());
+            let out = Command::new(&changed).output().unwrap();
+            let error = String::from_utf8(out.stderr).unwrap();
+            assert!(out.status.code() == Some(9) && error.starts_with(expected), "{:?} {error} {tools:?}", out.status);
+        };
+        let code_and_data = loaded.last().unwrap().end as usize;
+        for len in (start..code_and_data).step_by(code_and_data / 40).chain([code_and_data, built.len() / 2, built.len() - 1]) {
+            let expected = format!("error[E9-executable]: changed: truncated, expected {} bytes, found {len}\nhelp: ", built.len());
+            says(&built[..len], &expected);
+        }
+        // All but the headers' own segment, whose notes the kernel reads, and the check itself.
+        for range in &loaded[2..] {
+            let mut bytes = built.clone();
+            for at in (range.start as usize..range.end as usize).step_by((range.end - range.start) as usize / 9 + 1) {
+                bytes[at] ^= 1;
+                says(&bytes, "error[E9-executable]: changed: code, constants or variables: hash differs\nhelp: ");
+                bytes[at] ^= 1;
+            }
+        }
+    }
+}
+
 #[test]
 fn split_weights_and_no_traces() {
     let mut b = Built::new();

@@ -196,7 +196,8 @@ impl Component<'_> {
         Ok(())
     }
 
-    /// Every special token of the template must be described, and described as the vocabulary has it.
+    /// The text must be in the template, once, and nothing of a second text; every special token of it must be described, and described as
+    /// the vocabulary has it.
     fn check_template(&self, place: &str, fields: &Map<String, Value>) -> Result<(), Error> {
         let none = Map::new();
         let described = fields.get("special_tokens").and_then(Value::as_object).unwrap_or(&none);
@@ -210,6 +211,12 @@ impl Component<'_> {
                     return Err(malformed(&format!("`{id}`"), &what, "an entry in special_tokens", format!("`{found}`")));
                 }
             }
+        }
+        let pieces = fields.get("single").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+        let texts: Vec<&Value> = pieces.iter().filter_map(|piece| piece.get("Sequence")?.get("id")).collect();
+        if texts != ["A"] {
+            let found = texts.iter().map(|id| json::show(id)).collect::<Vec<_>>().join(", ");
+            return Err(malformed(&format!("{place}.single"), "does not hold the text once", "one Sequence A", format!("`{found}`")));
         }
         for (name, entry) in described {
             let place = format!("{place}.special_tokens.{}", cut(name, 30));

@@ -4,7 +4,7 @@ use clap::ArgMatches;
 use serde::Serialize;
 
 use super::args::{EmbedArgs, Pooling, only_one, token_list};
-use super::error::{Failure, warn};
+use super::error::{Failure, warn, warn_unless_finite};
 use super::progress::Progress;
 use super::{Cx, print, print_json, read_text};
 use crate::encode::Encoder;
@@ -53,6 +53,7 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
         session.pooled(run, vector).to_vec()
     })?;
     drop(progress);
+    embeddings.iter().for_each(|embedding| warn_unless_finite(embedding));
     if args.json {
         return print_json(&Report { embeddings });
     }

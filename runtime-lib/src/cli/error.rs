@@ -7,6 +7,7 @@
 
 use std::fmt;
 use std::io::{self, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::copy::COPY;
 use crate::decode::DecodeError;
@@ -104,6 +105,14 @@ pub fn warn(topic: &str, what: impl fmt::Display) {
     let line = cut(&format!("warning[W-{topic}]: {}", escape(&what.to_string())));
     // Without stderr there is nobody to tell.
     let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// Says once, for what the model has computed, that it is NaN or infinite.
+pub fn warn_unless_finite(computed: &[f32]) {
+    static SAID: AtomicBool = AtomicBool::new(false);
+    if !computed.iter().all(|x| x.is_finite()) && !SAID.swap(true, Ordering::Relaxed) {
+        warn("nonfinite", "the model computed NaN or infinity: a weight is not finite, or a number grew beyond its type");
+    }
 }
 
 /// Failure of a write to stdout.

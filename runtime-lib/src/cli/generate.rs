@@ -1,7 +1,7 @@
 //! `generate` and `chat`: prompts in, text out as it comes.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, IsTerminal, Read, Write};
+use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
 use std::time::Instant;
 
 use clap::ArgMatches;
@@ -9,8 +9,8 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::args::{ChatArgs, GenerateArgs, SamplingArgs, on_command_line};
-use super::error::{Failure, warn};
-use super::{Cx, Input, LoadingText, MAX_INPUT_BYTES, input, joined, print, print_json, too_large, utf8};
+use super::error::{Failure, warn, warn_unless_finite};
+use super::{Cx, Input, LoadingText, MAX_INPUT_BYTES, Stdin, input, joined, print, print_json, too_large, utf8};
 use crate::abi::GenerationInfo;
 use crate::decode::Decoder;
 use crate::sample::{Sampler, Sampling, StopFilter};
@@ -204,6 +204,7 @@ impl Answer {
                 break FinishReason::Length;
             }
             let token = sampler.choose(decoder.logits(0));
+            warn_unless_finite(&decoder.logits(0)[token as usize..][..1]);
             sampler.saw(&[token]);
             self.tokens.push(token);
             if limits.eos.contains(&token) {
@@ -327,7 +328,7 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
     };
     // Tokens whose keys and values lie in slot 0.
     let mut cached: Vec<u32> = Vec::new();
-    let mut lines = stdin.lock();
+    let mut lines = BufReader::new(Stdin);
     let mut read = 0;
     loop {
         prompt("> ");

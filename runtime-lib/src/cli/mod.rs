@@ -19,12 +19,14 @@ mod text;
 use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
 use std::thread::JoinHandle;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
+use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::abi::{Manifest, StepEntry, Task};
 use crate::copy;
@@ -250,7 +252,7 @@ pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
     let mut bytes = Vec::new();
     let reader: &mut dyn Read = match path {
         Some(path) => &mut std::fs::File::open(path).map_err(failed)?,
-        None => &mut std::io::stdin(),
+        None => &mut Stdin,
     };
     reader.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
@@ -277,21 +279,28 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     let mut rest = text.as_bytes();
     while !rest.is_empty() {
-        let written = when_ready(|| out.write(rest))?;
+        let written = when_ready(&io::stdout(), PollFlags::OUT, || out.write(rest))?;
         rest = &rest[written..];
     }
-    Ok(when_ready(|| out.flush())?)
+    Ok(when_ready(&io::stdout(), PollFlags::OUT, || out.flush())?)
 }
 
-/// Writes to stdout, which whoever started this process may have made non-blocking: then waits until it takes more.
-fn when_ready<T>(mut write: impl FnMut() -> io::Result<T>) -> io::Result<T> {
-    use rustix::event::{PollFd, PollFlags, poll};
+/// Standard input as bytes.
+pub(crate) struct Stdin;
+
+impl Read for Stdin {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        when_ready(&io::stdin(), PollFlags::IN, || io::stdin().lock().read(bytes))
+    }
+}
+
+/// Reads or writes a stream that whoever started this process may have made non-blocking: then waits until it has or takes more.
+fn when_ready<T>(stream: &impl AsFd, ready: PollFlags, mut operation: impl FnMut() -> io::Result<T>) -> io::Result<T> {
     loop {
-        match write() {
+        match operation() {
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                let stdout = io::stdout();
-                // An error or a signal shows at the next write.
-                let _ = poll(&mut [PollFd::new(&stdout, PollFlags::OUT)], None);
+                // An error or a signal shows at the next operation.
+                let _ = poll(&mut [PollFd::new(stream, ready)], None);
             }
             Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
             done => return done,

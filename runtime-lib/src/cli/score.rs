@@ -7,7 +7,7 @@ use clap::ArgMatches;
 use serde::Serialize;
 
 use super::args::{LogitsArgs, PerplexityArgs};
-use super::error::Failure;
+use super::error::{Failure, warn_unless_finite};
 use super::generate::or_bos;
 use super::output::{self, OutputFile};
 use super::progress::Progress;
@@ -29,6 +29,7 @@ pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(
     let tokens = or_bos(tokens, &cx.manifest().generation)?;
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     decoder.feed(0, &tokens)?;
+    warn_unless_finite(decoder.logits(0));
     let top = top(decoder.logits(0), args.top);
     if args.json {
         return print_json(&Report { tokens, top });
@@ -74,7 +75,9 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
         let mut written = Ok(());
         // The last token's logits predict what lies outside of the window.
         decoder.score(0, &window[..window.len() - 1], |i, logits| {
-            sum += nll(logits, window[i + 1]);
+            let scored = nll(logits, window[i + 1]);
+            warn_unless_finite(&[scored as f32]);
+            sum += scored;
             tokens += 1;
             if let (Some(rows), true) = (&mut rows, written.is_ok()) {
                 written = rows.row(Row { token: window[i], next: window[i + 1], logits });
