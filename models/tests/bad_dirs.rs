@@ -176,7 +176,7 @@ fn config_values() {
             t.put("config.json", text.replace("\"hidden_size\":64", "\"hidden_size\":18446744073709551616"));
         }),
         ("layers_1e9", 7, &["num_hidden_layers"], |t| t.config("num_hidden_layers", json!(1_000_000_000))),
-        ("size_beyond_32_bits", 7, &["vocab_size", "at most 536870912", "4294967296"], |t| t.config("vocab_size", json!(1u64 << 32))),
+        ("size_beyond_32_bits", 7, &["vocab_size", "at most 16777216", "4294967296"], |t| t.config("vocab_size", json!(1u64 << 32))),
         ("size_product_overflow", 7, &["vocab_size", "hidden_size"], |t| {
             t.config("vocab_size", json!(1u64 << 40));
             t.config("hidden_size", json!(1u64 << 40));

@@ -81,7 +81,7 @@ impl Built {
         exe.publish(work, &self.out())
     }
     fn run(&self, exe: &Path, args: &[&str]) -> String {
-        let out = Command::new(exe).args(args).output().unwrap();
+        let out = output(Command::new(exe).args(args));
         assert!(out.status.success(), "{out:?}");
         String::from_utf8(out.stdout).unwrap()
     }
@@ -90,6 +90,17 @@ impl Built {
             std::fs::read_dir(self.dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+}
+
+/// Runs what this process has just written: a child that a test beside started meanwhile has it open for writing until it is a program of
+/// its own.
+fn output(command: &mut Command) -> std::process::Output {
+    loop {
+        match command.output() {
+            Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            done => return done.unwrap(),
+        }
     }
 }
 
@@ -125,7 +136,7 @@ fn executable_runs_and_survives_strip() {
         let has = |name| object::File::parse(&*linked).unwrap().section_by_name(name).is_some();
         assert!(has(".relr.dyn"), "{tools:?}: addresses are not packed");
         // glibc takes memory behind the symbol `_end` to read this variable, before `main`.
-        let tuned = Command::new(b.out()).env("GLIBC_TUNABLES", "glibc.malloc.check=0").output().unwrap();
+        let tuned = output(Command::new(b.out()).env("GLIBC_TUNABLES", "glibc.malloc.check=0"));
         assert!(tuned.status.success(), "{tools:?} {tuned:?}");
         for strip in ["strip", "llvm-strip-19"] {
             let Some(strip) = tools::in_path(strip.as_ref()) else { continue };
@@ -150,14 +161,11 @@ fn a_cut_or_changed_file_says_so() {
         drop(linked);
         b.build(&tools, &[7; 100], true).unwrap();
         let built = std::fs::read(b.out()).unwrap();
-        let (draft, changed) = (b.dir.path().join("draft"), b.dir.path().join("changed"));
+        let changed = b.dir.path().join("changed");
         let says = |bytes: &[u8], expected: &str| {
-            std::fs::write(&draft, bytes).unwrap();
-            std::fs::set_permissions(&draft, std::fs::Permissions::from_mode(0o755)).unwrap();
-            // Written by another process: what a test beside starts meanwhile would inherit our handle, and a file that is open for writing
-            // does not run.
-            assert!(Command::new("cp").arg(&draft).arg(&changed).status().unwrap().success());
-            let out = Command::new(&changed).output().unwrap();
+            std::fs::write(&changed, bytes).unwrap();
+            std::fs::set_permissions(&changed, std::fs::Permissions::from_mode(0o755)).unwrap();
+            let out = output(&mut Command::new(&changed));
             let error = String::from_utf8(out.stderr).unwrap();
             assert!(out.status.code() == Some(9) && error.starts_with(expected), "{:?} {error} {tools:?}", out.status);
         };
