@@ -9,7 +9,7 @@ use libloading::Library;
 use object::LittleEndian;
 use object::elf::{FileHeader64, PT_LOAD};
 use object::read::elf::{FileHeader, ProgramHeader};
-use rcompile_runtime::abi::{Manifest, PAYLOAD_VADDR, StepCtx, StepEntry, StepFn, WEIGHTS_ALIGN};
+use rcompile_runtime::abi::{Manifest, PAYLOAD_VADDR, PayloadHeader, StepCtx, StepEntry, StepFn, WEIGHTS_ALIGN};
 use rcompile_runtime::profile::rc_profile;
 use rcompile_runtime::step::{Program, Session};
 use rcompile_runtime::threads::{Cpus, Pool, rc_barrier};
@@ -92,10 +92,10 @@ fn payload(exe: &Path) -> (Manifest, &'static [u8]) {
     let segments = header.program_headers(e, &*bytes).expect("segments");
     let segment = segments.iter().find(|s| s.p_type(e) == PT_LOAD && s.p_vaddr(e) == PAYLOAD_VADDR).expect("payload segment");
     let payload = &bytes[segment.p_offset(e) as usize..];
-    // magic: 8, abi_version: 4, weights_embedded: 4, then words; see `PayloadHeader`.
-    let word = |index: usize| u64::from_le_bytes(payload[16 + 8 * index..][..8].try_into().expect("a word")) as usize;
-    let manifest = serde_json::from_slice(&payload[word(3)..][..word(4)]).expect("manifest");
-    let packed = &payload[word(7)..][..word(8)];
+    let header = PayloadHeader::from_bytes(payload.first_chunk().expect("payload header"));
+    let part = |offset: u64, len: u64| &payload[offset as usize..][..len as usize];
+    let manifest = serde_json::from_slice(part(header.manifest_offset, header.manifest_len)).expect("manifest");
+    let packed = part(header.weights_offset, header.weights_len);
     let layout = Layout::from_size_align(packed.len().max(1), WEIGHTS_ALIGN as usize).expect("layout");
     // SAFETY: the layout is not empty; the memory is ours for the rest of the process and filled before it is shared.
     let weights = unsafe {
