@@ -367,7 +367,7 @@ mod tests {
     fn open_raw(bytes: &[u8]) -> Result<Vec<TensorInfo>, Error> {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join(SINGLE), bytes).unwrap();
-        read(&ModelDir::open(dir.path()).unwrap().open_file(SINGLE).unwrap(), 0)
+        read(&ModelDir::open(dir.path()).unwrap().open_file(SINGLE).unwrap(), 0, TENSORS_MAX)
     }
 
     fn file(header: &str, data: usize) -> Vec<u8> {
