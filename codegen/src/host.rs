@@ -68,7 +68,7 @@ impl HostWeights {
         Ok(HostWeights { file, at: at.cast(), len })
     }
     /// For writing at the offsets of the weights area while no step runs.
-    pub fn file(&self) -> &File {
+    pub fn file(&mut self) -> &File {
         &self.file
     }
     /// Writes elements at a byte offset, a multiple of four.
@@ -131,9 +131,14 @@ impl Area {
 }
 
 impl HostStep {
-    /// Loads the step of a program from a shared object. The object has to be what the units of this very program were compiled to for
-    /// a CPU that this machine is, and `sizes` what its plan says: nothing can check that here.
-    pub fn load(object: &Path, program: &Program, sizes: Sizes) -> Result<HostStep, Error> {
+    /// Loads the step of a program from a shared object.
+    ///
+    /// # Safety
+    /// Nothing can check here that
+    /// - the object is what the units of this very program were compiled to, with [`SINGLE_THREAD_RUNTIME`] and nothing else,
+    /// - for a CPU that this machine is,
+    /// - and `sizes` are what the program's plan says.
+    pub unsafe fn load(object: &Path, program: &Program, sizes: Sizes) -> Result<HostStep, Error> {
         let failed = |e: libloading::Error| Error::internal("loading compiled code", e.to_string());
         // SAFETY: our own object has no initialisers, and the caller answers for its being ours.
         let library = unsafe { Library::new(object) }.map_err(failed)?;

@@ -179,8 +179,8 @@ impl Executable {
             return Err(refused(4, "executable", path, "is no executable of rcompile, or a damaged one"));
         };
         match read.manifest() {
-            Some(manifest) => Ok(Executable { path: absolute, manifest }),
-            None => Err(refused(6, "executable", path, "is an executable of another version of rcompile")),
+            Ok(manifest) => Ok(Executable { path: absolute, manifest }),
+            Err((kind, what)) => Err(refused(kind.exit_code(), "executable", path, what)),
         }
     }
 

@@ -90,9 +90,7 @@ fn not_ours(options: &Inspect, kind: Kind, what: &str) -> Error {
 }
 
 fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
-    let Some(m) = identity.manifest() else {
-        return Err(not_ours(options, Kind::Unsupported, "is an executable of another version of rcompile"));
-    };
+    let m = identity.manifest().map_err(|(kind, what)| not_ours(options, kind, what))?;
     if !identity.is_intact() {
         return Err(not_ours(options, Kind::Malformed, "is an executable whose header is damaged"));
     }

@@ -71,10 +71,13 @@ const MACHINES: &[Machine] = &[
         25.0,
         [32.0, 32.0, 64.0],
     ),
-    machine(&["neoverse-n1"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0, 64.0]),
+    machine(&["neoverse-n1", "generic"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0, 64.0]),
     machine(&["neoverse-v1"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0, 256.0]),
     machine(&["neoverse-v2"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0, 256.0]),
 ];
+
+/// Cores of the largest machine with CPUs of which no more is known: Graviton1; Cobalt 100 and Yitian 710; AmpereOne; M1 Ultra and M2 Ultra.
+const ONLY_CORES: [(&str, u32); 5] = [("cortex-a72", 16), ("neoverse-n2", 128), ("ampere1", 192), ("apple-m1", 20), ("apple-m2", 24)];
 
 /// Of tiles of bf16: 16 x 16 x 32 multiply-adds in 16 cycles (measured on Granite Rapids).
 const TILES_BF16: f64 = 1024.0;
@@ -91,9 +94,10 @@ const fn machine(
     Machine { cpus, name, cores, ghz, socket_gb_per_s, core_gb_per_s, flop_per_cycle }
 }
 
-/// Cores of the largest machine with the CPU that `--cpu` names; one without a row counts as a common one.
+/// Cores of the largest machine with the CPU that `--cpu` names. (A name that only a hypervisor knows counts as a common machine.)
 pub fn cores(cpu: &str) -> u32 {
-    MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map_or(64, |m| m.cores)
+    let only = || ONLY_CORES.iter().find(|(name, _)| *name == cpu).map(|(_, cores)| *cores);
+    MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map(|m| m.cores).or_else(only).unwrap_or(64)
 }
 
 impl Machine {
@@ -398,6 +402,7 @@ impl Note {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcompile_codegen::isa::Isa;
     use rcompile_runtime::cost::{Linear, RegionKind};
 
     fn region(units: u64, weight_bytes: u64, flop_per_row: u64) -> RegionInfo {
@@ -453,6 +458,18 @@ mod tests {
             assert!((parts - total.ms).abs() < 1e-9 && total.imbalance_ms > -1e-9, "{total:?}");
         }
         assert_eq!(phase.cores[0].barrier_ms, 0.0);
+    }
+
+    #[test]
+    fn every_cpu_that_can_be_named_has_a_machine_or_at_least_cores() {
+        let known: Vec<&str> = crate::targets::list().iter().flat_map(|t| Isa::known_cpus(t.triple)).collect();
+        let machines: Vec<&str> = MACHINES.iter().flat_map(|m| m.cpus).copied().collect();
+        for cpu in &known {
+            let only = ONLY_CORES.iter().any(|(name, _)| name == cpu);
+            assert!(machines.contains(cpu) != only, "{cpu}");
+        }
+        assert!(machines.iter().chain(ONLY_CORES.iter().map(|(name, _)| name)).all(|cpu| known.contains(cpu)));
+        assert_eq!(["generic", "neoverse-n2", "znver5"].map(cores), [64, 128, 96]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::manifest::{Contents, task_of, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
-use crate::passes::quantise::{Coded, Quantisation};
+use crate::passes::quantise::{CodedCount, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans};
@@ -474,7 +474,13 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
     })
 }
 
-fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settings, report: &mut Report) -> Result<Option<Coded>, Error> {
+fn run_passes(
+    o: &Build,
+    passes: &[Pass],
+    module: &mut Module,
+    settings: &Settings,
+    report: &mut Report,
+) -> Result<Option<CodedCount>, Error> {
     let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
     for pass in passes {
@@ -503,7 +509,7 @@ fn run_passes(o: &Build, passes: &[Pass], module: &mut Module, settings: &Settin
 }
 
 /// What is asked for is made, or the executable would say of itself what it is not.
-fn check_coded(asked: &Quantisation, coded: Option<Coded>) -> Result<(), Error> {
+fn check_coded(asked: &Quantisation, coded: Option<CodedCount>) -> Result<(), Error> {
     // A build that stops early has not come to that pass.
     let Some(coded) = coded else { return Ok(()) };
     let (flag, of) = match (asked.body, asked.head) {

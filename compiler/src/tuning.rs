@@ -233,9 +233,9 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 13] 
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("block_mr", tile.block_mr, 1, tile.mr, 1),
         ("streams", tile.streams, 1, 64, 1),
-        ("k_block", tile.k_block, 0, entry.k.next_multiple_of(padding(&entry.weights)), 2),
+        ("k_block", tile.k_block, 0, entry.k.checked_next_multiple_of(padding(&entry.weights)).unwrap_or(0), 2),
         // Each pass has several blocks of rows.
-        ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { 2 * tile.mr + 1 }, 1 << 20, 1),
+        ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { tile.mr.saturating_mul(2).saturating_add(1) }, 1 << 20, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
         ("prefetch", tile.prefetch, 0, 1 << 20, 64),
         ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
@@ -404,6 +404,17 @@ mod tests {
             let e = read(&text).unwrap_err();
             assert_eq!(e.exit_code(), code, "{to}: {e}");
             assert!(e.to_string().contains(word) && e.lines()[0].starts_with("error["), "{to}: {e}");
+        }
+        // Numbers that other limits follow from may be too large for those.
+        let large = |name: &str, value: &str, block: &str| {
+            let text = good.replacen(&format!("\"{name}\": {value}"), &format!("\"{name}\": 4294967295"), 1);
+            let changed = text.replacen(&format!("\"{block}\": 0"), &format!("\"{block}\": 64"), 1);
+            assert!(changed != text && text != good);
+            read(&changed).unwrap_err()
+        };
+        for (name, value, block, word) in [("mr", "8", "m_block", "tile.mr"), ("k", "64", "k_block", "tile.k_block")] {
+            let e = large(name, value, block);
+            assert!(e.exit_code() == 5 && e.to_string().contains(word), "{name}: {e}");
         }
         assert_eq!(Tuning::read(Path::new("/nowhere"), &isa()).unwrap_err().exit_code(), 3);
         assert_eq!(Tuning::read(Path::new("/"), &isa()).unwrap_err().exit_code(), 3);

@@ -8,7 +8,7 @@
 //! Everything that can be wrong with a model directory is found here and told in one line ([`Error`]); later stages
 //! rely on it. Nothing in the directory is executed, nothing outside it is read, sizes are compared with the files
 //! before memory is asked for, and foreign parsers run with panics caught. Whether weights are finite is asked while
-//! they are packed ([`weights::WeightIndex::check_finite`]), since only then they are read.
+//! they are packed ([`weights::first_nonfinite`]), since only then they are read.
 //!
 //! Architectures ([`arch`]) describe models: a configuration, the tensors they need, and the forward computation.
 

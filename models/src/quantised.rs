@@ -182,8 +182,7 @@ pub struct CodedIndex {
 /// Finds the parts of every quantised layer and checks that they fit each other.
 pub fn gather(weights: &WeightIndex, scheme: Scheme) -> Result<CodedIndex, Error> {
     let mut index = CodedIndex::default();
-    for qweight in weights.iter().filter(|t| t.name.ends_with(".qweight")) {
-        let layer = qweight.name.trim_end_matches(".qweight");
+    for (layer, qweight) in weights.iter().filter_map(|t| Some((t.name.strip_suffix(".qweight")?, t))) {
         let (mut coded, order) = join(weights, scheme, layer, qweight)?;
         if let Some(order) = order {
             let module = layer.rsplit_once('.').map_or("", |(module, _)| module);
@@ -208,7 +207,7 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
     let pack = scheme.pack();
     let part = |end: &str| {
         weights.get(&format!("{layer}.{end}")).ok_or_else(|| {
-            let stored = qweight.stored_name.trim_end_matches("qweight");
+            let stored = qweight.stored_name.strip_suffix("qweight").unwrap_or_default();
             let file = weights.file_of(qweight);
             Error::new(Kind::Disagree, file, format!("{stored}{end}"), "is missing", format!("{end} beside {stored}qweight"), "nothing")
         })

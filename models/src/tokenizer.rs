@@ -34,8 +34,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
 /// Longest fixed padding, truncation stride and the like.
 const LENGTH_MAX: u64 = 1 << 24;
-/// All patterns of a file, or all texts of the probe, that take longer are refused; sound ones take milliseconds.
-const PROBE_TIME_MAX: Duration = Duration::from_secs(4);
+/// A file whose patterns, texts of the probe and ids take longer together is refused; sound ones take milliseconds.
+const PROBE_TIME_MAX: Duration = Duration::from_secs(6);
 
 /// A checked tokenizer.
 #[derive(Clone, Debug)]
@@ -63,7 +63,7 @@ pub struct TokenizerFacts {
 pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<Option<Tokenizer>, Error> {
     let Some(json) = dir.read_if_present(FILE, FILE_BYTES_MAX)? else { return Ok(None) };
     let root = json::parse_object(FILE, &json)?;
-    let vocabulary = check_root(&root)?;
+    let (vocabulary, time_left) = check_root(&root)?;
     if vocabulary.size > rows {
         let (expected, found) = (format!("at most {rows} ids, one per row of the token embedding"), vocabulary.size);
         return Err(Error::new(Kind::Disagree, FILE, "vocabulary", "is larger than the embedding", expected, found));
@@ -87,7 +87,7 @@ pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<
             return Err(Error::new(Kind::Disagree, FILE, text, "gets another id than stated", id, found));
         }
     }
-    let ids_of_empty_text = probe(&mut tokenizer, size)?;
+    let ids_of_empty_text = probe(&mut tokenizer, size, time_left)?;
     let id_of = |token: &str| facts.special_tokens.get(token).and_then(|text| tokenizer.token_to_id(text));
     for &(key, token, wanted) in &around {
         let Some(id) = id_of(token) else { continue };
@@ -110,21 +110,21 @@ fn malformed(place: &str, what: &str, expected: &str, found: impl std::fmt::Disp
     Error::new(Kind::Malformed, FILE, place, what, expected, found)
 }
 
-/// Checks the parsed file; see the module doc.
-fn check_root(root: &Map<String, Value>) -> Result<Vocabulary<'_>, Error> {
+/// Checks the parsed file; see the module doc. Returns what is left of [`PROBE_TIME_MAX`] too.
+fn check_root(root: &Map<String, Value>) -> Result<(Vocabulary<'_>, Duration), Error> {
     let model = match root.get("model") {
         Some(Value::Object(model)) => model,
         other => return Err(malformed("model", "is missing", "an object", other.map_or("nothing", json::kind_of))),
     };
     let vocabulary = vocabulary::read(root, model)?;
     vocabulary::check_model(model, &vocabulary)?;
-    check_stages(root, &vocabulary)?;
+    let time_left = check_stages(root, &vocabulary, PROBE_TIME_MAX)?;
     check_lengths(root, &vocabulary)?;
-    Ok(vocabulary)
+    Ok((vocabulary, time_left))
 }
 
-/// Encodes [`probe_texts`] and decodes all ids; returns the ids of the empty text.
-fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>, Error> {
+/// Encodes [`probe_texts`] and decodes all ids, in `time_left` together; returns the ids of the empty text.
+fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, time_left: Duration) -> Result<Vec<u32>, Error> {
     // Padding and cutting are the runtime's business, never the file's.
     tokenizer.with_padding(None);
     let _ = tokenizer.with_truncation(None);
@@ -137,17 +137,16 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize) -> Result<Vec<u32>,
         match guard::catch(|| tokenizer.encode(text.as_str(), true).map(drop)) {
             Err(panic) => return Err(crate_panics(&format!("encoding {what}"), &panic)),
             // An unknown character can be an error of the tokenizer; at run time it is one too.
-            Ok(Ok(()) | Err(_)) if start.elapsed() <= PROBE_TIME_MAX => {}
+            Ok(Ok(()) | Err(_)) if start.elapsed() <= time_left => {}
             Ok(_) => return Err(too_slow(what)),
         }
     }
     let all: Vec<u32> = (0..size as u32).collect();
-    let start = Instant::now();
     for ids in all.chunks(1).chain(all.chunks(1000)).chain([&[][..]]) {
         if let Err(panic) = guard::catch(|| tokenizer.decode(ids, false).map(drop)) {
             return Err(crate_panics("decoding", &panic));
         }
-        if start.elapsed() > 2 * PROBE_TIME_MAX {
+        if start.elapsed() > time_left {
             return Err(too_slow("decoding"));
         }
     }
@@ -220,4 +219,27 @@ pub fn read_chat_template(dir: &ModelDir) -> Result<Option<(String, String)>, Er
         Some(other) => return Err(wrong(other)),
     };
     Ok(Some((CONFIG.to_string(), source.clone())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn patterns_texts_and_ids_share_their_time() {
+        let json = serde_json::json!({
+            "model": { "type": "WordLevel", "vocab": { "a": 0, "[UNK]": 1 }, "unk_token": "[UNK]" },
+            "pre_tokenizer": { "type": "Split", "pattern": { "Regex": "a+" }, "behavior": "Isolated", "invert": false },
+        });
+        let root = json.as_object().unwrap();
+        let (vocabulary, time_left) = check_root(root).unwrap_or_else(|e| panic!("{e}"));
+        assert!(vocabulary.size == 2 && time_left < PROBE_TIME_MAX);
+        let mut tokenizer = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
+        probe(&mut tokenizer, 2, time_left).unwrap();
+        // No time is left for the texts, or enough for them and not for so many ids.
+        for (size, time_left) in [(2, Duration::ZERO), (8 << 20, Duration::from_millis(100))] {
+            let e = probe(&mut tokenizer, size, time_left).unwrap_err();
+            assert!(e.exit_code() == 7 && e.to_string().contains("takes too long"), "{size}: {e}");
+        }
+    }
 }

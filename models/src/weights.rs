@@ -1,7 +1,8 @@
 //! The tensors of a checkpoint: `model.safetensors`, or shards with `model.safetensors.index.json`.
 //!
-//! In: the open directory. Out: a [`WeightIndex`]: every tensor's type, shape and place, and reading by `pread`. Only headers are read
-//! here (`header`).
+//! In: the open directory. Out: a [`WeightIndex`]: every tensor's type, shape and place, and reading by `pread`. Opening reads headers
+//! (`header`), inputs of columns where those are not in order, and a head that has to be the embedding; what else is read is looked
+//! through for NaN and infinity ([`first_nonfinite`]) by those who read it.
 //!
 //! Matrices that are stored as codes ([`crate::quantised`]) are seen here under the names and shapes that the architecture asks for.
 //!
@@ -70,6 +71,24 @@ pub fn graph_type(dtype: Dtype) -> Option<DType> {
         Dtype::F32 => Some(DType::F32),
         Dtype::F16 => Some(DType::F16),
         Dtype::BF16 => Some(DType::BF16),
+        _ => None,
+    }
+}
+
+/// The first NaN or infinity among elements of a float type: its index and value.
+pub fn first_nonfinite(dtype: DType, bytes: &[u8]) -> Option<(u64, f32)> {
+    // A whole block is looked at without branches first; blocks with a hit are searched.
+    fn search<const N: usize>(bytes: &[u8], hit: impl Fn([u8; N]) -> bool, value: impl Fn([u8; N]) -> f32) -> Option<(u64, f32)> {
+        let elements = bytes.as_chunks::<N>().0;
+        let block = elements.chunks(4096).position(|c| c.iter().fold(false, |any, e| any | hit(*e)))?;
+        let at = block * 4096 + elements[block * 4096..].iter().position(|e| hit(*e))?;
+        Some((at as u64, value(elements[at])))
+    }
+    // All bits of the exponent set.
+    match dtype {
+        DType::F32 => search(bytes, |e| u32::from_le_bytes(e) & 0x7f80_0000 == 0x7f80_0000, f32::from_le_bytes),
+        DType::F16 => search(bytes, |e| u16::from_le_bytes(e) & 0x7c00 == 0x7c00, |e| half::f16::from_le_bytes(e).to_f32()),
+        DType::BF16 => search(bytes, |e| u16::from_le_bytes(e) & 0x7f80 == 0x7f80, |e| half::bf16::from_le_bytes(e).to_f32()),
         _ => None,
     }
 }
@@ -204,26 +223,10 @@ impl WeightIndex {
 
     /// The first NaN or infinity in `bytes`, a part of `tensor` that starts at element `first`, as an error naming it.
     pub fn check_finite(&self, tensor: &TensorInfo, first: u64, bytes: &[u8]) -> Result<(), Error> {
-        let position = match tensor.dtype {
-            // All exponent bits set: NaN or infinity, told apart below.
-            Dtype::F32 => bytes.chunks_exact(4).position(|b| b[3] & 0x7f == 0x7f && b[2] & 0x80 != 0),
-            Dtype::BF16 => bytes.chunks_exact(2).position(|b| b[1] & 0x7f == 0x7f && b[0] & 0x80 != 0),
-            Dtype::F16 => bytes.chunks_exact(2).position(|b| b[1] & 0x7c == 0x7c),
-            _ => None,
-        };
-        let Some(index) = position else { return Ok(()) };
-        let nan = match tensor.dtype {
-            Dtype::F32 => {
-                let b = &bytes[4 * index..];
-                f32::from_le_bytes([b[0], b[1], b[2], b[3]]).is_nan()
-            }
-            Dtype::BF16 => half::bf16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).is_nan(),
-            _ => half::f16::from_le_bytes([bytes[2 * index], bytes[2 * index + 1]]).is_nan(),
-        };
-        let place = format!("{}[{}]", tensor.stored_name, first + index as u64);
-        let found = if nan { "NaN" } else { "infinity" };
-        let e = Error::new(Kind::Malformed, self.file_of(tensor), place, "is not finite", "a finite number", found);
-        Err(e.help("--allow-nonfinite compiles it as it is"))
+        let Some((index, value)) = graph_type(tensor.dtype).and_then(|dtype| first_nonfinite(dtype, bytes)) else { return Ok(()) };
+        let place = format!("{}[{}]", tensor.stored_name, first + index);
+        let found = if value.is_nan() { "NaN" } else { "infinity" };
+        Err(Error::new(Kind::Malformed, self.file_of(tensor), place, "is not finite", "a finite number", found))
     }
 
     /// Gives every tensor its canonical name.
@@ -433,13 +436,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finite_check_names_the_element() {
-        let weights = WeightIndex::empty();
-        let tensor =
-            |dtype| TensorInfo { name: "w".into(), stored_name: "w".into(), dtype, shape: vec![2], file_index: 0, begin: 0, size_bytes: 8 };
-        let subnormal_and_max = [f32::from_bits(1).to_le_bytes(), f32::MAX.to_le_bytes()].concat();
-        assert!(weights.check_finite(&tensor(Dtype::F32), 0, &subnormal_and_max).is_ok());
-        assert!(weights.check_finite(&tensor(Dtype::BF16), 0, &half::bf16::MAX.to_le_bytes()).is_ok());
-        assert!(weights.check_finite(&tensor(Dtype::F16), 0, &half::f16::MAX.to_le_bytes()).is_ok());
+    fn the_first_element_that_is_not_finite() {
+        use half::{bf16, f16};
+        fn check<const N: usize>(dtype: DType, fine: [[u8; N]; 3], bad: [[u8; N]; 3]) {
+            let mut elements: Vec<[u8; N]> = fine.into_iter().cycle().take(9000).collect();
+            let first = |elements: &[[u8; N]]| first_nonfinite(dtype, elements.as_flattened());
+            assert_eq!(first(&elements), None, "{dtype}");
+            elements[8999] = bad[0];
+            for (i, at) in [8998, 4096, 0].into_iter().enumerate() {
+                elements[at] = bad[i];
+                let (index, value) = first(&elements).unwrap();
+                assert_eq!((index, value.is_nan(), value > 0.0), (at as u64, i == 0, i == 1), "{dtype} {at}");
+            }
+        }
+        let (nan, inf) = (f32::NAN, f32::INFINITY);
+        check(DType::F32, [f32::from_bits(1), f32::MAX, f32::MIN].map(f32::to_le_bytes), [nan, inf, -inf].map(f32::to_le_bytes));
+        check(
+            DType::F16,
+            [f16::from_bits(1), f16::MAX, f16::MIN].map(f16::to_le_bytes),
+            [nan, inf, -inf].map(|x| f16::from_f32(x).to_le_bytes()),
+        );
+        check(
+            DType::BF16,
+            [bf16::from_bits(1), bf16::MAX, bf16::MIN].map(bf16::to_le_bytes),
+            [nan, inf, -inf].map(|x| bf16::from_f32(x).to_le_bytes()),
+        );
+        assert_eq!(first_nonfinite(DType::I32, &[0xff; 8]), None);
     }
 }

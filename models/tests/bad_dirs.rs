@@ -176,7 +176,12 @@ fn config_values() {
             t.put("config.json", text.replace("\"hidden_size\":64", "\"hidden_size\":18446744073709551616"));
         }),
         ("layers_1e9", 7, &["num_hidden_layers"], |t| t.config("num_hidden_layers", json!(1_000_000_000))),
+        ("layers_1025", 7, &["num_hidden_layers", "at most 1024", "1025"], |t| t.config("num_hidden_layers", json!(1025))),
+        // As many as there may be: what is missing then are their tensors.
+        ("layers_1024", 5, &["model.layers.2.", "9198 in all"], |t| t.config("num_hidden_layers", json!(1024))),
         ("size_beyond_32_bits", 7, &["vocab_size", "at most 16777216", "4294967296"], |t| t.config("vocab_size", json!(1u64 << 32))),
+        ("extent_above_2_24", 7, &["vocab_size", "at most 16777216", "16777217"], |t| t.config("vocab_size", json!((1 << 24) + 1))),
+        ("extent_of_2_24", 5, &["model.embed_tokens.weight", "[16777216, 64]"], |t| t.config("vocab_size", json!(1 << 24))),
         ("size_product_overflow", 7, &["vocab_size", "hidden_size"], |t| {
             t.config("vocab_size", json!(1u64 << 40));
             t.config("hidden_size", json!(1u64 << 40));
@@ -409,6 +414,9 @@ fn codes() {
         ("gptq_no_scales", 5, &["down_proj.scales", "is missing"], |t| {
             gptq(t, |list| list.retain(|x| x.name != "model.layers.1.mlp.down_proj.scales"));
         }),
+        ("gptq_end_twice", 5, &["down_proj.qweight.qzeros", "is missing"], |t| {
+            gptq(t, |list| list.push(ToyTensor::zeros("model.layers.1.mlp.down_proj.qweight.qweight", "I32", 4, &[12, 64])));
+        }),
         ("gptq_zeros_shape", 5, &["down_proj.qzeros", "[3, 8]", "[3, 9]"], |t| {
             gptq(t, |list| *of_gptq(list, "qzeros") = ToyTensor::zeros("model.layers.1.mlp.down_proj.qzeros", "I32", 4, &[3, 9]));
         }),
@@ -594,6 +602,12 @@ fn shards_and_index() {
             t.shard();
             let list = toy::tensors();
             t.weights("b.safetensors", &[&list[9..], &list[..1]].concat());
+        }),
+        ("tensors_of_all_shards", 7, &["b.safetensors", "too many tensors", "at most 1000000 tensors in all"], |t| {
+            let in_a = t.shard()["weight_map"].as_object().unwrap().values().filter(|shard| *shard == "a.safetensors").count();
+            let entry = |i: usize| format!("\"{i}\":{{\"dtype\":\"U8\",\"shape\":[0],\"data_offsets\":[0,0]}}");
+            let header = format!("{{{}}}", (0..1_000_001 - in_a).map(entry).collect::<Vec<_>>().join(","));
+            t.raw_weights("b.safetensors", &header, &[]);
         }),
         ("index_1e6_shards", 7, &["index.json"], |t| {
             t.shard();

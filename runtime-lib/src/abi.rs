@@ -351,6 +351,17 @@ pub struct Manifest {
     pub notes: Vec<String>,
 }
 
+impl Manifest {
+    /// Can a build have written it? False for a zero where there is at least one of something: hashes say nothing about that, they have no
+    /// key.
+    pub fn is_possible(&self) -> bool {
+        let buckets = || self.entries.iter().flat_map(|e| &e.buckets);
+        let sizes = [self.ctx_size, self.slots, self.vocab_size];
+        sizes.into_iter().chain(buckets().flat_map(|b| [b.rows, b.tile_rows])).all(|n| n > 0)
+            && buckets().flat_map(|b| &b.regions).all(|r| r.layers != Some(0))
+    }
+}
+
 /// What an executable does: it decides the verbs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

@@ -64,6 +64,13 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             return Err(Error::Target(format!("CPU '{name}' lacks {needed}; armv8-a is the lowest supported level")));
         }
     }
+    // Few rows take the dots.
+    if !features.contains("dotprod") {
+        features.remove("i8mm");
+    }
+    if let Some(lost) = super::lost_edit(&features, feature_edits) {
+        return Err(Error::Target(format!("feature edit '{lost}' alone is of no use: the kernels that have it need dotprod")));
+    }
     Ok(Isa {
         arch: Arch::Aarch64,
         triple: triple.to_string(),
@@ -93,7 +100,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         bf16_mmla: features.contains("bf16"),
         int8_tiles: false,
         bf16_tiles: false,
-        int8_mmla: features.contains("i8mm") && features.contains("dotprod"),
+        int8_mmla: features.contains("i8mm"),
         fma_into_factor: false,
         nibbles_beside_dots: false,
         features,
@@ -102,4 +109,26 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
 
 pub(super) fn int8_dot(isa: &Isa, lanes: u32) -> Option<Int8Dot> {
     (lanes == 4 && isa.has("dotprod")).then_some(Int8Dot::Instruction("llvm.aarch64.neon.sdot.v4i32.v16i8"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn matrix_instructions_on_codes_go_with_dots() {
+        let find = |cpu: &str, edits: &[&str]| {
+            let edits: Vec<String> = edits.iter().map(|e| e.to_string()).collect();
+            lookup("aarch64-unknown-linux-gnu", cpu, &edits)
+        };
+        for (cpu, edits) in [("generic", &["+i8mm"][..]), ("cortex-a72", &["+bf16", "+i8mm"]), ("neoverse-v1", &["-dotprod", "+i8mm"])] {
+            let line = find(cpu, edits).unwrap_err().to_string();
+            assert!(line.contains("'+i8mm' alone is of no use") && line.contains("need dotprod"), "{line}");
+        }
+        let without = find("neoverse-v1", &["-dotprod"]).unwrap();
+        assert!(!without.has("i8mm") && !without.int8_mmla && without.bf16_mmla);
+        assert!(find("generic", &["+i8mm", "+dotprod"]).unwrap().int8_mmla);
+        assert!(find("generic", &["+bf16"]).unwrap().bf16_mmla);
+        assert!(find("generic", &["+dotprod", "+fullfp16"]).is_ok());
+    }
 }

@@ -328,6 +328,11 @@ pub(crate) fn arch_of(triple: &str) -> Option<Arch> {
     TRIPLES.iter().find(|t| t.0 == triple).map(|t| t.1)
 }
 
+/// The first edit whose feature is not among those that are left.
+fn lost_edit<'e>(features: &BTreeSet<String>, edits: &'e [String]) -> Option<&'e String> {
+    edits.iter().find(|edit| edit.strip_prefix('+').is_some_and(|f| !features.contains(f)))
+}
+
 /// Applies `+name` and `-name`.
 fn edit(features: &mut BTreeSet<String>, edits: &[String], known: &[&[&str]]) -> Result<(), Error> {
     for edit in edits {

@@ -149,7 +149,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
     if !tiles {
         features.retain(|f| !f.starts_with("amx"));
     }
-    if let Some(lost) = feature_edits.iter().find(|edit| edit.strip_prefix('+').is_some_and(|f| !features.contains(f))) {
+    if let Some(lost) = super::lost_edit(&features, feature_edits) {
         let needs = if wide { "avx512vnni and amx-tile" } else { &format!("all of {}", V4.join(", ")) };
         return Err(Error::Target(format!("feature edit '{lost}' alone is of no use: the kernels that have it need {needs}")));
     }

@@ -146,7 +146,7 @@ impl Store {
         };
         let found = (|| {
             let header = read_header(&file)?;
-            let whole = header.key == *key && file.metadata().ok()?.len() == PAYLOAD_AT + header.len;
+            let whole = header.key == *key && Some(file.metadata().ok()?.len()) == PAYLOAD_AT.checked_add(header.len);
             if whole { read(&header, &file) } else { None }
         })();
         match found {

@@ -113,4 +113,9 @@ fn damaged_entries_are_removed() {
     std::fs::copy(path_of(&a).unwrap(), path_of(&b).unwrap()).unwrap();
     assert!(has(&store, &a));
     assert!(matches!(store.get(Kind::Object, &b), Found::Damaged));
+    // A length that no file has: headers have no key either.
+    let key = put(&store, 12, 1000, 0);
+    let header = Header { key, len: u64::MAX - 7, hash: [0; 32], description: describe("unit") };
+    std::fs::write(path_of(&key).unwrap(), header.encode().unwrap()).unwrap();
+    assert!(matches!(store.get(Kind::Object, &key), Found::Damaged));
 }

@@ -302,7 +302,7 @@ impl<'c> Forward<'c> {
         let base = jobs.iter().map(|j| j.offset).min().unwrap_or(table.len);
         jobs.iter_mut().for_each(|j| j.offset -= base);
         let table = WeightTable { jobs, len: table.len - base };
-        let area = self.first.as_ref().unwrap_or(&self.area);
+        let area = self.first.as_mut().unwrap_or(&mut self.area);
         let sink = Sink { file: area.file(), path: Path::new("calibration"), base };
         pack::pack(&table, tensors, sink, false, &|_| {})?;
         Ok(step)

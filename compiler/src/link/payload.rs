@@ -11,6 +11,7 @@ use super::guard::WorkDir;
 use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
+use rcompile_models::Kind;
 use rcompile_runtime::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -314,9 +315,12 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// The manifest, if it is one of this version.
-    pub fn manifest(&self) -> Option<Manifest> {
-        (self.header.abi_version == ABI_VERSION).then(|| serde_json::from_slice(&self.manifest).ok()).flatten()
+    /// The manifest, if it is one of this version that a build can have written; else the kind of the error, and what the file is.
+    pub fn manifest(&self) -> Result<Manifest, (Kind, &'static str)> {
+        let same = self.header.abi_version == ABI_VERSION;
+        let read = same.then(|| serde_json::from_slice::<Manifest>(&self.manifest).ok()).flatten();
+        let manifest = read.ok_or((Kind::Unsupported, "is an executable of another version of rcompile"))?;
+        if manifest.is_possible() { Ok(manifest) } else { Err((Kind::Malformed, "is an executable whose manifest is damaged")) }
     }
     /// Is the header as it was written?
     pub fn is_intact(&self) -> bool {

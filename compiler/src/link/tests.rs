@@ -3,6 +3,8 @@ use super::*;
 use crate::pack::Sink;
 use object::Object;
 use rcompile_codegen::isa::HOST_TRIPLE;
+use rcompile_models::Kind;
+use rcompile_runtime::abi::{ABI_VERSION, PayloadHeader};
 use std::io::Read;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
@@ -313,4 +315,28 @@ fn a_program_ends_with_its_owner() {
     // The pipe ends when nobody can write into it any more.
     assert_eq!(reader.read(&mut [0]).unwrap(), 0);
     assert!(start.elapsed().as_secs() < 50);
+}
+
+#[test]
+fn manifests_that_no_build_writes_are_damaged() {
+    let manifest = |from: &str, to: &str| {
+        let good = r#"{"rcompile_version":"0","name":"m","architecture":"a","task":"generate","target":"t","cpu":"znver5","features":[],
+            "cores":1,"ctx_size":8,"slots":1,"dtype":"f32","compute":"f32","kv_dtype":"f32","quantization":"none","vocab_size":5,
+            "hidden_size":1,"parameters":1,"weight_bytes":1,"inputs":[],"text":null,"pooling":null,
+            "entries":[{"name":"step","output_stride":1,"output":"logits","buckets":[{"rows":2,"logit_rows":1,"tile_rows":3,
+                "arena_bytes":0,"private_bytes":0,"barriers_per_layer":1,"regions":[{"name":"r","kind":"matmul","arithmetic":"f32",
+                "layers":4,"barrier":true,"units":{},"weight_bytes":{},"kv_bytes":{},"activation_bytes":{},"private_bytes":{},"flop":{}}]}]}],
+            "state":{"bytes":0,"bytes_per_token":0,"pages_per_slot":1,"persistent":true},
+            "generation":{"bos_token_id":null,"eos_token_ids":[],"do_sample":false,"temperature":null,"top_k":null,"top_p":null,
+                "min_p":null,"repetition_penalty":null}}"#;
+        assert!(good.contains(from), "{from}");
+        let header = PayloadHeader { abi_version: ABI_VERSION, ..PayloadHeader::from_bytes(&[0; size_of::<PayloadHeader>()]) };
+        payload::Identity { manifest: good.replacen(from, to, 1).into_bytes(), header, len: 0, needed: 0 }.manifest()
+    };
+    assert_eq!(manifest("", "").unwrap().entries[0].buckets[0].regions[0].layers, Some(4));
+    for (name, value) in [("ctx_size", 8), ("slots", 1), ("vocab_size", 5), ("rows", 2), ("tile_rows", 3), ("layers", 4)] {
+        let (kind, what) = manifest(&format!("\"{name}\":{value}"), &format!("\"{name}\":0")).unwrap_err();
+        assert!(kind == Kind::Malformed && what.contains("damaged"), "{name}: {what}");
+    }
+    assert_eq!(manifest("\"slots\":1,", "").unwrap_err().0, Kind::Unsupported);
 }

@@ -1,4 +1,4 @@
-//! Conversion of element types (round to nearest even) and the check for NaN and infinity, on little-endian bytes.
+//! Conversion of element types (round to nearest even), on little-endian bytes.
 
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -61,25 +61,4 @@ fn widen(from: DType, src: &[u8], values: &mut [f32]) {
         }
         _ => values.iter_mut().zip(src.as_chunks().0).for_each(|(v, s)| *v = bf16::from_le_bytes(*s).to_f32()),
     }
-}
-
-/// The first element that is NaN or infinite: its index and value.
-pub(super) fn first_nonfinite(dtype: DType, bytes: &[u8]) -> Option<(u64, f32)> {
-    // A whole block is looked at without branches first; blocks with a hit are searched.
-    fn search<const N: usize>(bytes: &[u8], hit: impl Fn([u8; N]) -> bool) -> Option<u64> {
-        let elements = bytes.as_chunks::<N>().0;
-        let block = elements.chunks(4096).position(|c| c.iter().fold(false, |any, e| any | hit(*e)))?;
-        let at = elements[block * 4096..].iter().position(|e| hit(*e))?;
-        Some((block * 4096 + at) as u64)
-    }
-    let index = match dtype {
-        DType::F32 => search(bytes, |e: [u8; 4]| u32::from_le_bytes(e) & 0x7f80_0000 == 0x7f80_0000),
-        DType::F16 => search(bytes, |e: [u8; 2]| u16::from_le_bytes(e) & 0x7c00 == 0x7c00),
-        DType::BF16 => search(bytes, |e: [u8; 2]| u16::from_le_bytes(e) & 0x7f80 == 0x7f80),
-        _ => None,
-    }?;
-    let mut value = [0f32];
-    let size = dtype.size() as usize;
-    widen(dtype, &bytes[index as usize * size..][..size], &mut value);
-    Some((index, value[0]))
 }

@@ -8,6 +8,7 @@ use crate::error::Error;
 use rcompile_graph::quant::Coded;
 use rcompile_graph::recipe::rope_value;
 use rcompile_graph::{DType, Recipe};
+use rcompile_models::weights::first_nonfinite;
 use std::ops::Range;
 
 /// What was noticed while reading.
@@ -192,7 +193,7 @@ impl View {
                         tensors.read_into(tensor, begin + row as u64 * stride, part)?;
                     }
                 }
-                if let Some((at, value)) = convert::first_nonfinite(*stored, target)
+                if let Some((at, value)) = first_nonfinite(*stored, target)
                     && seen.nonfinite.is_none()
                 {
                     let index = (rows.start + at / width) * self.cols() + cols.start + at % width;

@@ -26,7 +26,7 @@ pub struct PassCx {
     /// Weights that become codes.
     pub quantisation: quantise::Quantisation,
     /// What of the weights is codes, once that pass has run.
-    pub coded: Option<quantise::Coded>,
+    pub coded: Option<quantise::CodedCount>,
     /// Refusals and applications, for `--explain`: `pass: origin: reason`.
     pub notes: Vec<String>,
 }

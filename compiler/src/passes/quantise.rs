@@ -86,7 +86,7 @@ impl Quantisation {
 
 /// Matrix products by weights that are codes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Coded {
+pub struct CodedCount {
     /// Of layers.
     pub layers: usize,
     /// Of heads.
@@ -101,7 +101,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     }
     let heads: Vec<ParamId> = module.functions.iter().flat_map(heads).collect();
     let mut made: HashMap<ParamId, ParamId> = HashMap::new();
-    let mut count = Coded::default();
+    let mut count = CodedCount::default();
     // Matmuls first: tables are looked up before the head is seen.
     for f in &module.functions.clone() {
         for node in &f.nodes {

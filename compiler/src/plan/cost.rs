@@ -27,6 +27,8 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
                 let arithmetic = match m.compute {
                     Compute::F32 => Arithmetic::F32,
                     Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => Arithmetic::Bf16Dot,
+                    // The values of codes, by tiles of bf16; few rows take integer dots.
+                    Compute::CodesInBf16Tiles if program.capacity(m.rows) > m.tile.mr => Arithmetic::Bf16Dot,
                     Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => Arithmetic::Int8Dot,
                 };
                 (RegionKind::Matmul, arithmetic)
@@ -302,5 +304,41 @@ impl<'a> Reach<'a> {
             }
         }
         all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::{PlanCx, WeightTable, plan};
+    use rcompile_codegen::isa::Isa;
+
+    /// Which peak bounds a matmul by codes: blocks of rows take tiles, few rows integer dots.
+    #[test]
+    fn codes_by_tiles_of_bf16_meet_the_peak_of_bf16() {
+        let isa = Isa::lookup("x86_64-unknown-linux-gnu", "sapphirerapids", &[]).unwrap();
+        let arithmetic = |rows: u32, group: &str| {
+            let text = format!(
+                "module {{
+                symbol T<={rows}
+                param @table : f32[19, 128] = source \"table\"
+                param @w : q4{group}[64, 128] = convert(source \"w\", q4{group})
+                func @step(%token: i32[T]) {{
+                    %x = embedding @table, %token
+                    %q = convert %x : q8{group}[T, 128]
+                    %y = mm %q, @w {{rhs_t}}
+                    return %y
+                }}
+            }}"
+            );
+            let module = rcompile_graph::parse(&text).unwrap_or_else(|e| panic!("{e}"));
+            let cx = PlanCx { isa: &isa, slots: 1, ctx_size: 64, least_rows: 1, cores: 1, tuning: None };
+            let planned = plan(&module, &cx, &mut WeightTable::default()).unwrap();
+            let matmul = planned.regions.iter().find(|r| r.kind == RegionKind::Matmul).unwrap();
+            matmul.arithmetic
+        };
+        let by_32 = [1, 8, 9, 64].map(|rows| arithmetic(rows, "g32"));
+        assert_eq!(by_32, [Arithmetic::Int8Dot, Arithmetic::Int8Dot, Arithmetic::Bf16Dot, Arithmetic::Bf16Dot]);
+        assert_eq!(arithmetic(64, "g64"), Arithmetic::Int8Dot);
     }
 }

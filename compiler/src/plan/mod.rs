@@ -479,6 +479,27 @@ mod tests {
         assert_eq!(layout(""), (2, b, 3 * 2 * 256 * b, 256 * b, vec![0, 0]));
     }
 
+    /// The address space of a process holds the states of as many positions as are asked for, or the plan is refused.
+    #[test]
+    fn states_have_a_limit() {
+        let text = "module {
+            symbol T<=8
+            state @kv {kv_heads=64, head_dim=128, dtype=f32, persistent}
+            param @table : f32[19, 24] = source \"table\"
+            func @step(%token: i32[T]) {
+                %y = embedding @table, %token
+                return %y
+            }
+        }";
+        let module = rcompile_graph::parse(text).unwrap_or_else(|e| panic!("{e}"));
+        let isa = Isa::lookup("x86_64-unknown-linux-gnu", "x86-64-v3", &[]).unwrap();
+        let cx = |ctx_size| PlanCx { isa: &isa, slots: 512, ctx_size, least_rows: 1, cores: 1, tuning: None };
+        // 64 KiB for each of 2^31 positions.
+        assert_eq!(plan_state(&module, &cx(1 << 22)).unwrap().0.bytes, 1 << 47);
+        let e = Error::from(plan_state(&module, &cx((1 << 22) + 1)).map(|_| ()).unwrap_err());
+        assert!(e.exit_code() == 7 && e.to_string().contains("140746078289920 bytes"), "{e}");
+    }
+
     /// Panels begin with a page, whatever lies before them; a plain weight with a cache line.
     #[test]
     fn weights_are_aligned() {

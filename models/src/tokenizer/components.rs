@@ -1,5 +1,7 @@
 //! Normalizers, pre-tokenizers, post-processors and decoders: what the `tokenizers` crate takes on trust of them.
 
+use std::time::Duration;
+
 use serde_json::{Map, Value};
 
 use super::charsmap::check_charsmap;
@@ -64,9 +66,9 @@ const STAGES: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// Checks all stages of the parsed file.
-pub(super) fn check_stages(root: &Map<String, Value>, vocabulary: &Vocabulary<'_>) -> Result<(), Error> {
-    let mut spent = Spent { growth: 1, parts: 0, patterns: Patterns::default() };
+/// Checks all stages of the parsed file, whose patterns may take `time_max` in all. Returns what is left of it.
+pub(super) fn check_stages(root: &Map<String, Value>, vocabulary: &Vocabulary<'_>, time_max: Duration) -> Result<Duration, Error> {
+    let mut spent = Spent { growth: 1, parts: 0, patterns: Patterns::new(time_max) };
     for (stage, known, list) in STAGES {
         if let Some(part) = root.get(*stage).filter(|v| !v.is_null()) {
             let component = Component { stage, known, list, vocabulary };
@@ -74,7 +76,7 @@ pub(super) fn check_stages(root: &Map<String, Value>, vocabulary: &Vocabulary<'_
             component.check(stage, part, 0, &mut spent)?;
         }
     }
-    Ok(())
+    Ok(spent.patterns.time_left)
 }
 
 /// What the parts that were checked so far may cost together.

@@ -16,16 +16,16 @@ const PATTERN_BYTES_MAX: usize = 1 << 16;
 /// The patterns of a file, which share one time limit; equal ones are tried once.
 pub(super) struct Patterns {
     tried: BTreeSet<String>,
-    left: Duration,
-}
-
-impl Default for Patterns {
-    fn default() -> Patterns {
-        Patterns { tried: BTreeSet::new(), left: PROBE_TIME_MAX }
-    }
+    /// What those that were not tried yet may take.
+    pub(super) time_left: Duration,
 }
 
 impl Patterns {
+    /// None yet.
+    pub(super) fn new(time_max: Duration) -> Patterns {
+        Patterns { tried: BTreeSet::new(), time_left: time_max }
+    }
+
     /// A pattern compiles and does not ask for exponential time.
     pub(super) fn check(&mut self, place: &str, pattern: Option<&Value>) -> Result<(), Error> {
         let Some(regex) = pattern.and_then(|p| p.get("Regex")) else { return Ok(()) };
@@ -33,8 +33,8 @@ impl Patterns {
             return Ok(());
         }
         let start = Instant::now();
-        let checked = check_regex(place, regex, self.left);
-        self.left = self.left.saturating_sub(start.elapsed());
+        let checked = check_regex(place, regex, self.time_left);
+        self.time_left = self.time_left.saturating_sub(start.elapsed());
         checked
     }
 }
@@ -205,11 +205,11 @@ mod tests {
     #[test]
     fn patterns_share_their_time() {
         let pattern = |regex: &str| serde_json::json!({ "Regex": regex });
-        let mut patterns = Patterns::default();
+        let mut patterns = Patterns::new(PROBE_TIME_MAX);
         let check = |patterns: &mut Patterns, regex: &str| patterns.check("pattern", Some(&pattern(regex)));
         check(&mut patterns, "a+").unwrap();
-        assert!(patterns.left < PROBE_TIME_MAX);
-        patterns.left = Duration::ZERO;
+        assert!(patterns.time_left < PROBE_TIME_MAX);
+        patterns.time_left = Duration::ZERO;
         // It was tried already.
         check(&mut patterns, "a+").unwrap();
         let e = check(&mut patterns, "b+").unwrap_err();
