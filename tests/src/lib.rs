@@ -25,7 +25,7 @@ pub mod toy;
 
 pub use compare::{Difference, difference};
 pub use exe::{Exe, build, model_dir, rcompile};
-pub use machine::Machine;
+pub use machine::{Machine, float_control};
 pub use reference::Reference;
 
 use serde_json::Value;

@@ -8,6 +8,25 @@ use std::path::{Path, PathBuf};
 /// The other target.
 const AARCH64: &str = "aarch64-unknown-linux-gnu";
 
+/// How the calling thread computes with floats, without the flags that say what happened: rounding, and whether numbers near zero become
+/// zero.
+pub fn float_control() -> u64 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        let mut mxcsr = 0u32;
+        // SAFETY: writes the four bytes at the address.
+        unsafe { std::arch::asm!("stmxcsr [{}]", in(reg) &raw mut mxcsr, options(nostack, preserves_flags)) };
+        u64::from(mxcsr & !0x3f)
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        let fpcr: u64;
+        // SAFETY: reads a register.
+        unsafe { std::arch::asm!("mrs {}, fpcr", out(reg) fpcr, options(nomem, nostack, preserves_flags)) };
+        fpcr
+    }
+}
+
 /// Where an executable runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
