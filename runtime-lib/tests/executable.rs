@@ -295,7 +295,7 @@ fn build(name: &str, variant: Variant) -> Exe {
     let phnum = u16::from_le_bytes(file[56..58].try_into().unwrap()) as usize;
     let headers_end = phoff + phnum * 56;
     let (mut image_checksum, mut placed) = (0, false);
-    for at in (0..phnum).map(|i| phoff + i * 56).filter(|&at| word(&linked, at) as u32 == PT_LOAD) {
+    for at in (0..phnum).map(|i| phoff + i * 56).filter(|&at| word(linked, at) as u32 == PT_LOAD) {
         if word(&file, at + 16) == PAYLOAD_VADDR {
             for (field, value) in [(8, offset), (32, payload_len), (40, payload_len)] {
                 file[at + field..at + field + 8].copy_from_slice(&(value as u64).to_le_bytes());
