@@ -15,7 +15,7 @@
 //! several of its groups with the same scale; a symmetric checkpoint (`sym`) must have the middle of the codes for every zero point.
 //!
 //! With `desc_act` the `k` of a group are not neighbours. The matrix then has its columns in the order of their groups, and
-//! [`Coded::order`] names the table by which the trace takes the layer's inputs in the same order. Layers of one module with equal orders
+//! [`CodedMatrix::order`] names the table by which the trace takes the layer's inputs in the same order. Layers of one module with equal orders
 //! (q, k and v; gate and up) share a table.
 //!
 //! Sources: AutoGPTQ `QuantLinear.pack` and `convert_gptq_v1_to_v2_format`, GPTQModel `TorchQuantLinear` and
@@ -153,7 +153,7 @@ pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
 
 /// A matrix that is stored as codes: `[outputs, inputs]`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Coded {
+pub struct CodedMatrix {
     /// `[outputs, inputs]`.
     pub shape: [usize; 2],
     /// Its type in the graph.
@@ -172,8 +172,8 @@ pub struct Coded {
 #[derive(Debug, Default)]
 pub struct CodedIndex {
     /// By canonical name, `X.weight`.
-    pub matrices: BTreeMap<String, Coded>,
-    /// Input of each column, by the name that [`Coded::order`] gives.
+    pub matrices: BTreeMap<String, CodedMatrix>,
+    /// Input of each column, by the name that [`CodedMatrix::order`] gives.
     pub orders: BTreeMap<String, Vec<u32>>,
     /// Canonical names of all parts.
     pub parts: BTreeSet<String>,
@@ -203,7 +203,7 @@ pub fn gather(weights: &WeightIndex, scheme: Scheme) -> Result<CodedIndex, Error
 }
 
 /// The matrix of `layer`, and the inputs of its columns in order if that is not the natural one.
-fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo) -> Result<(Coded, Option<Vec<u32>>), Error> {
+fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo) -> Result<(CodedMatrix, Option<Vec<u32>>), Error> {
     let pack = scheme.pack();
     let part = |end: &str| {
         weights.get(&format!("{layer}.{end}")).ok_or_else(|| {
@@ -275,7 +275,7 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
         place
     });
     let [qweight, qzeros, scales] = [qweight, qzeros, scales].map(TensorInfo::clone);
-    Ok((Coded { shape: [outputs, inputs], dtype, order: None, scheme, qweight, qzeros, scales, place }, order))
+    Ok((CodedMatrix { shape: [outputs, inputs], dtype, order: None, scheme, qweight, qzeros, scales, place }, order))
 }
 
 /// Inputs in the order of their groups; `None` if they are in that order.
@@ -306,7 +306,7 @@ fn order(weights: &WeightIndex, g_idx: &TensorInfo, groups: usize, size: usize) 
     Ok(Some(order))
 }
 
-impl Coded {
+impl CodedMatrix {
     /// The tensor of its codes, for messages.
     pub(crate) fn qweight(&self) -> &TensorInfo {
         &self.qweight
@@ -319,7 +319,7 @@ impl Coded {
 
     /// Rows (outputs) of the matrix, columns in order of their groups. Errors: reading, a scale that is zero, not finite or no value of
     /// f16, a zero point beside the middle in a symmetric checkpoint.
-    pub fn rows(&self, weights: &WeightIndex, rows: Range<u64>) -> Result<quant::Coded, Error> {
+    pub fn rows(&self, weights: &WeightIndex, rows: Range<u64>) -> Result<quant::CodedRows, Error> {
         let rows = rows.start as usize..rows.end as usize;
         let [outputs, inputs] = self.shape;
         assert!(rows.start <= rows.end && rows.end <= outputs, "rows {rows:?} of {outputs}");
@@ -327,7 +327,7 @@ impl Coded {
         let scales = self.scales(weights, &rows)?;
         // Groups of the checkpoint, told apart as the graph's.
         let mut coded =
-            quant::Coded { dtype: self.dtype, width: inputs, codes: self.codes(weights, &rows)?, scales: vec![], zeros: vec![] };
+            quant::CodedRows { dtype: self.dtype, width: inputs, codes: self.codes(weights, &rows)?, scales: vec![], zeros: vec![] };
         let source: Vec<usize> = (0..coded.groups()).map(|g| g * coded.group() * self.groups() / inputs).collect();
         for row in 0..rows.len() {
             coded.scales.extend(source.iter().map(|group| scales[group * rows.len() + row]));

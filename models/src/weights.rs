@@ -18,7 +18,7 @@ use crate::arch::{Architecture, Naming, Role, TensorSpec};
 use crate::dir::{self, File, ModelDir};
 use crate::error::{Error, Kind, Warning, cut};
 use crate::json;
-use crate::quantised::{self, Coded, CodedIndex, Scheme};
+use crate::quantised::{self, CodedIndex, CodedMatrix, Scheme};
 use rcompile_graph::DType;
 
 /// The single-file layout.
@@ -138,7 +138,7 @@ impl WeightIndex {
     }
 
     /// The matrix of this canonical name, if it is stored as codes.
-    pub fn coded(&self, name: &str) -> Option<&Coded> {
+    pub fn coded(&self, name: &str) -> Option<&CodedMatrix> {
         self.codes.matrices.get(name)
     }
 
@@ -152,7 +152,7 @@ impl WeightIndex {
         self.codes.parts.contains(&tensor.name)
     }
 
-    /// A table of the inputs of coded columns in order; see [`Coded::order`].
+    /// A table of the inputs of coded columns in order; see [`CodedMatrix::order`].
     pub fn order(&self, name: &str) -> Option<&[u32]> {
         self.codes.orders.get(name).map(Vec::as_slice)
     }
@@ -183,7 +183,7 @@ impl WeightIndex {
     /// Number of elements of all tensors together; of codes those of the matrices.
     pub fn parameters(&self) -> u64 {
         let elements = self.iter().filter(|t| !self.is_part(t)).map(TensorInfo::elements);
-        elements.chain(self.codes.matrices.values().map(Coded::elements)).sum()
+        elements.chain(self.codes.matrices.values().map(CodedMatrix::elements)).sum()
     }
 
     /// Number of bytes of all tensors together.

@@ -176,7 +176,7 @@ pub fn group_of(dtype: DType) -> Option<Group> {
 
 /// Rows of a quantised matrix.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Coded {
+pub struct CodedRows {
     /// One of the quantised types.
     pub dtype: DType,
     /// Elements of a row.
@@ -189,16 +189,16 @@ pub struct Coded {
     pub zeros: Vec<i16>,
 }
 
-impl Coded {
+impl CodedRows {
     /// Rows of `width` floats rounded to nearest.
-    pub fn quantise(dtype: DType, x: &[f32], width: usize) -> Coded {
+    pub fn quantise(dtype: DType, x: &[f32], width: usize) -> CodedRows {
         let width = width.max(1);
         let group = group_of(dtype).map_or(width, |g| g.len(width));
         let mut codes = vec![0; x.len()];
         let rows = x.chunks(width).zip(codes.chunks_mut(width));
         let groups = rows.flat_map(|(x, codes)| x.chunks(group).zip(codes.chunks_mut(group)));
         let scales = groups.map(|(x, codes)| quantise_group(dtype, x, codes)).collect();
-        Coded { dtype, width, codes, scales, zeros: vec![] }
+        CodedRows { dtype, width, codes, scales, zeros: vec![] }
     }
     /// Elements of a group; the last one of a row may be shorter.
     pub fn group(&self) -> usize {
@@ -230,7 +230,7 @@ impl Coded {
 pub fn quantise(dtype: DType, x: &Tensor) -> Vec<f64> {
     let floats: Vec<f32> = x.data.iter().map(|v| *v as f32).collect();
     // Not a number and infinity make the scale one: all of the group with it.
-    Coded::quantise(dtype, &floats, x.shape.last().copied().unwrap_or(1)).values()
+    CodedRows::quantise(dtype, &floats, x.shape.last().copied().unwrap_or(1)).values()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crate::error::Error;
 use crate::pack::Tensors;
 use rcompile_graph::DType;
-use rcompile_graph::quant::Coded;
+use rcompile_graph::quant::CodedRows;
 use rcompile_models::Kind;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -47,14 +47,14 @@ impl Codes {
 
     /// Room for a tensor, whose rows are then written with [`Codes::write`].
     pub fn add(&mut self, name: &str, dtype: DType, rows: u64, width: usize) {
-        let groups = Coded { dtype, width, codes: vec![], scales: vec![], zeros: vec![] }.groups();
+        let groups = CodedRows { dtype, width, codes: vec![], scales: vec![], zeros: vec![] }.groups();
         let tensor = Tensor { dtype, rows, width, groups, offset: self.len };
         self.len += rows * tensor.row_bytes();
         self.tensors.insert(name.into(), tensor);
     }
 
     /// Writes rows of a tensor from `first` on.
-    pub fn write(&self, name: &str, first: u64, rows: &Coded) -> Result<(), Error> {
+    pub fn write(&self, name: &str, first: u64, rows: &CodedRows) -> Result<(), Error> {
         let t = self.get(name)?;
         let mut bytes = Vec::with_capacity(rows.codes.len() + 4 * rows.scales.len());
         for (codes, scales) in rows.codes.chunks(t.width).zip(rows.scales.chunks(t.groups)) {
@@ -102,12 +102,12 @@ impl Tensors for Calibrated<'_> {
         self.checkpoint.read_into(tensor, offset, into)
     }
 
-    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<Coded, Error> {
+    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<CodedRows, Error> {
         let Some(t) = self.codes.tensors.get(tensor) else { return self.checkpoint.codes(tensor, rows) };
         let mut bytes = vec![0; ((rows.end - rows.start) * t.row_bytes()) as usize];
         let read = self.codes.file.read_exact_at(&mut bytes, t.offset + rows.start * t.row_bytes());
         read.map_err(|e| Error::output(&self.codes.path, "reading codes", &e))?;
-        let mut coded = Coded { dtype: t.dtype, width: t.width, codes: vec![], scales: vec![], zeros: vec![] };
+        let mut coded = CodedRows { dtype: t.dtype, width: t.width, codes: vec![], scales: vec![], zeros: vec![] };
         for row in bytes.chunks(t.row_bytes() as usize) {
             let (codes, scales) = row.split_at(t.width);
             coded.codes.extend(codes.iter().map(|c| *c as i8));

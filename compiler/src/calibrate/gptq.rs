@@ -11,7 +11,7 @@
 //! of columns (act-order: those with the largest inputs first) groups stay what they are in the tensor, so that their columns come at any
 //! time: scales are taken from the weights.
 //!
-//! In: rows of floats, a [`Factor`]. Out: [`Coded`] rows. Each row is independent of all others.
+//! In: rows of floats, a [`Factor`]. Out: [`CodedRows`] rows. Each row is independent of all others.
 //!
 //! Source: Frantar, Ashkboos, Hoefler, Alistarh 2022, <https://arxiv.org/abs/2210.17323>; Chen, Shabanzadeh, Crncevic, Hoefler, Alistarh
 //! 2025, <https://arxiv.org/abs/2507.18553> (this form: Babai's nearest plane).
@@ -20,7 +20,7 @@ use super::blocks::Panels;
 use super::hessian::Factor;
 use crate::error::Error;
 use rcompile_graph::DType;
-use rcompile_graph::quant::{Coded, Step};
+use rcompile_graph::quant::{CodedRows, Step};
 
 /// Columns that are worked on together where scales are known.
 const COLUMNS: usize = 32;
@@ -51,9 +51,9 @@ impl<'f, 'p> Gptq<'f, 'p> {
     }
 
     /// Rounds rows of `k` weights each, at most [`BAND`] of them.
-    pub fn round(&self, dtype: DType, weights: &[f32], k: usize) -> Result<Coded, Error> {
+    pub fn round(&self, dtype: DType, weights: &[f32], k: usize) -> Result<CodedRows, Error> {
         let (side, rows) = (self.factor.product.side, weights.len() / k);
-        let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
+        let mut coded = CodedRows { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
         let (group, groups) = (coded.group(), coded.groups());
         // Where a group's columns follow each other, its step is taken anew when they begin.
         let mut steps: Vec<Step> = weights.chunks(k).flat_map(|row| row.chunks(group).map(|x| Step::of(dtype, x))).collect();

@@ -10,7 +10,7 @@ use crate::calibrate::Codes;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Tensors};
 use crate::passes::quantise::Quantisation;
-use rcompile_graph::quant::{Coded, Step};
+use rcompile_graph::quant::{CodedRows, Step};
 use rcompile_graph::{DType, Group, Interp, Node, Op, Recipe, Tensor};
 use std::path::Path;
 
@@ -91,12 +91,12 @@ fn inverse(a: &[f64], k: usize) -> Vec<f64> {
 
 /// GPTQ as the paper has it: the upper Cholesky factor of the inverse, columns left to right, later weights moved by each error. In another
 /// order of columns groups keep the scales of the weights as they are.
-fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64], order: Option<&[usize]>) -> Coded {
+fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64], order: Option<&[usize]>) -> CodedRows {
     let place = |c: usize| order.map_or(c, |o| o[c]);
     let h: Vec<f64> = (0..k * k).map(|e| h[place(e / k) * k + place(e % k)]).collect();
     let l = cholesky(&inverse(&h, k), k);
     let u = |i: usize, j: usize| l[j * k + i];
-    let mut coded = Coded { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
+    let mut coded = CodedRows { dtype, width: k, codes: vec![0; weights.len()], scales: vec![], zeros: vec![] };
     let group = coded.group();
     for (n, row) in weights.chunks(k).enumerate() {
         let mut w: Vec<f64> = (0..k).map(|c| f64::from(row[place(c)])).collect();
@@ -118,7 +118,7 @@ fn paper(dtype: DType, weights: &[f32], k: usize, h: &[f64], order: Option<&[usi
 }
 
 /// What rounding costs: the trace of `D H D^T`.
-fn cost(coded: &Coded, weights: &[f32], k: usize, h: &[f64]) -> f64 {
+fn cost(coded: &CodedRows, weights: &[f32], k: usize, h: &[f64]) -> f64 {
     let errors: Vec<f64> = coded.values().iter().zip(weights).map(|(q, w)| f64::from(*w) - q).collect();
     let of_row = |d: &[f64]| (0..k).map(|i| d[i] * (0..k).map(|j| h[i * k + j] * d[j]).sum::<f64>()).sum::<f64>();
     errors.chunks(k).map(of_row).sum()
@@ -175,7 +175,7 @@ fn inputs_without_a_meaning() {
         let mut zero = Hessian::new(product, 64);
         zero.add(&[vec![0.0; 64 * 10]]).unwrap();
         let factor = zero.factor(DAMP).unwrap().unwrap();
-        assert_eq!(Gptq::new(&factor, None).round(q4, &w, 64).unwrap(), Coded::quantise(q4, &w, 64));
+        assert_eq!(Gptq::new(&factor, None).round(q4, &w, 64).unwrap(), CodedRows::quantise(q4, &w, 64));
         for bad in [f32::NAN, f32::INFINITY] {
             let mut hessian = Hessian::new(product, 64);
             hessian.add(&[[&[bad][..], &[1.0; 63]].concat()]).unwrap();
@@ -209,7 +209,7 @@ fn codes_are_those_of_the_paper() {
             let found = Gptq::new(&factor, order.as_deref()).round(dtype, &w, k).unwrap();
             let wanted = paper(dtype, &w, k, &h, order.as_deref());
             let other = found.codes.iter().zip(&wanted.codes).filter(|(a, b)| a != b).count();
-            let costs = [&found, &wanted, &Coded::quantise(dtype, &w, k)].map(|coded| cost(coded, &w, k, &h));
+            let costs = [&found, &wanted, &CodedRows::quantise(dtype, &w, k)].map(|coded| cost(coded, &w, k, &h));
             println!("{dtype}, {act_order}: {other} of {} codes differ; cost {costs:?}", found.codes.len());
             assert!(other * 50 < found.codes.len(), "{dtype}, {act_order}: {other} codes differ");
             assert!((costs[0] / costs[1] - 1.0).abs() < 0.01 && costs[0] < 0.6 * costs[2], "{dtype}, {act_order}: {costs:?}");
@@ -261,7 +261,7 @@ fn stages_are_the_model() {
                 let Wanted { dtype, floats, rows, width, .. } = &wanted[name];
                 codes.add(name, *dtype, *rows, *width);
                 let floats = pack::floats(floats, 0..*rows, &model.weights).unwrap();
-                codes.write(name, 0, &Coded::quantise(*dtype, &floats, *width)).unwrap();
+                codes.write(name, 0, &CodedRows::quantise(*dtype, &floats, *width)).unwrap();
             }
         }
         assert_eq!(found.len(), 3);

@@ -4,7 +4,7 @@
 use super::panels::{panel_rows, rows};
 use half::f16;
 use rcompile_codegen::program::{Coding, DType as Stored, Panels};
-use rcompile_graph::quant::Coded;
+use rcompile_graph::quant::CodedRows;
 use rcompile_graph::{DType, Group};
 use std::ops::Range;
 
@@ -22,7 +22,7 @@ pub(super) fn dtype(coding: Coding) -> Option<DType> {
 
 /// Fills the panels (stored as `stored`) of one way in `out`, which holds `panels` of all ways and is zero so far. `coded` holds exactly
 /// the [`rows`], `k` elements each.
-pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, coded: &Coded, out: &mut [u8]) {
+pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, coded: &CodedRows, out: &mut [u8]) {
     let (k, nr, padded) = (p.k as usize, p.nr as usize, p.padded_k() as usize);
     let panel_bytes = p.panel_bytes(stored) as usize;
     let offset = p.coding.offset(stored);

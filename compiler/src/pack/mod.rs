@@ -19,7 +19,7 @@ use output::Output;
 use rayon::prelude::*;
 use rcompile_codegen::program;
 use rcompile_codegen::program::{Coding, Layout, Panels};
-use rcompile_graph::quant::Coded;
+use rcompile_graph::quant::CodedRows;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
 use rcompile_models::weights::WeightIndex;
@@ -36,7 +36,7 @@ pub trait Tensors: Sync {
     /// Reads bytes of a tensor (not of codes) from `offset` on.
     fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error>;
     /// Rows of a tensor whose type is a quantised one: given codes, which are packed as they are.
-    fn codes(&self, tensor: &str, _rows: Range<u64>) -> Result<Coded, Error> {
+    fn codes(&self, tensor: &str, _rows: Range<u64>) -> Result<CodedRows, Error> {
         Err(Error::bug("pack", format_args!("tensor {tensor} has no codes")))
     }
     /// An error about a tensor, or one element of it, by the name in its file.
@@ -58,7 +58,7 @@ impl Tensors for WeightIndex {
             _ => Err(Error::bug("pack", format_args!("tensor {tensor} is not in the checkpoint"))),
         }
     }
-    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<Coded, Error> {
+    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<CodedRows, Error> {
         match self.coded(tensor) {
             Some(coded) => Ok(coded.rows(self, rows)?),
             None => Err(Error::bug("pack", format_args!("tensor {tensor} has no codes"))),

@@ -269,8 +269,8 @@ fn random_recipes_equal_the_reference() {
 /// A tensor of codes: the first rows of what `quantised` gives, each code one less.
 struct Given(Memory);
 
-fn less_one(dtype: DType, x: &[f32], width: usize) -> Coded {
-    let mut coded = Coded::quantise(dtype, x, width);
+fn less_one(dtype: DType, x: &[f32], width: usize) -> CodedRows {
+    let mut coded = CodedRows::quantise(dtype, x, width);
     coded.codes.iter_mut().for_each(|c| *c = (*c - 1).max(-8));
     coded
 }
@@ -285,7 +285,7 @@ impl Tensors for Given {
     fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         self.0.read_into(tensor, offset, into)
     }
-    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<Coded, Error> {
+    fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<CodedRows, Error> {
         let (of, _) = tensor.split_once('.').unwrap();
         let (stored, shape) = self.0.info(of).unwrap();
         let width = shape[1];
@@ -322,7 +322,7 @@ fn given_codes_are_packed_as_they_are() {
     let (all, _) = run(&table, &m, 2, false).unwrap();
     let part = |job: usize| &all[table.jobs[job].offset as usize..][..table.jobs[job].bytes as usize];
     let floats = values(rows * k, 3);
-    for (job, coded) in [(0, less_one(q4, &floats, k as usize)), (1, Coded::quantise(q4, &floats, k as usize))] {
+    for (job, coded) in [(0, less_one(q4, &floats, k as usize)), (1, CodedRows::quantise(q4, &floats, k as usize))] {
         let mut expected = vec![0; p.bytes(P::U8) as usize];
         codes::fill(&p, P::U8, 0, &(0..u64::from(p.panels())), &coded, &mut expected);
         assert!(part(job) == expected, "job {job}");

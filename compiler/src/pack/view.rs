@@ -5,7 +5,7 @@
 
 use super::{Tensors, convert};
 use crate::error::Error;
-use rcompile_graph::quant::Coded;
+use rcompile_graph::quant::CodedRows;
 use rcompile_graph::recipe::rope_value;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::weights::first_nonfinite;
@@ -124,14 +124,14 @@ impl View {
     }
 
     /// Rows as codes of `dtype`: rounded to nearest, or as they are stored.
-    pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, seen: &mut Seen) -> Result<Coded, Error> {
+    pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, seen: &mut Seen) -> Result<CodedRows, Error> {
         let width = self.cols() as usize;
         // Parts one by one, so that each is known by its own name.
         if self.dtype.is_float() && !matches!(self.node, Node::Concat(_)) {
             let mut block = vec![0; ((rows.end - rows.start) * self.row_bytes()) as usize];
             self.block(rows, 0..self.cols(), &mut block, tensors, seen)?;
             let floats = convert::to_f32(self.dtype, &block);
-            let coded = Coded::quantise(dtype, &floats, width);
+            let coded = CodedRows::quantise(dtype, &floats, width);
             let count = coded.overflows();
             if count > 0 && floats.iter().all(|x| x.is_finite()) {
                 seen.overflows.push((self.tensor().to_string(), count, dtype));
@@ -148,7 +148,7 @@ impl View {
                 Ok(found)
             }
             Node::Concat(parts) => {
-                let mut all = Coded { dtype, width, codes: vec![], scales: vec![], zeros: vec![] };
+                let mut all = CodedRows { dtype, width, codes: vec![], scales: vec![], zeros: vec![] };
                 let mut first = 0;
                 for part in parts {
                     let begin = rows.start.clamp(first, first + part.rows()) - first;
