@@ -223,7 +223,7 @@ fn company_of_a_decoder_of_codes() {
     }
 }
 
-/// Two pages of the cache, and matmuls that are wide enough for threads to do parts of each other's shares.
+/// Two pages of the cache for each of two sequences.
 #[test]
 fn company_over_pages() {
     for options in ["", "--quantize int8 --kv-dtype int8"] {

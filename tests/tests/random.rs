@@ -2,8 +2,8 @@
 //!
 //! - `passes_keep_the_meaning`: modules of `rcompile_graph::random`, interpreter before == after each pass.
 //! - `compiled_programs_agree_with_the_interpreter`: entries over rows of tokens (the generator below), through passes, planner, codegen
-//!   and `pack`, loaded into this process and run for several steps against the interpreter; and the same bits with three
-//!   threads and row by row in a program for one row.
+//!   and `pack`, loaded into this process and run for several steps against the interpreter; and the same bits with several
+//!   threads, which do parts of each other's shares, and row by row in a program for one row.
 //! - `compiled_codes_agree_with_the_interpreter`: the same with weights as int8 and int4 codes, whose interpreter has the same codes.
 //!
 //! `RCOMPILE_RANDOM_PRINT=1` prints modules that the planner refuses. `RCOMPILE_RANDOM_COUNT=N` runs N modules, `RCOMPILE_RANDOM_SEED=S`
@@ -23,7 +23,8 @@ use rcompile_graph::random::{self, Rng};
 use rcompile_graph::{
     AttnExpr, AttnVar, Binary, Builder, Compare, DType, Dim, Group, Module, Op, Pool, Recipe, Reduce, State, Tensor, Type, Unary, ValueId,
 };
-use rcompile_runtime::abi::{ABI_VERSION, StepCtx, Tile};
+use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, StepCtx, Tile};
+use rcompile_tests::float_control;
 use rcompile_tests::text::{Checkpoint, difference, run_passes, run_passes_in};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -263,13 +264,18 @@ fn is_encoder(module: &Module) -> bool {
     module.main().name == "encode"
 }
 
-/// What is run: bucket, context, types and the rows of each step.
+/// What is run: bucket, threads, context, types and the rows of each step.
 struct Scene {
     bucket: u64,
+    threads: u32,
     ctx_size: u32,
     compute: DType,
     quantisation: Quantisation,
     cpu: &'static str,
+    /// Are keys and values codes?
+    kv_codes: bool,
+    /// Has the head [`WIDE`] columns, where it has a matrix of its own?
+    wide: bool,
     steps: Vec<Vec<Row>>,
 }
 
@@ -282,6 +288,8 @@ struct Row {
 }
 
 const VOCAB: usize = 37;
+/// Columns of a matmul of which several threads have enough to share.
+const WIDE: usize = 4096;
 
 impl Scene {
     fn new(seed: u64, encoder: bool) -> Scene {
@@ -318,7 +326,9 @@ impl Scene {
         }
         let cpus = ["x86-64-v3", "x86-64-v4", "native", "native"];
         let compute = rng.pick(&[DType::F32, DType::F32, DType::BF16]);
-        Scene { bucket, ctx_size, compute, quantisation: Quantisation::default(), cpu: rng.pick(&cpus), steps }
+        let (cpu, threads) = (rng.pick(&cpus), rng.pick(&[2, 3, 3, 5, 9]));
+        let (kv_codes, wide) = (rng.one_in(4), rng.one_in(4));
+        Scene { bucket, threads, ctx_size, compute, quantisation: Quantisation::default(), cpu, kv_codes, wide, steps }
     }
 
     /// The same with codes for weights.
@@ -387,8 +397,8 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
     }
     let packed = packed(&weights, to_pack)?;
     let loaded = plans.iter().map(|p| Loaded::new(p, &isa)).collect::<Result<Vec<Loaded>, String>>()?;
-    let memory = |i: usize| Memory::new(&plans[i], 3);
-    let (mut one, mut three, mut single) = (memory(0), memory(0), memory(plans.len() - 1));
+    let memory = |i: usize, threads| Memory::new(&plans[i], threads);
+    let (mut one, mut several, mut single) = (memory(0, 1), memory(0, scene.threads), memory(plans.len() - 1, 2));
     let raw = with_bounds(module, scene.bucket);
     let mut reference = Interp::from_checkpoint(&modules[0], |name| checkpoint.get(name));
     let mut original = Interp::from_checkpoint(&raw, |name| checkpoint.get(name));
@@ -411,7 +421,7 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
                 }
             }
         }
-        let found = loaded[0].step(&plans[0], &mut one, &packed, rows, 1);
+        let found = loaded[0].step(&plans[0], &mut one, &packed, rows);
         for (i, (want, got)) in expected.iter().zip(outputs(&plans[0], &expected, &found)).enumerate() {
             let d = difference(want, &got);
             differences.extend(differences_of_rows(want, &got));
@@ -428,15 +438,15 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
                 ));
             }
         }
-        let again = loaded[0].step(&plans[0], &mut three, &packed, rows, 3);
+        let again = loaded[0].step(&plans[0], &mut several, &packed, rows);
         if !same_bits(&found, &again) {
-            return Err(format!("{place}: other bits with 3 threads\n{}\n{}", modules[0], plans[0].program));
+            return Err(format!("{place}: other bits with {} threads\n{}\n{}", scene.threads, modules[0], plans[0].program));
         }
         if plans.len() > 1 {
             let stride = (plans[0].output_stride * plans[0].outputs) as usize;
             let mut wanted = found.chunks(stride);
             for row in rows {
-                let alone = loaded[1].step(&plans[1], &mut single, &packed, &[*row], 2);
+                let alone = loaded[1].step(&plans[1], &mut single, &packed, &[*row]);
                 if row.wants_logits {
                     let together = wanted.next().unwrap_or_default();
                     let (a, b) = (outputs(&plans[1], &expected, &alone), outputs(&plans[0], &expected, together));
@@ -475,7 +485,7 @@ fn same_bits(a: &[f32], b: &[f32]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.to_bits() == y.to_bits())
 }
 
-/// Are activations or the cache rounded to 16 bits?
+/// Are activations rounded to 16 bits, or the cache to 16 bits or codes?
 fn has_rounding(module: &Module) -> bool {
     let of_ops = |n: &rcompile_graph::Node| !matches!(n.op, Op::Param(_)) && matches!(n.ty.dtype, DType::BF16 | DType::F16);
     module.states.iter().any(|s| s.dtype != DType::F32) || module.functions.iter().flat_map(|f| &f.nodes).any(of_ops)
@@ -567,6 +577,13 @@ impl Area {
     }
 }
 
+/// What a thread has left of its share, see [`StepCtx::claims`].
+#[repr(C, align(128))]
+#[derive(Clone, Copy)]
+struct Claim(i64);
+
+const _: () = assert!(size_of::<Claim>() == CLAIMS_STRIDE as usize);
+
 /// The lines of an [`Area`] as bytes.
 trait Flattened {
     fn as_flattened_bytes(&mut self) -> &mut [u8];
@@ -586,18 +603,20 @@ struct Memory {
     arena: Area,
     private: Area,
     output: Area,
-    threads: u64,
+    claims: Vec<Claim>,
+    threads: u32,
 }
 
 impl Memory {
-    fn new(plan: &Planned, threads: u64) -> Memory {
+    fn new(plan: &Planned, threads: u32) -> Memory {
         let p = &plan.program;
         let rows = p.max_logit_rows.max(p.max_runs).max(p.bucket);
         Memory {
             state: Area::new(plan.state.bytes as usize, 0x44),
             arena: Area::new(p.arena_bytes as usize, 0xff),
-            private: Area::new((p.private_bytes.max(128) * threads) as usize, 0xff),
+            private: Area::new((p.private_bytes.max(128) * u64::from(threads)) as usize, 0xff),
             output: Area::new((rows * plan.output_stride * plan.outputs * 4) as usize, 0xff),
+            claims: vec![Claim(0); threads as usize],
             threads,
         }
     }
@@ -658,8 +677,9 @@ impl Loaded {
         Ok(Loaded { library, symbol: step_symbol(&plan.program), _dir: dir })
     }
 
-    /// Runs a step on `threads` threads; returns the written part of the output.
-    fn step(&self, plan: &Planned, memory: &mut Memory, weights: &Area, rows: &[Row], threads: u32) -> Vec<f32> {
+    /// Runs a step on as many threads as the memory is for; returns the written part of the output.
+    fn step(&self, plan: &Planned, memory: &mut Memory, weights: &Area, rows: &[Row]) -> Vec<f32> {
+        let threads = memory.threads;
         let column = |of: &dyn Fn(&Row) -> i32| rows.iter().map(of).collect::<Vec<i32>>();
         let (token, slot, place) = (column(&|r| r.token), column(&|r| r.slot), column(&|r| r.place));
         let segment = column(&|r| r.token % 2);
@@ -679,7 +699,7 @@ impl Loaded {
         }
         let pages: Vec<i32> = (0..(SLOTS * plan.state.pages_per_slot) as i32).collect();
         let barrier = [const { AtomicUsize::new(0) }; 2];
-        let private_stride = memory.private.0.len() as u64 * 64 / memory.threads / 128 * 128;
+        let private_stride = memory.private.0.len() as u64 * 64 / u64::from(threads) / 128 * 128;
         let ctx = StepCtx {
             abi_version: ABI_VERSION,
             rows: rows.len() as u32,
@@ -703,12 +723,17 @@ impl Loaded {
             tile: tiles.as_ptr(),
             page_table: pages.as_ptr(),
             barrier: barrier.as_ptr().cast_mut().cast(),
-            claims: std::ptr::null_mut(),
+            claims: memory.claims.as_mut_ptr().cast(),
             profile: std::ptr::null_mut(),
             profile_stride: 0,
         };
         // SAFETY: the symbol is the generated step function, which has this signature.
-        let run = unsafe { *self.library.get::<extern "C" fn(usize, u32, u32)>(self.symbol.as_bytes()).expect("step symbol") };
+        let step = unsafe { *self.library.get::<extern "C" fn(usize, u32, u32)>(self.symbol.as_bytes()).expect("step symbol") };
+        let run = |at, thread, threads| {
+            let before = float_control();
+            step(at, thread, threads);
+            assert_eq!(float_control(), before, "how floats are computed after the step");
+        };
         let at = &raw const ctx as usize;
         std::thread::scope(|scope| {
             for thread in 1..threads {
@@ -716,6 +741,7 @@ impl Loaded {
             }
             run(at, 0, threads);
         });
+        assert!(memory.claims.iter().all(|left| left.0 <= 0), "pieces that no thread has done");
         let rows_out = if encoder { runs } else { logit_row.len() };
         let len = rows_out * (plan.output_stride * plan.outputs) as usize;
         let words = memory.output.bytes_mut().chunks_exact(4).take(len);
@@ -731,6 +757,7 @@ struct Generator<'r> {
     encoder: bool,
     weight_type: DType,
     kv_type: DType,
+    wide: bool,
     ctx_size: u64,
     names: usize,
     prefix: String,
@@ -742,7 +769,19 @@ impl<'r> Generator<'r> {
         let t = b.symbol("T", scene.bucket);
         let weight_type = rng.pick(&[DType::F32, DType::BF16, DType::F16, DType::BF16]);
         let kv_type = if scene.compute == DType::BF16 { DType::BF16 } else { rng.pick(&[DType::F32, DType::F32, DType::BF16]) };
-        Generator { rng, b, t, encoder, weight_type, kv_type, ctx_size: scene.ctx_size.into(), names: 0, prefix: String::new() }
+        let kv_type = if scene.kv_codes { DType::Q8(Group::Row) } else { kv_type };
+        Generator {
+            rng,
+            b,
+            t,
+            encoder,
+            weight_type,
+            kv_type,
+            wide: scene.wide,
+            ctx_size: scene.ctx_size.into(),
+            names: 0,
+            prefix: String::new(),
+        }
     }
 
     fn module(mut self) -> Module {
@@ -812,7 +851,7 @@ impl<'r> Generator<'r> {
                 self.b.linear(x, table).expect("tied head")
             } else {
                 let n = self.rng.pick(&[7usize, 32, 65, 131]);
-                self.linear(x, d, n)
+                self.linear(x, d, if self.wide { WIDE } else { n })
             };
             if self.rng.one_in(4) {
                 y = self.b.scale(y, 0.25).expect("scale");
