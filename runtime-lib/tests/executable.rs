@@ -3,13 +3,14 @@
 //! The model counts: after token `t` comes `t + 1`, modulo 11. The tokenizer calls the tokens `a` to `k`.
 #![cfg(all(feature = "exe", target_arch = "x86_64", target_os = "linux"))]
 
+use std::ffi::CString;
 use std::fs;
 use std::io::{BufRead, Read, Write};
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::sync::OnceLock;
@@ -911,6 +912,42 @@ fn a_damaged_file_is_refused() {
             assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n", "{strip}");
             exe.ok(&["verify"]);
         }
+    }
+}
+
+/// Without `/proc`, and started by a handle: there is no path to the file, but the kernel says which of its pages are there.
+#[test]
+fn a_cut_file_without_a_path_is_refused() {
+    let exe = build("nowhere", Variant::default());
+    let good = fs::read(&exe.path).unwrap();
+    let folder = CString::new(exe.path.parent().unwrap().as_os_str().as_bytes()).unwrap();
+    let run = |bytes: &[u8]| {
+        place(&exe.path, bytes);
+        let file = fs::File::open(&exe.path).unwrap();
+        let folder = folder.clone();
+        let mut command = Command::new("true");
+        // SAFETY: between fork and exec only system calls are made, on what was there before.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::chroot(folder.as_ptr()) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                let args = [c"nowhere".as_ptr(), c"info".as_ptr(), std::ptr::null()];
+                libc::fexecve(file.as_raw_fd(), args.as_ptr(), [std::ptr::null()].as_ptr());
+                Err(std::io::Error::last_os_error())
+            });
+        }
+        command.output()
+    };
+    match run(&good) {
+        Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => return eprintln!("skipped: only root changes the root directory"),
+        output => assert!(output.unwrap().status.success()),
+    }
+    for len in [good.len() - 2 * 4096, good.len() / 2, linked(Task::Generate).len() / 2] {
+        let output = run(&good[..len]).unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(9), "{len}: {error}");
+        assert!(error.contains(&format!(": truncated, expected {} bytes, found fewer\n", good.len())), "{error}");
     }
 }
 
