@@ -177,6 +177,27 @@ fn header_at(bytes: &[u8]) -> usize {
     bytes.windows(PAYLOAD_MAGIC.len()).rposition(|w| w == PAYLOAD_MAGIC).expect("a payload")
 }
 
+/// An executable names where its bits depend on how many rows are computed together.
+#[test]
+fn the_exception_of_tiles_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let notes = |more: &[&str]| {
+        let out = rcompile(&["build", "--no-tokenizer", "--buckets", "1,64", "--compute", "bf16", "--quiet", "--model"])
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/model"))
+            .arg("-o")
+            .arg(dir.path().join("out"))
+            .args(more)
+            .output()
+            .unwrap();
+        assert_eq!(code(&out), 0, "{out:?}");
+        let out = rcompile(&["inspect", "--json"]).arg(dir.path().join("out")).output().unwrap();
+        serde_json::from_slice::<serde_json::Value>(&out.stdout).unwrap()["notes"].clone()
+    };
+    let named = serde_json::json!(["tiles of AMX take bf16 numbers below 2^-126 for zero"]);
+    assert_eq!(notes(&["--cpu", "sapphirerapids"]), named);
+    assert_eq!(notes(&["--cpu", "sapphirerapids", "--cpu-features=-amx-tile"]), serde_json::json!([]));
+}
+
 /// Another version's manifest has other fields: a fine executable, but nothing that this one can read.
 #[test]
 fn executables_of_another_version() {
