@@ -16,6 +16,7 @@ fn main() {
     }));
     let run = || {
         link::guard::handle_signals()?;
+        memory::keep_within_control_group();
         memory::leave_without_memory(link::guard::clean_up);
         rcompile_codegen::llvm::memory::leave_without_memory(memory::leave_now);
         match options::parse(std::env::args_os())? {

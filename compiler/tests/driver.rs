@@ -343,6 +343,30 @@ fn files_may_be_limited() {
     assert!(names(dir.path()).is_empty());
 }
 
+/// What a control group allows is the limit of what a build and its tools allocate.
+#[test]
+fn memory_is_limited_as_by_the_control_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let group = Path::new("/sys/fs/cgroup/memory").join(format!("rcompile-driver-{}", std::process::id()));
+    let bytes = 3_u64 << 30;
+    if std::fs::create_dir(&group).is_err() || std::fs::write(group.join("memory.limit_in_bytes"), bytes.to_string()).is_err() {
+        eprintln!("skipped: no control group of version 1 can be made here");
+        return;
+    }
+    let [cc, limits] = ["cc", "limits"].map(|name| dir.path().join(name));
+    std::fs::write(&cc, format!("#!/bin/sh\ncat /proc/self/limits > {}\n", limits.display())).unwrap();
+    std::fs::set_permissions(&cc, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let build = build(dir.path(), &["--quiet"]);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).args([group.as_os_str(), build.get_program()]);
+    let out = shell.args(build.get_args()).env("XDG_CACHE_HOME", CACHE).env("CC", &cc).output().unwrap();
+    std::fs::remove_dir(&group).unwrap();
+    assert_eq!(out.status.code(), Some(8), "{out:?}");
+    let limits = std::fs::read_to_string(limits).unwrap();
+    let data = limits.lines().find_map(|line| line.strip_prefix("Max data size")).expect("a limit of data");
+    assert_eq!(data.split_whitespace().next(), Some(bytes.to_string().as_str()), "{limits}");
+}
+
 #[test]
 fn signals_clean_up() {
     for (signal, expected) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {

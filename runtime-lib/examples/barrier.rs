@@ -8,7 +8,8 @@
 //! machines drift; the median and the range are printed.
 
 use rcompile_runtime::abi::StepCtx;
-use rcompile_runtime::threads::{Cpus, Pool, rc_barrier};
+use rcompile_runtime::cpus::Cpus;
+use rcompile_runtime::threads::{Pool, rc_barrier};
 use std::time::Instant;
 
 const BARRIERS: u32 = 10_000;

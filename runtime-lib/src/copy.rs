@@ -5,7 +5,7 @@
 //! resident once: pages of the mapping are let go as soon as they are copied.
 
 use crate::abi::WEIGHTS_ALIGN;
-use crate::step::{Area, StepError};
+use crate::step::{Area, StepError, room_for};
 use std::sync::Mutex;
 
 /// Bytes that a thread copies at a time: whole large pages, few enough that the mapping's pages do not add up.
@@ -19,6 +19,7 @@ pub(crate) const COPY: &str = "copy of the weights";
 /// # Safety
 /// `weights` is a mapping of a file that nobody writes to through it: its pages are let go.
 pub(crate) unsafe fn copied(weights: &'static [u8], threads: usize) -> Result<&'static [u8], StepError> {
+    room_for(COPY, weights.len() as u64)?;
     let align = WEIGHTS_ALIGN as usize;
     let area = Area::new(COPY, (weights.len() + align) as u64)?.leak();
     let begin = area.as_ptr().align_offset(align);

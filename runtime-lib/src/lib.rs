@@ -20,12 +20,16 @@ pub mod logits;
 pub mod text;
 pub mod tiles;
 
+#[cfg(feature = "memory")]
+pub mod cgroup;
 #[cfg(feature = "exe")]
 mod cli;
 #[cfg(feature = "exe")]
 mod copy;
 #[cfg(feature = "exe")]
 pub mod cpu;
+#[cfg(feature = "exe")]
+pub mod cpus;
 #[cfg(feature = "exe")]
 pub mod decode;
 #[cfg(feature = "exe")]

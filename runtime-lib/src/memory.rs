@@ -1,6 +1,7 @@
 //! What happens when there is no memory: one line and exit 7, as for other limits, instead of an abort that leaves files behind. The
 //! allocator of executables and of `rcompile`.
 
+use crate::cgroup;
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
 use std::ptr::null_mut;
@@ -25,6 +26,16 @@ pub fn leave_without_memory(last: fn()) {
         // SAFETY: the layout has a size.
         RESERVE.store(unsafe { System.alloc(RESERVE_LAYOUT) }, Ordering::Relaxed);
     }
+}
+
+/// Lets allocations of this process and its children fail where the control group would end them without a word.
+pub fn keep_within_control_group() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Some(limit) = cgroup::memory_limit() else { return };
+    let given = getrlimit(Resource::Data);
+    let current = given.current.map_or(limit, |c| c.min(limit));
+    // What cannot be limited stays as it is.
+    let _ = setrlimit(Resource::Data, Rlimit { current: Some(current), ..given });
 }
 
 /// The system's allocator, which ends the process where it has no memory.

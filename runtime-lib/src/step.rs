@@ -5,12 +5,17 @@
 //! smallest bucket that holds it, groups its rows into runs and attention tiles, and runs the bucket's function on all
 //! threads. After [`Session::new`] nothing is allocated.
 
+mod growth;
+
+pub(crate) use growth::room_for;
+
 use std::ptr;
 
 use crate::abi::{BucketInfo, EntryInfo, Manifest, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn, Tile};
 use crate::cost::Load;
 use crate::profile::Profile;
 use crate::threads::Pool;
+use growth::Growth;
 
 /// Pooled vectors per run that an encoder writes: mean, cls, max, last, then the same four L2-normalised.
 pub const POOLED_VECTORS: usize = 8;
@@ -35,6 +40,16 @@ pub enum StepError {
         what: &'static str,
         /// Its size.
         bytes: u64,
+    },
+    /// The control group's limit leaves no room.
+    #[error("memory: {what}: needs {} MiB more, the control group has {} MiB left", bytes.div_ceil(1 << 20), room >> 20)]
+    Room {
+        /// What needs it.
+        what: &'static str,
+        /// How much.
+        bytes: u64,
+        /// What is left.
+        room: u64,
     },
     /// The threads could not be started.
     #[error("threads: {0}")]
@@ -322,6 +337,7 @@ pub struct Session<'a> {
     run_begin: Vec<i32>,
     tiles: Vec<Tile>,
     outputs: usize,
+    growth: Growth,
     profile: Option<Profile>,
 }
 
@@ -334,16 +350,19 @@ impl<'a> Session<'a> {
         let output_bytes = most(|b| b.logit_rows.into()) * (program.output_stride * vectors * 4) as u64;
         let rows = program.max_rows();
         let pages = program.slots as usize * program.pages_per_slot as usize;
+        let page_bytes = program.state_bytes / pages.max(1) as u64;
+        let private_bytes = private_stride * u64::from(pool.threads());
         Ok(Self {
-            state: Area::new("KV cache", program.state_bytes)?.with_small_pages(program.state_bytes / pages.max(1) as u64),
+            state: Area::new("KV cache", program.state_bytes)?.with_small_pages(page_bytes),
             arena: Area::new("arena", most(|b| b.arena_bytes))?,
-            private: Area::new(SCRATCH, private_stride * u64::from(pool.threads()))?,
+            private: Area::new(SCRATCH, private_bytes)?,
             private_stride: private_stride as usize,
             output: Area::new("output", output_bytes)?,
             page_table: (0..pages as i32).collect(),
             run_begin: Vec::with_capacity(rows + 1),
             tiles: Vec::with_capacity(rows),
             outputs: 0,
+            growth: Growth::new(private_bytes + output_bytes, program.slots as usize, page_bytes),
             profile: None,
             program,
             pool,
@@ -383,6 +402,7 @@ impl<'a> Session<'a> {
         })?;
         let bucket = &self.program.buckets[bucket_index];
         cut_tiles(&mut self.tiles, &self.run_begin, rows, bucket.info.tile_rows as usize, self.program.bidirectional);
+        self.growth.admit(bucket.info.arena_bytes, &self.tiles)?;
         let (profile, profile_stride) = match &mut self.profile {
             Some(profile) => {
                 profile.begin_step(bucket_index, |window| load(rows, &self.run_begin, &self.tiles, window, self.program.bidirectional))

@@ -11,16 +11,16 @@
 //! us with pauses, 2 to 29 us when every wait parks.
 
 use std::io;
-use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicPtr, AtomicU32, Ordering};
-use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustix::thread::{CpuSet, futex, sched_getaffinity, sched_setaffinity, sched_yield};
+use rustix::thread::{futex, sched_yield};
 
 use crate::abi::{CLAIMS_STRIDE, StepCtx, StepFn};
+use crate::cpus::pin_to;
 use crate::profile::{Clock, monotonic_ns};
 
 /// Longest wait before parking.
@@ -305,107 +305,6 @@ fn work(shared: &Shared, thread: u32) {
     }
 }
 
-/// Binds the calling thread to one CPU.
-pub fn pin_to(cpu: usize) -> io::Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu);
-    Ok(sched_setaffinity(None, &set)?)
-}
-
-/// The CPUs that this process may use.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Cpus {
-    /// One CPU of each distinct physical core in the affinity mask.
-    pub cores: Vec<usize>,
-    /// The whole mask, in the order in which threads are pinned: `cores`, then the CPUs that share a core with one of them.
-    pub spread: Vec<usize>,
-    /// CPUs that can run at the same time: the mask's size. A quota takes time from all of them alike, so that threads within the mask
-    /// still have a CPU each while they run.
-    pub available: usize,
-    /// Threads to use by default: physical cores, capped by the CPU quota, at least 1.
-    pub default_threads: usize,
-}
-
-impl Cpus {
-    /// The CPUs as the first call found them: pinning the caller narrows its own mask, not what the process has.
-    pub fn of_process() -> &'static Self {
-        static FOUND: OnceLock<Cpus> = OnceLock::new();
-        FOUND.get_or_init(Self::detect)
-    }
-
-    /// Looks at the affinity mask, `/sys` and the control group; what is missing does not limit.
-    pub fn detect() -> Self {
-        let mask: Vec<usize> = match sched_getaffinity(None) {
-            Ok(set) => (0..CpuSet::MAX_CPU).filter(|&cpu| set.is_set(cpu)).collect(),
-            Err(_) => (0..std::thread::available_parallelism().map_or(1, usize::from)).collect(),
-        };
-        Self::of(&mask, Path::new("/sys/devices/system/cpu"), cpu_quota(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")))
-    }
-
-    fn of(mask: &[usize], topology: &Path, quota: Option<usize>) -> Self {
-        let (mut cores, mut shared) = (Vec::new(), Vec::new());
-        let mut taken = Vec::new();
-        for &cpu in mask {
-            let file = |name: &str| std::fs::read_to_string(topology.join(format!("cpu{cpu}/topology/{name}"))).ok();
-            let siblings = file("core_cpus_list").or_else(|| file("thread_siblings_list"));
-            match siblings {
-                Some(list) if taken.contains(&list) => {
-                    shared.push(cpu);
-                    continue;
-                }
-                Some(list) => taken.push(list),
-                None => {}
-            }
-            cores.push(cpu);
-        }
-        let cap = quota.unwrap_or(usize::MAX);
-        let spread = [&cores[..], &shared].concat();
-        Self { available: mask.len().max(1), default_threads: cores.len().min(cap).max(1), cores, spread }
-    }
-}
-
-/// Whole CPUs of the tightest quota among this process's control group and its ancestors, at least 1.
-fn cpu_quota(membership: &Path, root: &Path) -> Option<usize> {
-    let groups = std::fs::read_to_string(membership).ok()?;
-    let mut tightest: Option<f64> = None;
-    let mut narrow = |cpus: Option<f64>| {
-        if let Some(cpus) = cpus {
-            tightest = Some(tightest.map_or(cpus, |t| t.min(cpus)));
-        }
-    };
-    for line in groups.lines() {
-        let mut fields = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next()) else {
-            continue;
-        };
-        let own = Path::new(path.trim_start_matches('/'));
-        if controllers.is_empty() {
-            for group in own.ancestors() {
-                narrow(quota_v2(&root.join(group)));
-            }
-        } else if controllers.split(',').any(|c| c == "cpu") {
-            for mount in ["cpu", "cpu,cpuacct"] {
-                for group in own.ancestors() {
-                    narrow(quota_v1(&root.join(mount).join(group)));
-                }
-            }
-        }
-    }
-    tightest.map(|cpus| (cpus as usize).max(1))
-}
-
-fn quota_v2(group: &Path) -> Option<f64> {
-    let text = std::fs::read_to_string(group.join("cpu.max")).ok()?;
-    let (quota, period) = text.trim().split_once(' ')?;
-    Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok().filter(|p| *p > 0.0)?)
-}
-
-fn quota_v1(group: &Path) -> Option<f64> {
-    let number = |name: PathBuf| std::fs::read_to_string(name).ok()?.trim().parse::<f64>().ok();
-    let quota = number(group.join("cpu.cfs_quota_us")).filter(|q| *q > 0.0)?;
-    Some(quota / number(group.join("cpu.cfs_period_us")).filter(|p| *p > 0.0)?)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -486,61 +385,5 @@ mod tests {
     fn pinned_threads_have_a_cpu_each_where_the_list_has_enough() {
         let own_cpus = |threads, pin: &[usize]| Pool::new(threads, 64, Some(pin)).unwrap().shared.own_cpus;
         assert_eq!([own_cpus(2, &[0]), own_cpus(2, &[0, 1]), own_cpus(1, &[0])], [false, true, true]);
-    }
-
-    #[test]
-    fn siblings_count_once_and_quota_caps() {
-        let root = std::env::temp_dir().join(format!("rc-topology-{}", std::process::id()));
-        for cpu in 0..4 {
-            let folder = root.join(format!("cpu{cpu}/topology"));
-            std::fs::create_dir_all(&folder).unwrap();
-            let pair = if cpu % 2 == 0 { "0,2" } else { "1,3" };
-            std::fs::write(folder.join("core_cpus_list"), pair).unwrap();
-        }
-        let cpus = Cpus::of(&[0, 1, 2, 3], &root, None);
-        assert_eq!((cpus.cores, cpus.spread, cpus.available, cpus.default_threads), (vec![0, 1], vec![0, 1, 2, 3], 4, 2));
-        assert_eq!(Cpus::of(&[0, 2, 3], &root, None).spread, [0, 3, 2]);
-        assert_eq!(Cpus::of(&[2], &root, None).cores, [2]);
-        let capped = Cpus::of(&[0, 1, 2, 3], &root, Some(1));
-        assert_eq!((capped.available, capped.default_threads), (4, 1));
-        // Without topology every CPU counts.
-        assert_eq!(Cpus::of(&[5, 9], Path::new("/nowhere"), None).cores, [5, 9]);
-        std::fs::remove_dir_all(root).unwrap();
-    }
-
-    #[test]
-    fn pinning_does_not_change_what_there_is() {
-        // Masks belong to threads: the other tests keep theirs.
-        let pinned = std::thread::spawn(|| {
-            let before = Cpus::of_process();
-            pin_to(before.cores[0]).unwrap();
-            (before.clone(), Cpus::of_process().clone())
-        });
-        let (before, after) = pinned.join().unwrap();
-        assert_eq!(before, after);
-    }
-
-    #[test]
-    fn the_tightest_quota_counts() {
-        let root = std::env::temp_dir().join(format!("rc-cgroup-{}", std::process::id()));
-        std::fs::create_dir_all(root.join("a/b")).unwrap();
-        std::fs::create_dir_all(root.join("cpu/x")).unwrap();
-        let member = root.join("membership");
-        let quota = || cpu_quota(&member, &root);
-        std::fs::write(&member, "0::/a/b\n").unwrap();
-        assert_eq!(quota(), None);
-        std::fs::write(root.join("a/b/cpu.max"), "max 100000\n").unwrap();
-        assert_eq!(quota(), None);
-        std::fs::write(root.join("a/cpu.max"), "250000 100000\n").unwrap();
-        assert_eq!(quota(), Some(2));
-        std::fs::write(root.join("a/b/cpu.max"), "50000 100000\n").unwrap();
-        assert_eq!(quota(), Some(1));
-        std::fs::write(&member, "3:cpu,cpuacct:/x\n").unwrap();
-        std::fs::write(root.join("cpu/x/cpu.cfs_quota_us"), "-1\n").unwrap();
-        std::fs::write(root.join("cpu/x/cpu.cfs_period_us"), "100000\n").unwrap();
-        assert_eq!(quota(), None);
-        std::fs::write(root.join("cpu/x/cpu.cfs_quota_us"), "350000\n").unwrap();
-        assert_eq!(quota(), Some(3));
-        std::fs::remove_dir_all(root).unwrap();
     }
 }

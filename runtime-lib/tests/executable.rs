@@ -569,7 +569,7 @@ fn pinned_threads_share_the_cores_evenly() {
     places.sort();
     let names: Vec<&str> = places.iter().map(|p| p.0.as_str()).collect();
     assert_eq!(names, ["counter", "step-1", "step-2", "step-3", "step-4"]);
-    let cpus = rcompile_runtime::threads::Cpus::detect().spread;
+    let cpus = rcompile_runtime::cpus::Cpus::detect().spread;
     for (thread, (_, place)) in places.iter().enumerate() {
         assert_eq!(*place, cpus[thread % cpus.len()].to_string(), "{places:?}");
     }

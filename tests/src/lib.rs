@@ -13,6 +13,7 @@
 pub mod checks;
 pub mod coded_toy;
 pub mod compare;
+pub mod control_group;
 pub mod exe;
 pub mod faults;
 pub mod instructions;

@@ -2,9 +2,10 @@
 //!
 //! A file of its own, and one test at a time: cargo runs test programs one after the other, so that nothing of this project runs beside.
 
+use rcompile_tests::control_group::ControlGroup;
 use rcompile_tests::{Exe, build};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,43 +65,15 @@ fn two_threads_on_one_core_do_not_collapse() {
     assert!(ratio <= 1.3, "{ratio}");
 }
 
-/// A control group with a quota of one and a half CPUs, where this process may make one.
-struct Quota(PathBuf);
-
-impl Quota {
-    fn new() -> Option<Quota> {
-        let root = ["cpu,cpuacct", "cpu"]
-            .map(|c| Path::new("/sys/fs/cgroup").join(c))
-            .into_iter()
-            .find(|p| p.join("cpu.cfs_quota_us").exists() || p.join("cpu.cfs_period_us").exists())?;
-        let group = Quota(root.join(format!("rcompile-test-{}", std::process::id())));
-        std::fs::create_dir(&group.0).ok()?;
-        let set = |name: &str, value: &str| std::fs::write(group.0.join(name), value);
-        set("cpu.cfs_period_us", "100000").and_then(|()| set("cpu.cfs_quota_us", "150000")).ok()?;
-        Some(group)
-    }
-}
-
-impl Drop for Quota {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir(&self.0);
-    }
-}
-
 #[test]
 fn two_threads_with_a_quota_of_one_and_a_half_cpus_do_not_collapse() {
-    let Some(quota) = Quota::new() else {
-        eprintln!("skipped: no control group of version 1 can be made here");
+    let quota = [("cpu.cfs_period_us", 100_000), ("cpu.cfs_quota_us", 150_000)];
+    let Some(group) = ControlGroup::new(&["cpu,cpuacct", "cpu"], &quota) else {
         return;
     };
     let _alone = alone();
     let exe = demo();
-    let enter = format!("echo $$ > '{}' && exec \"$0\" \"$@\"", quota.0.join("cgroup.procs").display());
-    let command = || {
-        let mut command = Command::new("sh");
-        command.args(["-c", &enter]).arg(exe.path());
-        command
-    };
+    let command = || group.command(exe.path());
     let ratio = slowdown(command);
     assert!(ratio <= 1.3, "{ratio}");
     // Without -t there is one thread: whole CPUs of the quota.

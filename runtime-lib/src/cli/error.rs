@@ -134,6 +134,10 @@ impl From<StepError> for Failure {
                 SCRATCH => "use fewer threads: -t 1",
                 _ => "build with a smaller --ctx-size, --parallel or largest bucket",
             }),
+            StepError::Room { what, .. } => Self::new(7, "memory", error).help(match what {
+                COPY => "run without --copy-weights",
+                _ => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
+            }),
             StepError::Threads(_) => Self::new(7, "threads", error).help("use fewer threads: -t 1"),
             StepError::TooLarge { .. } | StepError::Bound { .. } => Self::new(7, "step", error),
             StepError::Broken(_) => Self::new(9, "executable", error),

@@ -29,13 +29,15 @@ use clap::{ArgMatches, Args, Command, FromArgMatches};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::abi::{Manifest, StepEntry, Task};
+use crate::cgroup;
 use crate::copy;
 use crate::cpu;
+use crate::cpus::{Cpus, pin_to};
 use crate::payload::Payload;
 use crate::process::Started;
 use crate::step::{Program, Session, StepError};
 use crate::text::Text;
-use crate::threads::{Cpus, Pool, pin_to};
+use crate::threads::Pool;
 use args::{InputArgs, MachineArgs};
 use error::Failure;
 
@@ -198,7 +200,19 @@ impl Cx {
             .ok_or_else(|| Failure::new(9, "executable", format!("no entry {entry:?}")))?;
         // Before the pool, which may pin this thread to a core, and with it the threads that copy.
         let weights = match (machine.place.copy_weights, self.copied.get()) {
-            (false, _) => self.payload.weights()?,
+            (false, _) => {
+                let weights = self.payload.weights()?;
+                if let Some(limit) = cgroup::memory_limit().filter(|limit| *limit < weights.len() as u64) {
+                    let [weights, limit] = [weights.len() as u64, limit].map(|bytes| bytes >> 20);
+                    error::warn(
+                        "memory",
+                        format_args!(
+                            "{weights} MiB of weights, the control group allows {limit} MiB: they are read from disk again and again"
+                        ),
+                    );
+                }
+                weights
+            }
             (true, Some(weights)) => weights,
             (true, None) => {
                 let threads = machine.threads.unwrap_or_else(|| Cpus::of_process().default_threads);

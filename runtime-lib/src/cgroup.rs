@@ -1,0 +1,207 @@
+//! What the control group of this process, or one above it, limits: CPU time and memory, as containers set them. Version 1 and 2.
+//!
+//! In: `/proc/self/cgroup`, which names the groups, and their files under `/sys/fs/cgroup`. Out: whole CPUs, bytes. What cannot be read
+//! does not limit.
+
+use std::fs::read_to_string;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+/// Whole CPUs of the tightest quota, at least 1.
+pub fn cpus() -> Option<usize> {
+    Groups::of_process()?.cpus()
+}
+
+/// The tightest limit of memory, in bytes, as it was when this was first asked.
+pub fn memory_limit() -> Option<u64> {
+    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+    *LIMIT.get_or_init(|| Groups::of_process()?.memory().into_iter().map(|m| m.limit).min())
+}
+
+/// Bytes that are left below every limit if the group lets go of the files that it has read. None without a limit, and where what
+/// exceeds it can be swapped out.
+pub fn memory_room() -> Option<u64> {
+    memory_limit()?;
+    let swaps = read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1);
+    (!swaps).then(|| Groups::of_process()?.memory().into_iter().map(|m| m.limit.saturating_sub(m.held)).min()).flatten()
+}
+
+/// Memory of one group.
+struct Memory {
+    limit: u64,
+    /// What it takes now and cannot give back.
+    held: u64,
+}
+
+/// The groups that a process is in.
+struct Groups {
+    /// Lines `number:controllers:path`; version 2 has no controllers in its one line.
+    membership: String,
+    root: PathBuf,
+}
+
+/// Which files a group's directory has.
+#[derive(Clone, Copy)]
+enum Version {
+    V1,
+    V2,
+}
+
+impl Groups {
+    fn of_process() -> Option<Groups> {
+        Groups::of(Path::new("/proc/self/cgroup"), Path::new("/sys/fs/cgroup"))
+    }
+
+    fn of(membership: &Path, root: &Path) -> Option<Groups> {
+        Some(Groups { membership: read_to_string(membership).ok()?, root: root.to_owned() })
+    }
+
+    /// Directories of the process's group and of those above it where `controller` is at work. A container sees its own group as the
+    /// root, under whatever name the line has.
+    fn directories(&self, controller: &str) -> Vec<(Version, PathBuf)> {
+        let mut found = Vec::new();
+        for line in self.membership.lines() {
+            let mut fields = line.splitn(3, ':').skip(1);
+            let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else {
+                continue;
+            };
+            let (version, mounts) = match controllers {
+                "" => (Version::V2, vec![self.root.clone()]),
+                _ if controllers == controller => (Version::V1, vec![self.root.join(controller)]),
+                // Mounted by the name of both, most often with a link for each.
+                _ if controllers.split(',').any(|c| c == controller) => {
+                    (Version::V1, vec![self.root.join(controller), self.root.join(controllers)])
+                }
+                _ => continue,
+            };
+            let own = Path::new(path.trim_start_matches('/'));
+            found.extend(mounts.iter().flat_map(|mount| own.ancestors().map(move |group| (version, mount.join(group)))));
+        }
+        found
+    }
+
+    fn cpus(&self) -> Option<usize> {
+        let quota = |(version, group): (Version, PathBuf)| match version {
+            Version::V1 => {
+                let quota = number(&group.join("cpu.cfs_quota_us")).filter(|q| *q > 0.0)?;
+                Some(quota / number(&group.join("cpu.cfs_period_us")).filter(|p| *p > 0.0)?)
+            }
+            Version::V2 => {
+                let text = read_to_string(group.join("cpu.max")).ok()?;
+                let (quota, period) = text.trim().split_once(' ')?;
+                Some(quota.parse::<f64>().ok()? / period.parse::<f64>().ok().filter(|p| *p > 0.0)?)
+            }
+        };
+        let tightest = self.directories("cpu").into_iter().filter_map(quota).min_by(f64::total_cmp)?;
+        Some((tightest as usize).max(1))
+    }
+
+    fn memory(&self) -> Vec<Memory> {
+        self.directories("memory").into_iter().filter_map(|(version, group)| Memory::of(version, &group)).collect()
+    }
+}
+
+impl Memory {
+    fn of(version: Version, group: &Path) -> Option<Memory> {
+        /// What version 1 says where there is no limit: the largest number of pages.
+        const NONE: u64 = i64::MAX as u64 & !0xffff;
+        let (limit, usage, prefix) = match version {
+            Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+            Version::V2 => ("memory.max", "memory.current", ""),
+        };
+        let bytes = |name| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
+        let limit = bytes(limit).filter(|l| *l < NONE)?;
+        let stat = read_to_string(group.join("memory.stat")).unwrap_or_default();
+        let of_files = |line: &str| {
+            let (name, bytes) = line.split_once(' ')?;
+            let name = name.strip_prefix(prefix)?;
+            matches!(name, "active_file" | "inactive_file").then(|| bytes.parse::<u64>().ok())?
+        };
+        let files: u64 = stat.lines().filter_map(of_files).sum();
+        Some(Memory { limit, held: bytes(usage)?.saturating_sub(files) })
+    }
+}
+
+fn number(path: &Path) -> Option<f64> {
+    read_to_string(path).ok()?.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{create_dir_all, remove_dir_all, write};
+
+    /// A tree of groups that is removed.
+    struct Tree(PathBuf);
+
+    impl Tree {
+        fn new(name: &str) -> Tree {
+            let root = std::env::temp_dir().join(format!("rc-cgroup-{name}-{}", std::process::id()));
+            create_dir_all(&root).unwrap();
+            Tree(root)
+        }
+        fn set(&self, path: &str, text: &str) {
+            let file = self.0.join(path);
+            create_dir_all(file.parent().unwrap()).unwrap();
+            write(file, text).unwrap();
+        }
+        fn groups(&self) -> Groups {
+            Groups::of(&self.0.join("membership"), &self.0).unwrap()
+        }
+    }
+
+    impl Drop for Tree {
+        fn drop(&mut self) {
+            let _ = remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn the_tightest_quota_counts() {
+        let tree = Tree::new("cpu");
+        tree.set("membership", "0::/a/b\n");
+        assert_eq!(tree.groups().cpus(), None);
+        tree.set("a/b/cpu.max", "max 100000\n");
+        assert_eq!(tree.groups().cpus(), None);
+        tree.set("a/cpu.max", "250000 100000\n");
+        assert_eq!(tree.groups().cpus(), Some(2));
+        tree.set("a/b/cpu.max", "50000 100000\n");
+        assert_eq!(tree.groups().cpus(), Some(1));
+        tree.set("membership", "3:cpu,cpuacct:/x\n");
+        tree.set("cpu/x/cpu.cfs_quota_us", "-1\n");
+        tree.set("cpu/x/cpu.cfs_period_us", "100000\n");
+        assert_eq!(tree.groups().cpus(), None);
+        tree.set("cpu/x/cpu.cfs_quota_us", "350000\n");
+        assert_eq!(tree.groups().cpus(), Some(3));
+        // Without a link `cpu`, the mount has the names of both.
+        tree.set("membership", "3:cpu,cpuacct:/y\n");
+        tree.set("cpu,cpuacct/cpu.cfs_quota_us", "200000\n");
+        tree.set("cpu,cpuacct/cpu.cfs_period_us", "100000\n");
+        assert_eq!(tree.groups().cpus(), Some(2));
+    }
+
+    #[test]
+    fn files_that_were_read_leave_room() {
+        let tree = Tree::new("memory");
+        let limits = || -> Vec<_> { tree.groups().memory().iter().map(|m| (m.limit, m.held)).collect() };
+        tree.set("membership", "0::/a/b\n");
+        tree.set("a/b/memory.max", "max\n");
+        tree.set("a/b/memory.current", "100\n");
+        assert_eq!(limits(), []);
+        tree.set("a/memory.max", "1000\n");
+        tree.set("a/memory.current", "700\n");
+        tree.set("a/memory.stat", "anon 100\nfile 620\ninactive_file 200\nactive_file 400\n");
+        assert_eq!(limits(), [(1000, 100)]);
+        tree.set("a/b/memory.max", "500\n");
+        assert_eq!(limits(), [(500, 100), (1000, 100)]);
+
+        tree.set("membership", "4:memory:/x\n");
+        tree.set("memory/x/memory.limit_in_bytes", "9223372036854771712\n");
+        tree.set("memory/x/memory.usage_in_bytes", "700\n");
+        assert_eq!(limits(), []);
+        tree.set("memory/x/memory.limit_in_bytes", "1000\n");
+        // The group's own files are in the total of its tree.
+        tree.set("memory/x/memory.stat", "inactive_file 5\ntotal_inactive_file 200\ntotal_active_file 50\ntotal_rss 300\n");
+        assert_eq!(limits(), [(1000, 450)]);
+    }
+}
