@@ -4,8 +4,10 @@
 //! In: arguments, the payload's address, the table of steps. Out: data on stdout, one line per error on stderr, an exit code.
 //! Order of the checks: integrity of the file (exit 9), CPU (exit 10, all verbs but `info` and `verify`), command line (2).
 
+mod answer;
 mod args;
 mod bench;
+mod chat;
 mod embed;
 mod error;
 mod generate;
@@ -14,6 +16,7 @@ mod output;
 mod profile;
 mod progress;
 mod score;
+mod template;
 mod text;
 
 use std::cell::OnceCell;
@@ -108,7 +111,7 @@ impl Cx {
         };
         match verb {
             "generate" => generate::generate(self, &parsed(flags)?, flags),
-            "chat" => generate::chat(self, &parsed(flags)?),
+            "chat" => chat::chat(self, &parsed(flags)?),
             "logits" => score::logits(self, &parsed(flags)?, flags),
             "perplexity" => score::perplexity(self, &parsed(flags)?),
             "embed" => embed::embed(self, &parsed(flags)?, flags),

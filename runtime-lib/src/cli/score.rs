@@ -6,9 +6,9 @@ use std::path::Path;
 use clap::ArgMatches;
 use serde::Serialize;
 
+use super::answer::or_bos;
 use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::{Failure, warn_unless_finite};
-use super::generate::or_bos;
 use super::output::{self, OutputFile};
 use super::progress::Progress;
 use super::{Cx, Input, input, print, print_json, read_text};

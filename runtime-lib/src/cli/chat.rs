@@ -1,0 +1,199 @@
+//! `chat`: lines in, answers out, each behind all that was said before.
+//!
+//! In: lines of stdin. Out: answers as they come. What the next turn has in common with what slot 0 holds is not computed again. Where a
+//! conversation becomes too long, it starts anew with the last message.
+
+use std::io::{BufRead, BufReader, IsTerminal, Read, Stderr, Write, stderr, stdin};
+
+use rcompile_template::TemplateErrorKind;
+use serde_json::Value;
+
+use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
+use super::args::ChatArgs;
+use super::error::{Failure, warn};
+use super::template::{ChatTemplate, message};
+use super::{Cx, MAX_INPUT_BYTES, Stdin, print, too_large, utf8};
+use crate::abi::Manifest;
+use crate::decode::Decoder;
+use crate::sample::Sampler;
+use crate::text::Text;
+
+pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
+    let template = ChatTemplate::of(cx)?;
+    let loading = cx.load_text()?;
+    let mut slot = Slot { decoder: Decoder::new(cx.session("step", &args.machine)?), held: Vec::new() };
+    let text = loading.wait()?;
+    let manifest = cx.manifest();
+    let mut sampler = Sampler::new(sampling(&args.sampling, &manifest.generation), manifest.vocab_size as usize);
+    let limits = Limits { n_predict: args.n_predict, eos: &manifest.generation.eos_token_ids };
+    let mut conversation = Conversation::new(template, &text, manifest, args.system.as_deref());
+    let mut lines = Lines::of_stdin();
+    while let Some(line) = lines.next()? {
+        let Some(ids) = conversation.ask(&line)? else { continue };
+        // What the template left out of earlier turns does not count, what stays in slot 0 does.
+        sampler.forget();
+        sampler.saw(&ids);
+        slot.feed(ids)?;
+
+        let mut answer = Answer::new(args.stop.clone());
+        let reason = answer.grow(&mut slot.decoder, &mut sampler, Some(&text), &limits, |_, piece| print(piece))?;
+        print("\n")?;
+        if reason == FinishReason::Length {
+            let (used, size, most) = (slot.decoder.slots().len(0), manifest.ctx_size, args.n_predict);
+            warn("length", format!("the answer was cut: {used} of {size} positions are in use, an answer has at most {most} tokens"));
+        }
+        slot.holds(&answer.tokens);
+        conversation.answered(&answer.text);
+    }
+    Ok(())
+}
+
+/// What was said, and how it becomes ids.
+struct Conversation<'c> {
+    template: ChatTemplate<'c>,
+    text: &'c Text<'c>,
+    manifest: &'c Manifest,
+    messages: Vec<Value>,
+    /// Messages that stay where it starts anew.
+    always: usize,
+}
+
+impl<'c> Conversation<'c> {
+    fn new(template: ChatTemplate<'c>, text: &'c Text<'c>, manifest: &'c Manifest, system: Option<&str>) -> Self {
+        let messages: Vec<_> = system.map(|system| message("system", system)).into_iter().collect();
+        Self { template, text, manifest, always: messages.len(), messages }
+    }
+
+    /// Adds what the user says. Gives the ids of all that was said, or none where this message alone is too long.
+    fn ask(&mut self, line: &str) -> Result<Option<Vec<u32>>, Failure> {
+        self.messages.push(message("user", line));
+        let too_long = match self.ids(&self.messages)? {
+            Ok(ids) => return Ok(Some(ids)),
+            Err(too_long) => too_long,
+        };
+        let anew = [&self.messages[..self.always], &self.messages[self.messages.len() - 1..]].concat();
+        match self.ids(&anew)? {
+            Ok(ids) => {
+                warn("context", format!("the conversation starts anew: {too_long}"));
+                self.messages = anew;
+                Ok(Some(ids))
+            }
+            Err(too_long) => {
+                warn("context", format!("the message was left out: {too_long}"));
+                self.messages.pop();
+                Ok(None)
+            }
+        }
+    }
+
+    /// Adds what the model said.
+    fn answered(&mut self, text: &str) {
+        self.messages.push(message("assistant", text));
+    }
+
+    /// The ids of these messages, or why they are too long.
+    fn ids(&self, messages: &[Value]) -> Result<Result<Vec<u32>, String>, Failure> {
+        let rendered = match self.template.render(messages) {
+            Err(error) if error.kind == TemplateErrorKind::Limit => return Ok(Err(error.to_string())),
+            rendered => rendered?,
+        };
+        let ids = or_bos(self.text.encode(&rendered, false)?, &self.manifest.generation)?;
+        let (needed, size) = (ids.len(), self.manifest.ctx_size);
+        let too_long = || format!("{needed} positions are needed, the executable was built for {size}");
+        Ok(if needed > size as usize { Err(too_long()) } else { Ok(ids) })
+    }
+}
+
+/// A decoder, and the tokens whose keys and values lie in its slot 0.
+struct Slot<'p> {
+    decoder: Decoder<'p>,
+    held: Vec<u32>,
+}
+
+impl Slot<'_> {
+    /// Computes `ids` from where they differ from what is held; at least the last one, whose logits are wanted.
+    fn feed(&mut self, ids: Vec<u32>) -> Result<(), Failure> {
+        let reuse = common_prefix(&self.held, &ids).min(ids.len() - 1);
+        self.decoder.truncate(0, reuse);
+        self.decoder.feed(0, &ids[reuse..])?;
+        self.held = ids;
+        Ok(())
+    }
+
+    /// Behind what was fed these were generated; the last of them may not have been fed.
+    fn holds(&mut self, generated: &[u32]) {
+        self.held.extend(generated);
+        self.held.truncate(self.decoder.slots().len(0));
+    }
+}
+
+fn common_prefix(a: &[u32], b: &[u32]) -> usize {
+    a.iter().zip(b).take_while(|(a, b)| a == b).count()
+}
+
+/// The lines of stdin, with a mark before each where a person types them.
+struct Lines {
+    stdin: BufReader<Stdin>,
+    prompt: Option<Stderr>,
+    read: usize,
+}
+
+impl Lines {
+    fn of_stdin() -> Self {
+        Self { stdin: BufReader::new(Stdin), prompt: stdin().is_terminal().then(stderr), read: 0 }
+    }
+
+    /// The next line that says something; none at the end of the input and at `/exit`.
+    fn next(&mut self) -> Result<Option<String>, Failure> {
+        loop {
+            if let Some(prompt) = &mut self.prompt {
+                // Without stderr there is nobody to prompt.
+                let _ = write!(prompt, "> ");
+            }
+            let mut line = Vec::new();
+            let begin = self.read;
+            let mut bounded = (&mut self.stdin).take(MAX_INPUT_BYTES + 1);
+            self.read += bounded.read_until(b'\n', &mut line).map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
+            if line.len() as u64 > MAX_INPUT_BYTES {
+                return Err(too_large("stdin"));
+            }
+            let line = utf8("stdin", begin, line)?;
+            let line = line.trim_end_matches(['\n', '\r']);
+            if self.read == begin || line == "/exit" {
+                return Ok(None);
+            }
+            if !line.trim().is_empty() {
+                return Ok(Some(line.to_owned()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::step::tests::decoder_session;
+
+    #[test]
+    fn prefixes() {
+        assert_eq!(common_prefix(&[1, 2, 3], &[1, 2, 4, 5]), 2);
+        assert_eq!(common_prefix(&[], &[1]), 0);
+    }
+
+    #[test]
+    fn a_slot_computes_what_is_new() {
+        let mut slot = Slot { decoder: Decoder::new(decoder_session(&[1, 8, 64], 1, 1)), held: Vec::new() };
+        slot.feed(vec![1, 2, 3]).unwrap();
+        // The last of two generated tokens has no keys and values.
+        slot.decoder.feed(0, &[4]).unwrap();
+        slot.holds(&[4, 5]);
+        assert_eq!((slot.held.as_slice(), slot.decoder.slots().len(0)), ([1, 2, 3, 4].as_slice(), 4));
+        slot.feed(vec![1, 2, 9, 9, 9]).unwrap();
+        assert_eq!(slot.decoder.slots().len(0), 5);
+        // The fake's logits count the tokens that the row sees.
+        assert_eq!(slot.decoder.logits(0)[1..10], [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 3.0]);
+        // Nothing is new, and still there are logits.
+        slot.feed(vec![1, 2, 9]).unwrap();
+        assert_eq!(slot.decoder.logits(0)[1..10], [1.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0]);
+    }
+}
