@@ -225,7 +225,7 @@ impl Call {
     fn new(region: &RegionInfo, load: &Load, machine: &Machine, cores: u32) -> Call {
         let units = region.units.at(load).max(1);
         let active = units.min(u64::from(cores));
-        let bytes = (region.weight_bytes.at(load) + region.kv_bytes.at(load)) as f64;
+        let bytes = region.weight_bytes.at(load).saturating_add(region.kv_bytes.at(load)) as f64;
         let flop = region.flop.at(load) as f64;
         // Part of the work that the core with most units has.
         let largest = units.div_ceil(u64::from(cores)) as f64 / units as f64;

@@ -68,27 +68,30 @@ impl Linear {
         Self { per_step: amount, ..Self::default() }
     }
 
-    /// The amount for a load.
+    /// The amount for a load. (Who made a manifest may have written anything into it: sums end at the largest number.)
     pub fn at(&self, load: &Load) -> u64 {
-        self.per_step * load.steps
-            + self.per_row * load.rows
-            + self.per_logit_row * load.logit_rows
-            + self.per_run * load.runs
-            + self.per_tile * load.tiles
-            + self.per_row_position * load.row_positions
-            + self.per_run_position * load.run_positions
+        let terms = [
+            (self.per_step, load.steps),
+            (self.per_row, load.rows),
+            (self.per_logit_row, load.logit_rows),
+            (self.per_run, load.runs),
+            (self.per_tile, load.tiles),
+            (self.per_row_position, load.row_positions),
+            (self.per_run_position, load.run_positions),
+        ];
+        terms.iter().fold(0, |sum: u64, (each, count)| sum.saturating_add(each.saturating_mul(*count)))
     }
 }
 
 impl std::ops::AddAssign for Linear {
     fn add_assign(&mut self, other: Self) {
-        self.per_step += other.per_step;
-        self.per_row += other.per_row;
-        self.per_logit_row += other.per_logit_row;
-        self.per_run += other.per_run;
-        self.per_tile += other.per_tile;
-        self.per_row_position += other.per_row_position;
-        self.per_run_position += other.per_run_position;
+        self.per_step = self.per_step.saturating_add(other.per_step);
+        self.per_row = self.per_row.saturating_add(other.per_row);
+        self.per_logit_row = self.per_logit_row.saturating_add(other.per_logit_row);
+        self.per_run = self.per_run.saturating_add(other.per_run);
+        self.per_tile = self.per_tile.saturating_add(other.per_tile);
+        self.per_row_position = self.per_row_position.saturating_add(other.per_row_position);
+        self.per_run_position = self.per_run_position.saturating_add(other.per_run_position);
     }
 }
 
@@ -164,7 +167,7 @@ impl RegionInfo {
 
     /// Work of all its calls for a load.
     pub fn work(&self, load: &Load) -> Work {
-        let all = |form: &Linear| form.at(load) * self.calls();
+        let all = |form: &Linear| form.at(load).saturating_mul(self.calls());
         Work {
             weight_bytes: all(&self.weight_bytes),
             kv_bytes: all(&self.kv_bytes),
@@ -187,22 +190,33 @@ pub struct Work {
 impl Work {
     /// Bytes that come from memory where the model is larger than the caches: weights and KV cache.
     pub fn memory_bytes(&self) -> u64 {
-        self.weight_bytes + self.kv_bytes
+        self.weight_bytes.saturating_add(self.kv_bytes)
     }
 }
 
 impl std::ops::AddAssign for Work {
     fn add_assign(&mut self, other: Self) {
-        self.weight_bytes += other.weight_bytes;
-        self.kv_bytes += other.kv_bytes;
-        self.activation_bytes += other.activation_bytes;
-        self.flop += other.flop;
+        self.weight_bytes = self.weight_bytes.saturating_add(other.weight_bytes);
+        self.kv_bytes = self.kv_bytes.saturating_add(other.kv_bytes);
+        self.activation_bytes = self.activation_bytes.saturating_add(other.activation_bytes);
+        self.flop = self.flop.saturating_add(other.flop);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sums_end_at_the_largest_number() {
+        let mut form = Linear { per_row: u64::MAX / 2, per_step: 3, ..Linear::default() };
+        let load = Load { steps: 1, rows: 5, ..Load::default() };
+        assert_eq!(form.at(&load), u64::MAX);
+        form += form;
+        assert_eq!((form.per_row, form.per_step), (u64::MAX - 1, 6));
+        form += form;
+        assert_eq!(form.per_row, u64::MAX);
+    }
 
     #[test]
     fn forms_are_linear_and_zeros_are_not_written() {

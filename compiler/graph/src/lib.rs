@@ -15,7 +15,7 @@ pub mod verify;
 
 pub use build::{Builder, TypeError};
 pub use interp::{Interp, InterpError};
-pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, Pool, Reduce, Unary};
+pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, OpClass, Pool, Reduce, Unary};
 pub use parse::{ParseError, parse};
 pub use print::print;
 pub use quant::Group;

@@ -289,7 +289,39 @@ impl Compare {
     }
 }
 
+/// What passes and the planner ask about an operation: how it relates elements, not which function it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OpClass {
+    /// Values that a function starts with.
+    Source,
+    /// Each element by arithmetic on the elements at its place; may be fused into the kernel of an operand.
+    Elementwise,
+    /// Booleans and what they choose, element by element; only read where used.
+    Choice,
+    /// Elements as they are, at other places that are known at build time.
+    View,
+    /// Elements as they are, at places that are data.
+    Gather,
+    /// Arithmetic along an axis or over the rows of a run.
+    Reduction,
+    /// Has a kernel of its own, into which others are fused.
+    Anchor,
+}
+
 impl Op {
+    /// Its class.
+    pub fn class(&self) -> OpClass {
+        match self {
+            Op::Input { .. } | Op::Param(_) | Op::Const(_) => OpClass::Source,
+            Op::Unary(_) | Op::Binary(_) | Op::Convert => OpClass::Elementwise,
+            Op::Compare(_) | Op::Where => OpClass::Choice,
+            Op::Reshape | Op::Permute { .. } | Op::Slice { .. } | Op::Cat { .. } | Op::Expand => OpClass::View,
+            Op::Embedding | Op::IndexSelect => OpClass::Gather,
+            Op::Reduce { .. } | Op::Softmax | Op::RmsNorm { .. } | Op::LayerNorm { .. } | Op::Rope | Op::Pool(_) => OpClass::Reduction,
+            Op::Mm { .. } | Op::Sdpa { .. } | Op::KvAppend { .. } | Op::Call { .. } => OpClass::Anchor,
+        }
+    }
+
     /// True for ops without effects. Their results depend on operands and attributes only, those of `Sdpa` also on earlier writes of its state.
     pub fn is_pure(&self) -> bool {
         !matches!(self, Op::KvAppend { .. } | Op::Call { .. } | Op::Input { .. })

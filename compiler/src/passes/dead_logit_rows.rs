@@ -11,7 +11,7 @@
 use super::outline_layers::layer_of;
 use super::rewrite::rewrite;
 use super::{PassCx, PassError};
-use rcompile_graph::{Dim, Function, Module, Op, Type, ValueId};
+use rcompile_graph::{Dim, Function, Module, Op, OpClass, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
 /// Rows of a step up to which no gather moves into a layer.
@@ -87,9 +87,10 @@ fn row_wise(f: &Function, id: ValueId) -> bool {
     if columns.iter().any(|d| matches!(d, Dim::Sym(_))) {
         return false;
     }
-    match f.node(id).op {
+    match &f.node(id).op {
+        op if op.class() == OpClass::Elementwise => true,
         // A slice is of columns: rows, which have no constant number, cannot be cut.
-        Op::Unary(_) | Op::Binary(_) | Op::Convert | Op::Slice { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
+        Op::Slice { .. } | Op::RmsNorm { .. } | Op::LayerNorm { .. } => true,
         Op::Mm { .. } | Op::IndexSelect => !matches!(f.ty(f.node(id).inputs[1]).shape[..], [Dim::Sym(_), ..] | [_, Dim::Sym(_)]),
         _ => false,
     }

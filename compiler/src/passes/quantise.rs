@@ -16,7 +16,7 @@
 use super::outline_layers::layer_of;
 use super::rewrite::rewrite_all;
 use super::{PassCx, PassError};
-use rcompile_graph::{DType, Function, Group, Module, Op, Param, ParamId, Recipe, Type, ValueId};
+use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId};
 use std::collections::HashMap;
 
 /// What `--quantize` and its companions say.
@@ -197,7 +197,7 @@ fn heads(f: &Function) -> Vec<ParamId> {
         }
         let node = f.node(id);
         match node.op {
-            Op::Unary(_) | Op::Binary(_) | Op::Convert => node.inputs.iter().for_each(|v| reaches[v.index()] = true),
+            _ if node.op.class() == OpClass::Elementwise => node.inputs.iter().for_each(|v| reaches[v.index()] = true),
             Op::Embedding | Op::Slice { .. } => reaches[node.inputs[0].index()] = true,
             Op::Mm { .. } => found.extend(weight_of(f, node)),
             _ => {}

@@ -11,7 +11,7 @@ use super::kernel::KernelBuilder;
 use super::panels::{coded, panel_index};
 use rcompile_codegen::program::{BinaryOp, CmpOp, Coding, DType, Expr, ExprId, Layout, Place, ReduceOp, Table, UnaryOp, WeightId};
 use rcompile_graph as g;
-use rcompile_graph::{Binary, Compare, Dim, Op, ParamId, Pool, Reduce, Unary, ValueId};
+use rcompile_graph::{Binary, Compare, Dim, Op, OpClass, ParamId, Pool, Reduce, Unary, ValueId};
 use std::ops::Range;
 
 /// Why an expression cannot be made yet.
@@ -70,18 +70,12 @@ impl Frame<'_> {
             None => {
                 let e = self.compute(k, ws, v, idx)?;
                 let node = self.func.node(v);
-                let rounds = matches!(
-                    node.op,
-                    Op::Const(_)
-                        | Op::Unary(_)
-                        | Op::Binary(_)
-                        | Op::Reduce { .. }
-                        | Op::Softmax
-                        | Op::RmsNorm { .. }
-                        | Op::LayerNorm { .. }
-                        | Op::Rope
-                        | Op::Pool(_)
-                );
+                let rounds = match node.op.class() {
+                    OpClass::Source => matches!(node.op, Op::Const(_)),
+                    // A conversion rounds itself.
+                    OpClass::Elementwise => node.op != Op::Convert,
+                    class => class == OpClass::Reduction,
+                };
                 match node.ty.dtype {
                     g::DType::BF16 if rounds => k.exprs.add(Expr::Round(DType::Bf16, e)),
                     g::DType::F16 if rounds => k.exprs.add(Expr::Round(DType::F16, e)),

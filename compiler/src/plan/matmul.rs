@@ -15,7 +15,7 @@ use rcompile_codegen::program::{
     Buffer, BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
     StageKind, Store,
 };
-use rcompile_graph::{Dim, Op, ValueId};
+use rcompile_graph::{Dim, Op, OpClass, ValueId};
 use std::collections::HashSet;
 
 /// Rows up to which a norm is computed by every thread for itself.
@@ -216,7 +216,7 @@ impl Plan<'_> {
         }
         let user = single_user(frame, v)?;
         let node = frame.func.node(user);
-        let fits = matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Convert) && node.ty.shape == frame.func.ty(v).shape;
+        let fits = node.op.class() == OpClass::Elementwise && node.ty.shape == frame.func.ty(v).shape;
         let others = node.inputs.iter().filter(|i| **i != v).all(|i| self.at_hand(frame, *i, id, frame.func.ty(v).shape.len()));
         (fits && others && storage(node.ty.dtype).is_some()).then_some(user)
     }
@@ -258,7 +258,7 @@ impl Plan<'_> {
             let mut path = vec![start];
             while let Some(user) = single_user(frame, path[path.len() - 1]) {
                 let node = frame.func.node(user);
-                if !matches!(node.op, Op::Unary(_) | Op::Binary(_) | Op::Convert) || node.ty.shape != frame.func.ty(start).shape {
+                if node.op.class() != OpClass::Elementwise || node.ty.shape != frame.func.ty(start).shape {
                     break;
                 }
                 path.push(user);
@@ -393,7 +393,7 @@ fn single_user(frame: &Frame<'_>, v: ValueId) -> Option<ValueId> {
 /// Is `v` computed from `source` by nothing but values that have no home and need none?
 fn depends_on(frame: &Frame<'_>, v: ValueId, source: ValueId) -> bool {
     let node = frame.func.node(v);
-    let stored = frame.homes.contains_key(&v) || matches!(node.op, Op::Mm { .. } | Op::Sdpa { .. } | Op::KvAppend { .. } | Op::Call { .. });
+    let stored = frame.homes.contains_key(&v) || node.op.class() == OpClass::Anchor;
     v == source || v > source && !stored && node.inputs.iter().any(|i| depends_on(frame, *i, source))
 }
 

@@ -13,7 +13,7 @@ use rcompile_codegen::program::{
     Buffer, BufferId, DType, ExprId, Extent, Item, Kernel, LoopNest, Region, RegionId, Stage, StageKind, Store,
 };
 use rcompile_graph as g;
-use rcompile_graph::{Dim, Op, ValueId};
+use rcompile_graph::{Dim, Op, OpClass, ValueId};
 use std::collections::HashSet;
 
 impl Plan<'_> {
@@ -72,20 +72,12 @@ impl Plan<'_> {
     /// Stored once because several users would compute it again.
     pub(super) fn is_shared(&self, frame: &Frame<'_>, v: ValueId) -> bool {
         let node = frame.func.node(v);
-        let computes = matches!(
-            node.op,
-            Op::Unary(_)
-                | Op::Binary(_)
-                | Op::Where
-                | Op::Embedding
-                | Op::IndexSelect
-                | Op::Reduce { .. }
-                | Op::Softmax
-                | Op::RmsNorm { .. }
-                | Op::LayerNorm { .. }
-                | Op::Rope
-                | Op::Pool(_)
-        );
+        let computes = match node.op.class() {
+            // A conversion is done again as fast as its result is read.
+            OpClass::Elementwise => node.op != Op::Convert,
+            OpClass::Choice => node.op == Op::Where,
+            class => matches!(class, OpClass::Gather | OpClass::Reduction),
+        };
         let has_rows = matches!(node.ty.shape.first(), Some(Dim::Sym(_)));
         let mut users = frame.users[v.index()].clone();
         users.dedup();
@@ -223,7 +215,7 @@ impl Plan<'_> {
 
 /// Will a later region read `v`? Users may have been computed already, head-wise, in the region of their projection.
 fn is_needed(frame: &Frame<'_>, v: ValueId, done: &HashSet<ValueId>) -> bool {
-    let anchor = |u: ValueId| matches!(frame.func.node(u).op, Op::Mm { .. } | Op::Sdpa { .. } | Op::KvAppend { .. } | Op::Call { .. });
+    let anchor = |u: ValueId| frame.func.node(u).op.class() == OpClass::Anchor;
     let by = |u: &ValueId| !done.contains(u) && !frame.homes.contains_key(u) && (anchor(*u) || is_needed(frame, *u, done));
     frame.func.outputs.contains(&v) || frame.users[v.index()].iter().any(by)
 }
