@@ -3,11 +3,11 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use rcompile_fuzz::{repository, write_seeds};
+use rcompile_fuzz::{repository, start};
 use rcompile_graph::parse::parse_bytes;
 use rcompile_graph::{parse, print, verify};
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     let module = match parse_bytes(data) {
         Ok(module) => module,
         Err(e) => {

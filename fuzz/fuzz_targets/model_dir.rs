@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
-use rcompile_fuzz::{check_error, check_line, mutate_json, repository, scratch, words, write_seeds};
+use rcompile_fuzz::{check_error, check_line, mutate_json, repository, scratch, start, words};
 use rcompile_graph::{DType, verify};
 use rcompile_models::arch::{self, Role};
 use rcompile_models::config::ConfigReader;
@@ -59,7 +59,7 @@ static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
     words(&files.each_ref().map(String::as_str))
 });
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     let Some((&[file, base], bytes)) = data.split_first_chunk() else { return };
     let (name, base) = (FILES[usize::from(file) % FILES.len()], &BASES[usize::from(base) % BASES.len()]);
     base.replace(name, bytes);

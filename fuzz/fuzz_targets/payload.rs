@@ -4,7 +4,7 @@
 #![no_main]
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
-use rcompile_fuzz::{mutate_json, words, write_seeds};
+use rcompile_fuzz::{mutate_json, start, words};
 use rcompile_runtime::abi::{ABI_VERSION, PAYLOAD_MAGIC, PayloadHeader};
 use rcompile_runtime::payload::{Payload, PayloadError};
 use rcompile_runtime::text::{Text, compact};
@@ -15,7 +15,7 @@ const HEADER: usize = size_of::<PayloadHeader>();
 /// How hashes are treated, and the length of the manifest, before the manifest.
 const PREFIX: usize = 1 + 4 + 8;
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     let Some((prefix, rest)) = data.split_at_checked(PREFIX) else { return };
     let manifest_len = u32::from_le_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]);
     let odd = u64::from_le_bytes(prefix[5..].try_into().unwrap());

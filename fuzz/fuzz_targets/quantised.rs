@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use rcompile_fuzz::{check_error, scratch, write_seeds};
+use rcompile_fuzz::{check_error, scratch, start};
 use rcompile_models::dir::ModelDir;
 use rcompile_models::quantised::{Method, Scheme};
 use rcompile_models::weights::WeightIndex;
@@ -25,7 +25,7 @@ struct Layer {
     g_idx: Option<Vec<u32>>,
 }
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     let Some((&[flags, sizes, rows, lie], bytes)) = data.split_first_chunk() else { return };
     let mut layer = layer(flags, sizes, bytes);
     write(&mut layer, lie);

@@ -6,14 +6,14 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
-use rcompile_fuzz::{check_error, mutate_json, repository, scratch, write_seeds};
+use rcompile_fuzz::{check_error, mutate_json, repository, scratch, start};
 use rcompile_models::dir::ModelDir;
 use rcompile_models::weights::WeightIndex;
 use safetensors::SafeTensors;
 
 static DIR: LazyLock<std::path::PathBuf> = LazyLock::new(scratch);
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     std::fs::write(DIR.join("model.safetensors"), data).unwrap();
     let dir = ModelDir::open(&DIR).unwrap();
     let ours = WeightIndex::open(&dir, &mut Vec::new());

@@ -6,16 +6,25 @@ use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
 use libfuzzer_sys::fuzz_target;
-use rcompile_fuzz::{repository, write_seeds};
+use rcompile_fuzz::{repository, start};
 use rcompile_template::{NaiveDate, OUTPUT_BYTES_MAX, Template, TemplateInput};
 use serde_json::{Value, json};
 
 static TOKENS: LazyLock<BTreeMap<String, String>> =
     LazyLock::new(|| [("bos_token".to_string(), "<s>".to_string()), ("eos_token".to_string(), "</s>".to_string())].into());
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+/// What `rcompile-models` gives a template.
+const FUEL: u64 = 500_000;
+
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     let Ok(source) = std::str::from_utf8(data) else { return };
-    let template = match Template::new(source) {
+    // As models are opened: with fuel that goes far for a few words, and a stack that a value as deep as that can be freed on.
+    let thread = std::thread::Builder::new().stack_size(2 << 30);
+    std::thread::scope(|scope| thread.spawn_scoped(scope, || look(source)).unwrap().join().unwrap());
+});
+
+fn look(source: &str) {
+    let template = match Template::with_fuel(source, FUEL) {
         Ok(template) => template,
         Err(e) => return assert!(!e.message.is_empty()),
     };
@@ -23,18 +32,31 @@ fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
     let call = json!({"role": "assistant", "content": null, "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"a": 1.5}}}]});
     let conversations: [(Value, Option<Value>); 3] = [
         (json!([{"role": "user", "content": "Hello there."}]), None),
-        (json!([{"role": "system", "content": "S"}, {"role": "user", "content": "é {{ x }}\n"}, call, {"role": "tool", "content": "7"}]), Some(json!([tool]))),
-        (json!([{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "<think>b</think> c"}]), None),
+        (
+            json!([{"role": "system", "content": "S"}, {"role": "user", "content": "é {{ x }}\n"}, call, {"role": "tool", "content": "7"}]),
+            Some(json!([tool])),
+        ),
+        (
+            json!([{"role": "user", "content": [{"type": "text", "text": "a"}]}, {"role": "assistant", "content": "<think>b</think> c"}]),
+            None,
+        ),
     ];
     for (messages, tools) in conversations {
         let now = NaiveDate::from_ymd_opt(2026, 1, 1).and_then(|day| day.and_hms_opt(0, 0, 0));
-        let input = TemplateInput { messages, tools, add_generation_prompt: true, special_tokens: &TOKENS, extra: Some(json!({"flag": true})), now };
+        let input = TemplateInput {
+            messages,
+            tools,
+            add_generation_prompt: true,
+            special_tokens: &TOKENS,
+            extra: Some(json!({"flag": true})),
+            now,
+        };
         match template.render(&input) {
             Ok(text) => assert!(text.len() <= OUTPUT_BYTES_MAX),
             Err(e) => assert!(!e.to_string().is_empty()),
         }
     }
-});
+}
 
 /// Templates in the ways of well-known models, one per feature, and that of the bundled model.
 fn seeds() -> Vec<Vec<u8>> {

@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
-use rcompile_fuzz::{Random, check_error, check_line, mutate_json, scratch, words, write_seeds};
+use rcompile_fuzz::{Random, check_error, check_line, mutate_json, scratch, start, words};
 use rcompile_models::dir::ModelDir;
 use rcompile_models::tokenizer;
 use rcompile_runtime::text::{Stream, Text, compact};
@@ -21,7 +21,7 @@ static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
     words(&stages.each_ref().map(String::as_str))
 });
 
-fuzz_target!(init: write_seeds(seeds()), |data: &[u8]| {
+fuzz_target!(init: start(seeds()), |data: &[u8]| {
     std::fs::write(DIR.join(tokenizer::FILE), data).unwrap();
     let dir = ModelDir::open(&DIR).unwrap();
     let mut warnings = Vec::new();

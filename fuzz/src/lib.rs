@@ -1,6 +1,6 @@
 //! What the fuzz targets share: seeds, a directory in memory, the rules for lines that users see, and a mutator of JSON.
 //!
-//! A target is `fuzz_target!(init: seeds(..), |data| { .. })`. What it panics on is a finding; panics that `rcompile-models` catches itself do
+//! A target is `fuzz_target!(init: start(seeds()), |data| { .. })`. What it panics on is a finding; panics that `rcompile-models` catches itself do
 //! not count, as its hook stands before libFuzzer's, which aborts.
 
 use std::fmt::Display;
@@ -10,8 +10,19 @@ use std::path::{Path, PathBuf};
 use libfuzzer_sys::fuzzer_mutate;
 use serde_json::{Map, Value, json};
 
-/// Writes the seeds into the directory that `RCOMPILE_FUZZ_CORPUS` names, before libFuzzer reads it.
-pub fn write_seeds(seeds: impl IntoIterator<Item = Vec<u8>>) {
+/// Before libFuzzer starts: its handler of signals gets a stack of its own, so that it can tell of a stack that overflowed, and the seeds are
+/// written into the directory that `RCOMPILE_FUZZ_CORPUS` names.
+pub fn start(seeds: impl IntoIterator<Item = Vec<u8>>) {
+    const STACK_BYTES: usize = 1 << 20;
+    let stack = Box::leak(vec![0u8; STACK_BYTES].into_boxed_slice());
+    let stack = libc::stack_t { ss_sp: stack.as_mut_ptr().cast(), ss_flags: 0, ss_size: STACK_BYTES };
+    // SAFETY: the stack is never freed; the action is the default one with a flag that libFuzzer keeps when it sets its own.
+    unsafe {
+        let mut action: libc::sigaction = std::mem::zeroed();
+        action.sa_flags = libc::SA_ONSTACK;
+        assert_eq!(libc::sigaltstack(&stack, std::ptr::null_mut()), 0);
+        assert_eq!(libc::sigaction(libc::SIGSEGV, &action, std::ptr::null_mut()), 0);
+    }
     let Some(dir) = std::env::var_os("RCOMPILE_FUZZ_CORPUS").map(PathBuf::from) else { return };
     for (index, seed) in seeds.into_iter().enumerate() {
         fs::write(dir.join(format!("seed-{index:03}")), seed).unwrap();
