@@ -35,11 +35,16 @@ use dir::{InputFile, ModelDir};
 pub use error::{Error, Kind, Warning};
 use generation::{Generation, Pooling, SETTINGS_BYTES_MAX};
 use quantised::Scheme;
-use rcompile_template::{FUEL, NaiveDate, OUTPUT_BYTES_MAX, Template, TemplateError, TemplateErrorKind, TemplateInput};
+use rcompile_template::{NaiveDate, OUTPUT_BYTES_MAX, Template, TemplateError, TemplateErrorKind, TemplateInput};
 use tokenizer::Tokenizer;
 use weights::WeightIndex;
 
 const CONFIG: &str = "config.json";
+/// What a template may take for a conversation of a few words: several times what those of known models do, at most 10 thousand steps.
+const PROBE_FUEL: u64 = 500_000;
+/// Stack of the thread that tries a template: a step can put a value into one more list, and what is done with it, be it to free it, goes
+/// down all of them.
+const PROBE_STACK_BYTES: usize = 1 << 30;
 
 /// What the user asked for, as far as it matters to opening.
 #[derive(Clone, Debug, Default)]
@@ -218,18 +223,29 @@ fn check_context(facts: &Facts, options: &OpenOptions) -> Result<(), Error> {
     Err(Error::new(Kind::Unsupported, CONFIG, place, "is below the context size asked for", expected, context))
 }
 
-/// Compiles the template and renders a few conversations, within its bounds.
+/// [`render_some`] with a stack for whatever a template can do within [`PROBE_FUEL`].
 fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
+    let refuse = |what: &str, found: String| Error::new(Kind::Limit, file, "chat_template", what, "a thread for it", found);
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(PROBE_STACK_BYTES);
+        let thread =
+            thread.spawn_scoped(scope, || render_some(file, source, tokenizer)).map_err(|e| refuse("cannot be tried", e.to_string()))?;
+        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
+}
+
+/// Compiles the template and renders a few conversations, within its bounds.
+fn render_some(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
     let place = |line: usize| if line == 0 { "chat_template".to_string() } else { format!("line {line}") };
     let refuse = |e: &TemplateError| match e.kind {
         TemplateErrorKind::Limit => {
-            let expected = format!("at most {} steps and {} bytes of text", FUEL, OUTPUT_BYTES_MAX);
+            let expected = format!("at most {PROBE_FUEL} steps and {OUTPUT_BYTES_MAX} bytes of text");
             Error::new(Kind::Limit, file, place(e.line), "takes too much to render", expected, &e.message)
         }
         _ => Error::new(Kind::Malformed, file, place(e.line), "is no valid chat template", "a template that renders", &e.message),
     };
     let failed = |panic: String| Error::new(Kind::Malformed, file, "chat_template", "cannot be compiled", "a template", panic);
-    let template = guard::catch(|| Template::new(source)).map_err(failed)?.map_err(|e| refuse(&e))?;
+    let template = guard::catch(|| Template::with_fuel(source, PROBE_FUEL)).map_err(failed)?.map_err(|e| refuse(&e))?;
     let none = std::collections::BTreeMap::new();
     let special_tokens = tokenizer.map_or(&none, |t| &t.facts.special_tokens);
     let message = |role: &str| {

@@ -78,7 +78,7 @@ impl PayloadError {
 
 /// The checked payload of this executable.
 pub struct Payload {
-    header: &'static PayloadHeader,
+    header: PayloadHeader,
     /// The payload segment, weights included when embedded.
     bytes: &'static [u8],
     manifest: Manifest,
@@ -94,32 +94,31 @@ impl Payload {
     /// `header` is the address at which the payload segment of this executable is mapped, the segment is inside the file (`start.c`
     /// compared their lengths), and it is never unmapped or written.
     pub unsafe fn open(header: *const u8) -> Result<Self, PayloadError> {
-        let name = executable_name();
-        let truncated = |expected: u64, found: u64| PayloadError::Truncated { name: name.clone(), expected, found };
         let len = payload_segment().map_or(0, |s| s.p_filesz);
-        let header_len = size_of::<PayloadHeader>() as u64;
-        if len < header_len {
-            return Err(truncated(header_len, len));
-        }
-        // SAFETY: by contract the segment starts here; it is at least as long as the header and inside the file.
-        let header_ref: &'static PayloadHeader = unsafe { &*header.cast::<PayloadHeader>() };
-        // SAFETY: as above, `len` bytes are mapped and inside the file.
+        // SAFETY: by contract the segment starts here, and `len` bytes of it are mapped and inside the file.
         let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(header, len as usize) };
-        check_header(header_ref, &name)?;
-        if len < header_ref.payload_len {
-            return Err(truncated(header_ref.payload_len, len));
+        Self::from_segment(bytes, executable_name())
+    }
+
+    /// Checks header, manifest and blobs of a payload segment. `name` is the executable's, for messages.
+    pub fn from_segment(bytes: &'static [u8], name: String) -> Result<Self, PayloadError> {
+        let truncated = |expected: u64| PayloadError::Truncated { name: name.clone(), expected, found: bytes.len() as u64 };
+        let header = bytes.first_chunk().map(PayloadHeader::from_bytes).ok_or_else(|| truncated(size_of::<PayloadHeader>() as u64))?;
+        check_header(&header, &name)?;
+        if (bytes.len() as u64) < header.payload_len {
+            return Err(truncated(header.payload_len));
         }
         let part = |part, offset, len| slice(bytes, offset, len, part, &name);
-        let manifest = part("manifest", header_ref.manifest_offset, header_ref.manifest_len)?;
-        check_hash(&blake3::hash(manifest), &header_ref.manifest_hash, "manifest", &name)?;
-        let blobs = part("blobs", header_ref.blobs_offset, header_ref.blobs_len)?;
-        check_hash(&blake3::hash(blobs), &header_ref.blobs_hash, "blobs", &name)?;
+        let manifest = part("manifest", header.manifest_offset, header.manifest_len)?;
+        check_hash(&blake3::hash(manifest), &header.manifest_hash, "manifest", &name)?;
+        let blobs = part("blobs", header.blobs_offset, header.blobs_len)?;
+        check_hash(&blake3::hash(blobs), &header.blobs_hash, "blobs", &name)?;
         let manifest = serde_json::from_slice(manifest).map_err(|e| PayloadError::Damaged {
             name: name.clone(),
             part: "manifest",
             what: e.to_string(),
         })?;
-        Ok(Self { header: header_ref, bytes, manifest, name, beside: OnceLock::new() })
+        Ok(Self { header, bytes, manifest, name, beside: OnceLock::new() })
     }
 
     /// What the executable knows about itself.
@@ -128,8 +127,8 @@ impl Payload {
     }
 
     /// The header.
-    pub fn header(&self) -> &'static PayloadHeader {
-        self.header
+    pub fn header(&self) -> &PayloadHeader {
+        &self.header
     }
 
     /// Name of the executable, for messages.

@@ -2,7 +2,7 @@
 //!
 //! In: the arguments of filters and functions. Out: an error marked [`LimitReached`] where they would make too much.
 
-use minijinja::value::{Rest, Value, ValueOrKwargs};
+use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, ErrorKind, State, filters};
 use std::fmt;
 use std::io;
@@ -15,6 +15,10 @@ pub const OUTPUT_BYTES_MAX: usize = 16 << 20;
 pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Longest `range`.
 const RANGE_MAX: i64 = 100_000;
+/// Largest number in a format. Rust knows no larger width or precision, and the engine panics at some.
+const FORMAT_NUMBER_MAX: u64 = u16::MAX as u64;
+/// Deepest value that `pprint` writes, whose time grows with the square of the depth.
+const PRINT_DEPTH_MAX: usize = 100;
 
 /// Marks an error about a bound.
 #[derive(Debug)]
@@ -34,6 +38,7 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
         ("batch", Value::from_function(filters::batch), check_count as Check),
         ("format", Value::from_function(filters::format), check_format),
         ("indent", Value::from_function(filters::indent), check_indent),
+        ("pprint", Value::from_function(filters::pprint), check_print),
         ("slice", Value::from_function(filters::slice), check_count),
     ];
     for (name, filter, check) in sized {
@@ -49,7 +54,7 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
 /// A method that makes as much as its text says: Python's `str.format`.
 pub(crate) fn check_method(value: &Value, method: &str) -> Result<(), minijinja::Error> {
     match (method, value.as_str()) {
-        ("format", Some(text)) => check_size("a format", widths(replacement_fields(text)), OUTPUT_BYTES_MAX as u64),
+        ("format", Some(text)) => check_widths(replacement_fields(text)),
         _ => Ok(()),
     }
 }
@@ -78,6 +83,27 @@ fn check_indent(args: &[Value]) -> Result<(), minijinja::Error> {
     check_size("an indented text", spaces.saturating_add(text.len() as u64), OUTPUT_BYTES_MAX as u64)
 }
 
+/// `pprint`: values that are not too deep, and not too many.
+fn check_print(args: &[Value]) -> Result<(), minijinja::Error> {
+    let mut todo: Vec<(Value, usize)> = args.first().map(|value| (value.clone(), 0)).into_iter().collect();
+    let mut seen = 0;
+    while let Some((value, depth)) = todo.pop() {
+        seen += 1;
+        check_size("the depth of a printed value", depth as u64, PRINT_DEPTH_MAX as u64)?;
+        check_size("a printed value", seen, RANGE_MAX as u64)?;
+        let is_map = value.kind() == ValueKind::Map;
+        if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
+            continue;
+        }
+        for part in value.try_iter()? {
+            check_size("a printed value", todo.len() as u64, RANGE_MAX as u64)?;
+            let part = if is_map { value.get_item(&part)? } else { part };
+            todo.push((part, depth + 1));
+        }
+    }
+    Ok(())
+}
+
 /// `format`: C's widths and precisions.
 fn check_format(args: &[Value]) -> Result<(), minijinja::Error> {
     let format = args.first().and_then(Value::as_str).unwrap_or_default();
@@ -87,7 +113,7 @@ fn check_format(args: &[Value]) -> Result<(), minijinja::Error> {
         let end = spec.find(|c: char| !c.is_ascii_digit() && !"#- +.".contains(c)).unwrap_or(spec.len());
         &spec[..end]
     });
-    check_size("a format", widths(specs), OUTPUT_BYTES_MAX as u64)
+    check_widths(specs)
 }
 
 /// The part behind the colon of each `{name:spec}` of Python's `str.format`.
@@ -96,10 +122,15 @@ fn replacement_fields(format: &str) -> impl Iterator<Item = &str> {
     fields.filter_map(|field| field.split_once(':').map(|f| f.1))
 }
 
-/// The sum of all numbers in format specifications.
-fn widths<'s>(specs: impl Iterator<Item = &'s str>) -> u64 {
+/// Each number in format specifications, and their sum.
+fn check_widths<'s>(specs: impl Iterator<Item = &'s str>) -> Result<(), minijinja::Error> {
     let numbers = specs.flat_map(|spec| spec.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
-    numbers.map(|n| n.parse().unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
+    let mut sum = 0u64;
+    for number in numbers.map(|n| n.parse().unwrap_or(u64::MAX)) {
+        check_size("a number in a format", number, FORMAT_NUMBER_MAX)?;
+        sum = sum.saturating_add(number);
+    }
+    check_size("a format", sum, OUTPUT_BYTES_MAX as u64)
 }
 
 /// A number that a filter is given by place or by name.

@@ -55,14 +55,20 @@ pub struct Template {
 const NAME: &str = "chat";
 
 impl Template {
-    /// Compiles `source`.
+    /// Compiles `source`; a rendering may take [`FUEL`].
     pub fn new(source: &str) -> Result<Template, TemplateError> {
+        Template::with_fuel(source, FUEL)
+    }
+
+    /// Compiles `source`; a rendering may take `fuel`.
+    pub fn with_fuel(source: &str, fuel: u64) -> Result<Template, TemplateError> {
         if source.len() > SOURCE_BYTES_MAX {
             let message = format!("the template has {} bytes, at most {SOURCE_BYTES_MAX} are allowed", source.len());
             return Err(TemplateError { kind: TemplateErrorKind::Limit, line: 0, message });
         }
         let source = source::prepare(source)?;
         let mut environment = environment();
+        environment.set_fuel(Some(fuel));
         environment.add_template_owned(NAME, source).map_err(|e| template_error(&e))?;
         Ok(Template { environment })
     }
@@ -94,7 +100,6 @@ fn environment() -> Environment<'static> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     // The delimiters are the defaults, which cannot contradict each other.
     env.set_syntax(syntax.unwrap_or_default());
-    env.set_fuel(Some(FUEL));
     env.set_recursion_limit(100);
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(|state, value, method, args| {
@@ -193,6 +198,15 @@ mod tests {
             ("{{ '%0999999999999d' | format(1) }}", Limit, 1),
             ("{{ '%.999999999999999999999999f' | format(1.0) }}", Limit, 1),
             ("{{ '{:>999999999999}'.format('y') }}", Limit, 1),
+            // The engine panics at a precision that Rust has not.
+            ("{{ '%.65536f' | format(1) }}", Limit, 1),
+            ("{{ '{:.65536f}'.format(1) }}", Limit, 1),
+            ("{% set ns = namespace(x=[]) %}{% for i in range(101) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | pprint }}", Limit, 1),
+            (
+                "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | pprint }}",
+                Limit,
+                1,
+            ),
             ("{{ ('%9999s' * 9999) | format('y') }}", Limit, 1),
             ("{% for i in range(9999) %}{{ 'a' * 99999 }}{% endfor %}", Limit, 0),
         ] {
