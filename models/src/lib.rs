@@ -41,10 +41,7 @@ use weights::WeightIndex;
 
 const CONFIG: &str = "config.json";
 /// What a template may take for a conversation of a few words: several times what those of known models do, at most 10 thousand steps.
-const PROBE_FUEL: u64 = 500_000;
-/// Stack of the thread that tries a template: a step can put a value into one more list, and what is done with it, be it to free it, goes
-/// down all of them.
-const PROBE_STACK_BYTES: usize = 1 << 30;
+const PROBE_FUEL: u64 = 50_000;
 
 /// What the user asked for, as far as it matters to opening.
 #[derive(Clone, Debug, Default)]
@@ -223,19 +220,8 @@ fn check_context(facts: &Facts, options: &OpenOptions) -> Result<(), Error> {
     Err(Error::new(Kind::Unsupported, CONFIG, place, "is below the context size asked for", expected, context))
 }
 
-/// [`render_some`] with a stack for whatever a template can do within [`PROBE_FUEL`].
-fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
-    let refuse = |what: &str, found: String| Error::new(Kind::Limit, file, "chat_template", what, "a thread for it", found);
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(PROBE_STACK_BYTES);
-        let thread =
-            thread.spawn_scoped(scope, || render_some(file, source, tokenizer)).map_err(|e| refuse("cannot be tried", e.to_string()))?;
-        thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-    })
-}
-
 /// Compiles the template and renders a few conversations, within its bounds.
-fn render_some(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
+fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
     let place = |line: usize| if line == 0 { "chat_template".to_string() } else { format!("line {line}") };
     let refuse = |e: &TemplateError| match e.kind {
         TemplateErrorKind::Limit => {

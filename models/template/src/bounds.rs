@@ -7,8 +7,10 @@ use minijinja::{Environment, ErrorKind, State, filters};
 use std::fmt;
 use std::io;
 
-/// Instructions that one rendering may execute.
-pub const FUEL: u64 = 10_000_000;
+/// Steps that one rendering may take: those of known models take some hundred for a message.
+pub const FUEL: u64 = 200_000;
+/// Stack for each step: it can put a value into one more list, and what is done with it, be it to free it, goes down all of them.
+pub(crate) const STACK_PER_STEP: usize = 1280;
 /// Longest text that a rendering may produce, in bytes.
 pub const OUTPUT_BYTES_MAX: usize = 16 << 20;
 /// Longest template, in bytes.

@@ -22,7 +22,7 @@ pub use self::bounds::{FUEL, OUTPUT_BYTES_MAX, SOURCE_BYTES_MAX};
 pub use self::error::{TemplateError, TemplateErrorKind};
 pub use chrono::{NaiveDate, NaiveDateTime};
 
-use self::bounds::Capped;
+use self::bounds::{Capped, STACK_PER_STEP};
 use self::error::{Raised, template_error};
 use self::json::{from_json, to_json_filter};
 use minijinja::syntax::SyntaxConfig;
@@ -30,6 +30,8 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
+use std::io;
+use std::panic::resume_unwind;
 
 /// What a template is rendered with.
 pub struct TemplateInput<'a> {
@@ -50,6 +52,7 @@ pub struct TemplateInput<'a> {
 /// A compiled chat template.
 pub struct Template {
     environment: Environment<'static>,
+    stack_bytes: usize,
 }
 
 const NAME: &str = "chat";
@@ -70,11 +73,23 @@ impl Template {
         let mut environment = environment();
         environment.set_fuel(Some(fuel));
         environment.add_template_owned(NAME, source).map_err(|e| template_error(&e))?;
-        Ok(Template { environment })
+        Ok(Template { environment, stack_bytes: fuel as usize * STACK_PER_STEP })
     }
 
-    /// The text of a conversation.
+    /// The text of a conversation, made by a thread with a stack for the deepest value that the fuel allows.
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
+        let no_thread = |e: io::Error| {
+            let message = format!("a thread with a stack of {} MiB: {e}", self.stack_bytes >> 20);
+            TemplateError { kind: TemplateErrorKind::Limit, line: 0, message }
+        };
+        std::thread::scope(|scope| {
+            let thread = std::thread::Builder::new().stack_size(self.stack_bytes);
+            let thread = thread.spawn_scoped(scope, || self.render_here(input)).map_err(no_thread)?;
+            thread.join().unwrap_or_else(|panic| resume_unwind(panic))
+        })
+    }
+
+    fn render_here(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
         let now = input.now.unwrap_or_else(time::utc_now);
         let mut context: Vec<(String, Value)> = vec![
             ("messages".into(), from_json(&alias_reasoning(&input.messages))),
@@ -172,6 +187,39 @@ mod tests {
             ("{{ '%s of 9999999999 %%9999999999' | format(1) }}{{ '9999999999 {}'.format(2) }}", "1 of 9999999999 %99999999999999999999 2"),
         ] {
             assert_eq!(render(source, json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
+        }
+    }
+
+    /// Lists in lists as deep as fuel allows: to free them, and whatever can be done with them, takes a stack of a size that follows.
+    #[test]
+    fn deep_values_do_not_overflow_the_stack() {
+        let nested = |name: &str, depth: usize| {
+            let value = format!("{}ns.{name}{}", "[".repeat(60), "]".repeat(60));
+            format!("{{% for i in range({}) %}}{{% set ns.{name} = {value} %}}{{% endfor %}}", depth / 60)
+        };
+        let start = "{% set ns = namespace(x=[], y=[]) %}";
+        let freed = render(&format!("{start}{}", nested("x", 5_000_000)), json!([]));
+        assert!(matches!(freed, Err(TemplateError { kind: TemplateErrorKind::Limit, .. })), "{freed:?}");
+        let [x, y] = ["x", "y"].map(|name| nested(name, 80_000));
+        assert_eq!(render(&format!("{start}{x}{y}end"), json!([])).as_deref(), Ok("end"), "fuel is left");
+        for used in [
+            "{{ ns.x }}",
+            "{{ ns.x | string | length }}",
+            "{{ ns.x | tojson }}",
+            "{{ ns.x == ns.y }}",
+            "{{ ns.x < ns.y }}",
+            "{{ {ns.x: 1} }}",
+            "{{ [ns.x, ns.y] | sort | length }}",
+            "{{ [ns.x, ns.y] | unique | list | length }}",
+            "{{ ns.x in [ns.y] }}",
+            "{{ ns.x is eq(ns.y) }}",
+            "{{ '%s' | format(ns.x) }}",
+            "{{ ns.x ~ ns.y }}",
+            "{{ ns.x | join }}",
+            "{{ raise_exception(ns.x) }}",
+        ] {
+            // What matters is that there is an end.
+            let _ = render(&format!("{start}{x}{y}{used}"), json!([]));
         }
     }
 
