@@ -224,7 +224,7 @@ fn base(index: usize, mut files: BTreeMap<&'static str, Vec<u8>>) -> Base {
 
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     let is_template = data.first().is_some_and(|f| FILES[usize::from(*f) % FILES.len()].ends_with(".jinja"));
-    if size <= 2 || max_size <= 2 || is_template || seed % 32 == 0 {
+    if size <= 2 || max_size <= 2 || is_template || seed.is_multiple_of(32) {
         return fuzzer_mutate(data, size, max_size);
     }
     2 + mutate_json(&mut data[2..], size - 2, max_size - 2, seed, &WORDS)

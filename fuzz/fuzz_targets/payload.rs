@@ -97,7 +97,7 @@ static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| words(&["runtime-lib/src/
 fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     let manifest_len = data.get(1..5).map_or(u32::MAX, |b| u32::from_le_bytes(b.try_into().unwrap())) as usize;
     let end = PREFIX.saturating_add(manifest_len);
-    if end > size || max_size < size || seed % 4 == 0 {
+    if end > size || max_size < size || seed.is_multiple_of(4) {
         return fuzzer_mutate(data, size, max_size);
     }
     let behind = data[end..size].to_vec();

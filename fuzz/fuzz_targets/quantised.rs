@@ -142,9 +142,8 @@ fn write(layer: &mut Layer, lie: u8) {
     let chosen = usize::from(lie & 3) % parts.len();
     match lie >> 2 {
         1 => {
-            if parts.remove(chosen).0 == "g_idx" {
-                layer.g_idx = None;
-            }
+            let lost = parts.remove(chosen).0;
+            layer.g_idx = layer.g_idx.take().filter(|_| lost != "g_idx");
         }
         2 => parts[chosen].2.reverse(),
         3 => parts[chosen].1 = if parts[chosen].1 == "F16" { "BF16" } else { "F32" },

@@ -52,7 +52,7 @@ fuzz_mutator!(|data: &mut [u8], size: usize, max_size: usize, seed: u32| {
     let behind = data[end..size].to_vec();
     let length = mutate_json(&mut data[8..], header, max_size - 8 - behind.len(), seed, &WORDS);
     // One in eight lies about its length.
-    if seed % 8 > 0 {
+    if !seed.is_multiple_of(8) {
         data[..8].copy_from_slice(&(length as u64).to_le_bytes());
     }
     let end = 8 + length;
