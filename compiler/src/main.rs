@@ -1,5 +1,6 @@
 //! parse -> Options -> pipeline::run -> exit code.
 
+use rcompile::options::Command;
 use rcompile::{Error, link, options, pipeline, report};
 use rcompile_runtime::memory;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
@@ -16,11 +17,16 @@ fn main() {
     }));
     let run = || {
         link::guard::handle_signals()?;
-        memory::keep_within_control_group();
         memory::leave_without_memory(link::guard::clean_up);
         rcompile_codegen::llvm::memory::leave_without_memory(memory::leave_now);
         match options::parse(std::env::args_os())? {
-            Ok(command) => pipeline::dispatch(command),
+            Ok(command) => {
+                // Executables that `compare` runs reserve more than they write to.
+                if let Command::Build(_) = &command {
+                    memory::keep_within_control_group();
+                }
+                pipeline::dispatch(command)
+            }
             Err(text) => report::print(&text),
         }
     };

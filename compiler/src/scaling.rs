@@ -264,8 +264,8 @@ impl Phase {
         for region in regions {
             let load = load(region.window);
             let work = region.work(&load);
-            out.memory_bytes += work.memory_bytes();
-            out.flop += work.flop;
+            out.memory_bytes = out.memory_bytes.saturating_add(work.memory_bytes());
+            out.flop = out.flop.saturating_add(work.flop);
             out.barriers += if region.barrier { region.calls() } else { 0 };
             let calls: Vec<Call> = counts.iter().map(|c| Call::new(region, &load, machine, *c)).collect();
             for (sum, call) in sums.iter_mut().zip(&calls) {

@@ -14,7 +14,8 @@ pub fn catch<T>(f: impl FnOnce() -> T) -> Result<T, String> {
     HOOK.call_once(|| {
         let previous = take_hook();
         set_hook(Box::new(move |info| {
-            if !QUIET.get() {
+            // Templates are rendered by a thread, whose panic goes on in the one that waits for it.
+            if !QUIET.get() && std::thread::current().name() != Some(rcompile_template::THREAD) {
                 previous(info);
             }
         }));

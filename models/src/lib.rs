@@ -228,6 +228,7 @@ fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Re
             let expected = format!("at most {PROBE_FUEL} steps and {OUTPUT_BYTES_MAX} bytes of text");
             Error::new(Kind::Limit, file, place(e.line), "takes too much to render", expected, &e.message)
         }
+        TemplateErrorKind::Machine => Error::new(Kind::Limit, file, "chat_template", "cannot be tried here", "memory for it", &e.message),
         _ => Error::new(Kind::Malformed, file, place(e.line), "is no valid chat template", "a template that renders", &e.message),
     };
     let failed = |panic: String| Error::new(Kind::Malformed, file, "chat_template", "cannot be compiled", "a template", panic);
@@ -254,7 +255,7 @@ fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Re
         match guard::catch(|| template.render(&input)).map_err(failed)? {
             // A template may refuse a conversation, but one that stumbles over all of them is of no use.
             Ok(_) => return Ok(()),
-            Err(e) if e.kind == TemplateErrorKind::Limit => return Err(refuse(&e)),
+            Err(e) if matches!(e.kind, TemplateErrorKind::Limit | TemplateErrorKind::Machine) => return Err(refuse(&e)),
             Err(e) if e.kind == TemplateErrorKind::Raised => {}
             Err(e) => first_fault = first_fault.or(Some(e)),
         }

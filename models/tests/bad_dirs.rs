@@ -780,13 +780,19 @@ fn chat_templates() {
         }),
         // Lists in lists, more than a stack of 8 MB can free.
         ("tmpl_deep_value", 7, &["chat_template.jinja", "50000 steps"], |t| {
-            let nested = format!("{}ns.x{}", "[".repeat(60), "]".repeat(60));
-            let grow = format!("{{% for i in range(99999) %}}{{% set ns.x = {nested} %}}{{% endfor %}}");
+            let grow = format!("{{% set x = {}x{} %}}", "[".repeat(60), "]".repeat(60));
+            t.put("chat_template.jinja", format!("{{% set x = [] %}}{}", grow.repeat(1000)));
+        }),
+        ("tmpl_deep_value_kept", 7, &["chat_template.jinja", "the depth of a value"], |t| {
+            let grow = "{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}";
             t.put("chat_template.jinja", format!("{{% set ns = namespace(x=[]) %}}{grow}"));
         }),
-        ("tmpl_deep_value_printed", 7, &["chat_template.jinja", "printed value"], |t| {
-            let grow = "{% for i in range(999) %}{% set ns.x = [ns.x] %}{% endfor %}";
-            t.put("chat_template.jinja", format!("{{% set ns = namespace(x=[]) %}}{grow}{{{{ ns.x | pprint }}}}"));
+        ("tmpl_deep_value_printed", 7, &["chat_template.jinja", "the depth of a value"], |t| {
+            let grow = "{% set x = [[[[[x]]]]] %}".repeat(30);
+            t.put("chat_template.jinja", format!("{{% set x = [] %}}{grow}{{{{ x | pprint }}}}"));
+        }),
+        ("tmpl_endless_value", 7, &["chat_template.jinja", "namespaces in a namespace"], |t| {
+            t.put("chat_template.jinja", "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}");
         }),
         ("tmpl_precision", 7, &["chat_template.jinja", "65536"], |t| t.put("chat_template.jinja", "{{ '%.65536f' | format(1) }}")),
         ("tmpl_ssti", 4, &["__class__"], |t| t.put("chat_template.jinja", "{{ ''.__class__.__mro__ }}")),

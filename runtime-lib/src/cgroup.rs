@@ -18,12 +18,18 @@ pub fn memory_limit() -> Option<u64> {
     *LIMIT.get_or_init(|| Groups::of_process()?.memory().into_iter().map(|m| m.limit).min())
 }
 
-/// Bytes that are left below every limit if the group lets go of the files that it has read. None without a limit, and where what
-/// exceeds it can be swapped out.
+/// Bytes that are left below every limit if the group lets go of the files that it has read. None without a limit that ends a process:
+/// what exceeds one may be swapped out.
 pub fn memory_room() -> Option<u64> {
     memory_limit()?;
-    let swaps = read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1);
-    (!swaps).then(|| Groups::of_process()?.memory().into_iter().map(|m| m.limit.saturating_sub(m.held)).min()).flatten()
+    let swaps = machine_swaps();
+    let ends = |m: &Memory| !(swaps && m.swaps);
+    Groups::of_process()?.memory().into_iter().filter(ends).map(|m| m.limit.saturating_sub(m.held)).min()
+}
+
+/// Whether the machine has anything to swap to.
+pub fn machine_swaps() -> bool {
+    read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
 
 /// Memory of one group.
@@ -31,6 +37,8 @@ struct Memory {
     limit: u64,
     /// What it takes now and cannot give back.
     held: u64,
+    /// Whether the group may swap where the machine can.
+    swaps: bool,
 }
 
 /// The groups that a process is in.
@@ -112,13 +120,17 @@ impl Memory {
         let bytes = |name| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
         let limit = bytes(limit).filter(|l| *l < NONE)?;
         let stat = read_to_string(group.join("memory.stat")).unwrap_or_default();
-        let of_files = |line: &str| {
+        let given_back = |line: &str| {
             let (name, bytes) = line.split_once(' ')?;
             let name = name.strip_prefix(prefix)?;
-            matches!(name, "active_file" | "inactive_file").then(|| bytes.parse::<u64>().ok())?
+            matches!(name, "active_file" | "inactive_file" | "slab_reclaimable").then(|| bytes.parse::<u64>().ok())?
         };
-        let files: u64 = stat.lines().filter_map(of_files).sum();
-        Some(Memory { limit, held: bytes(usage)?.saturating_sub(files) })
+        let given_back: u64 = stat.lines().filter_map(given_back).sum();
+        let swaps = match version {
+            Version::V1 => bytes("memory.memsw.limit_in_bytes").is_none_or(|both| both > limit),
+            Version::V2 => bytes("memory.swap.max") != Some(0),
+        };
+        Some(Memory { limit, held: bytes(usage)?.saturating_sub(given_back), swaps })
     }
 }
 
@@ -190,16 +202,23 @@ mod tests {
         assert_eq!(limits(), []);
         tree.set("a/memory.max", "1000\n");
         tree.set("a/memory.current", "700\n");
-        tree.set("a/memory.stat", "anon 100\nfile 620\ninactive_file 200\nactive_file 400\n");
+        tree.set("a/memory.stat", "anon 100\nfile 620\ninactive_file 200\nactive_file 350\nslab_reclaimable 50\n");
         assert_eq!(limits(), [(1000, 100)]);
         tree.set("a/b/memory.max", "500\n");
         assert_eq!(limits(), [(500, 100), (1000, 100)]);
+        tree.set("a/b/memory.swap.max", "0\n");
+        tree.set("a/memory.swap.max", "max\n");
+        assert_eq!(tree.groups().memory().iter().map(|m| m.swaps).collect::<Vec<_>>(), [false, true]);
 
         tree.set("membership", "4:memory:/x\n");
         tree.set("memory/x/memory.limit_in_bytes", "9223372036854771712\n");
         tree.set("memory/x/memory.usage_in_bytes", "700\n");
         assert_eq!(limits(), []);
         tree.set("memory/x/memory.limit_in_bytes", "1000\n");
+        let swaps = || tree.groups().memory()[0].swaps;
+        assert!(swaps());
+        tree.set("memory/x/memory.memsw.limit_in_bytes", "1000\n");
+        assert!(!swaps());
         // The group's own files are in the total of its tree.
         tree.set("memory/x/memory.stat", "inactive_file 5\ntotal_inactive_file 200\ntotal_active_file 50\ntotal_rss 300\n");
         assert_eq!(limits(), [(1000, 450)]);

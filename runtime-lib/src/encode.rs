@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::profile::Profile;
-use crate::step::{Row, RowTable, Session, StepError};
+use crate::step::{Row, RowTable, Session, StepError, room_for};
 
 /// Rows of a part: as many as the matmuls need for their rate, and not so many that the rows leave a thread's second cache (BERT base in
 /// bf16, one thread of a Zen 4 with 1 MB: 90.0 % of the peak with 128 rows, 88.3 % with 1024).
@@ -146,6 +146,10 @@ impl<'a> Encoder<'a> {
     /// Makes a lane for each thread. False: there is no memory for them, and texts run together.
     fn has_lanes(&mut self) -> Result<bool, StepError> {
         let session = &self.together.session;
+        let missing = session.threads() as usize - self.apart.len();
+        if missing > 0 && room_for("threads' own areas", missing as u64 * session.single_bytes()).is_err() {
+            return Ok(false);
+        }
         while self.apart.len() < session.threads() as usize {
             let mut single = match session.single() {
                 Err(StepError::Memory { .. }) => return Ok(false),

@@ -31,7 +31,7 @@ pub fn leave_without_memory(last: fn()) {
 /// Lets allocations of this process and its children fail where the control group would end them without a word.
 pub fn keep_within_control_group() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let Some(limit) = cgroup::memory_limit() else { return };
+    let Some(limit) = cgroup::memory_limit().filter(|_| !cgroup::machine_swaps()) else { return };
     let given = getrlimit(Resource::Data);
     let current = given.current.map_or(limit, |c| c.min(limit));
     // What cannot be limited stays as it is.

@@ -3,7 +3,7 @@
 //! A [`Program`] is one entry of the executable: its generated steps and its weights. A [`Session`] adds everything a step
 //! writes to: state (KV cache), arena, scratch, output, the thread pool. [`Session::step`] takes a [`RowTable`], picks the
 //! smallest bucket that holds it, groups its rows into runs and attention tiles, and runs the bucket's function on all
-//! threads. After [`Session::new`] nothing is allocated.
+//! threads. After [`Session::new`] steps allocate nothing but to see whether a control group has room for them.
 
 mod growth;
 
@@ -362,11 +362,16 @@ impl<'a> Session<'a> {
             run_begin: Vec::with_capacity(rows + 1),
             tiles: Vec::with_capacity(rows),
             outputs: 0,
-            growth: Growth::new(private_bytes + output_bytes, program.slots as usize, page_bytes),
+            growth: Growth::new(private_bytes + output_bytes, program.state_bytes, page_bytes, program.pages_per_slot.into()),
             profile: None,
             program,
             pool,
         })
+    }
+
+    /// What a session of one thread writes to beside keys and values.
+    pub(crate) fn single_bytes(&self) -> u64 {
+        (self.arena.len + self.private_stride + self.output.len) as u64
     }
 
     /// A session of the same program for one thread: whoever calls [`Session::step`].

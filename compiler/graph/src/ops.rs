@@ -304,7 +304,7 @@ pub enum OpClass {
     Gather,
     /// Arithmetic along an axis or over the rows of a run.
     Reduction,
-    /// Has a kernel of its own, into which others are fused.
+    /// Has kernels of its own, into which others are fused; others are not computed again for it.
     Anchor,
 }
 

@@ -19,8 +19,12 @@ pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 const RANGE_MAX: i64 = 100_000;
 /// Largest number in a format. Rust knows no larger width or precision, and the engine panics at some.
 const FORMAT_NUMBER_MAX: u64 = u16::MAX as u64;
-/// Deepest value that `pprint` writes, whose time grows with the square of the depth.
-const PRINT_DEPTH_MAX: usize = 100;
+/// Deepest value that a namespace keeps or `pprint` writes, whose time grows with the square of the depth.
+const DEPTH_MAX: usize = 100;
+/// Parts of a value that a namespace keeps: they are counted whenever it is assigned.
+const KEPT_PARTS_MAX: usize = 2000;
+/// The filter for what is assigned to a name in a namespace.
+pub(crate) const KEPT: &str = "kept_in_namespace";
 
 /// Marks an error about a bound.
 #[derive(Debug)]
@@ -43,6 +47,7 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
         ("pprint", Value::from_function(filters::pprint), check_print),
         ("slice", Value::from_function(filters::slice), check_count),
     ];
+    env.add_filter(KEPT, |value: Value| check_kept(&value).map(|()| value));
     for (name, filter, check) in sized {
         env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
@@ -87,18 +92,32 @@ fn check_indent(args: &[Value]) -> Result<(), minijinja::Error> {
 
 /// `pprint`: values that are not too deep, and not too many.
 fn check_print(args: &[Value]) -> Result<(), minijinja::Error> {
-    let mut todo: Vec<(Value, usize)> = args.first().map(|value| (value.clone(), 0)).into_iter().collect();
+    args.first().map_or(Ok(()), |value| for_each_part(value, RANGE_MAX as usize, |_| Ok(())))
+}
+
+/// A namespace keeps no namespace: one that is within itself would never end. Nothing else can change when it is made.
+fn check_kept(value: &Value) -> Result<(), minijinja::Error> {
+    for_each_part(value, KEPT_PARTS_MAX, |part| {
+        let is_namespace = part.as_object().is_some_and(|object| object.type_name().ends_with("Namespace"));
+        check_size("namespaces in a namespace", is_namespace.into(), 0)
+    })
+}
+
+/// Visits a value and what it consists of, which must not be too deep or too much.
+fn for_each_part(value: &Value, parts_max: usize, visit: impl Fn(&Value) -> Result<(), minijinja::Error>) -> Result<(), minijinja::Error> {
+    let mut todo = vec![(value.clone(), 0)];
     let mut seen = 0;
     while let Some((value, depth)) = todo.pop() {
+        visit(&value)?;
         seen += 1;
-        check_size("the depth of a printed value", depth as u64, PRINT_DEPTH_MAX as u64)?;
-        check_size("a printed value", seen, RANGE_MAX as u64)?;
+        check_size("the depth of a value", depth, DEPTH_MAX as u64)?;
+        check_size("the parts of a value", seen, parts_max as u64)?;
         let is_map = value.kind() == ValueKind::Map;
         if !is_map && !matches!(value.kind(), ValueKind::Seq | ValueKind::Iterable) {
             continue;
         }
         for part in value.try_iter()? {
-            check_size("a printed value", todo.len() as u64, RANGE_MAX as u64)?;
+            check_size("the parts of a value", todo.len() as u64, parts_max as u64)?;
             let part = if is_map { value.get_item(&part)? } else { part };
             todo.push((part, depth + 1));
         }

@@ -17,6 +17,8 @@ pub enum TemplateErrorKind {
     Limit,
     /// An operation failed on these messages.
     Render,
+    /// The machine has no memory or thread for it.
+    Machine,
 }
 
 /// A template that does not compile or does not render.

@@ -57,6 +57,9 @@ pub struct Template {
 
 const NAME: &str = "chat";
 
+/// Name of the threads that render: the caller may catch what they panic with.
+pub const THREAD: &str = "template";
+
 impl Template {
     /// Compiles `source`; a rendering may take [`FUEL`].
     pub fn new(source: &str) -> Result<Template, TemplateError> {
@@ -80,10 +83,10 @@ impl Template {
     pub fn render(&self, input: &TemplateInput<'_>) -> Result<String, TemplateError> {
         let no_thread = |e: io::Error| {
             let message = format!("a thread with a stack of {} MiB: {e}", self.stack_bytes >> 20);
-            TemplateError { kind: TemplateErrorKind::Limit, line: 0, message }
+            TemplateError { kind: TemplateErrorKind::Machine, line: 0, message }
         };
         std::thread::scope(|scope| {
-            let thread = std::thread::Builder::new().stack_size(self.stack_bytes);
+            let thread = std::thread::Builder::new().name(THREAD.into()).stack_size(self.stack_bytes);
             let thread = thread.spawn_scoped(scope, || self.render_here(input)).map_err(no_thread)?;
             thread.join().unwrap_or_else(|panic| resume_unwind(panic))
         })
@@ -194,32 +197,75 @@ mod tests {
     #[test]
     fn deep_values_do_not_overflow_the_stack() {
         let nested = |name: &str, depth: usize| {
-            let value = format!("{}ns.{name}{}", "[".repeat(60), "]".repeat(60));
-            format!("{{% for i in range({}) %}}{{% set ns.{name} = {value} %}}{{% endfor %}}", depth / 60)
+            let value = format!("{}{name}{}", "[".repeat(60), "]".repeat(60));
+            format!("{{% set {name} = [] %}}") + &format!("{{% set {name} = {value} %}}").repeat(depth / 60)
         };
-        let start = "{% set ns = namespace(x=[], y=[]) %}";
-        let freed = render(&format!("{start}{}", nested("x", 5_000_000)), json!([]));
+        let freed = render(&nested("x", 240_000), json!([]));
         assert!(matches!(freed, Err(TemplateError { kind: TemplateErrorKind::Limit, .. })), "{freed:?}");
-        let [x, y] = ["x", "y"].map(|name| nested(name, 80_000));
-        assert_eq!(render(&format!("{start}{x}{y}end"), json!([])).as_deref(), Ok("end"), "fuel is left");
-        for used in [
-            "{{ ns.x }}",
-            "{{ ns.x | string | length }}",
-            "{{ ns.x | tojson }}",
-            "{{ ns.x == ns.y }}",
-            "{{ ns.x < ns.y }}",
-            "{{ {ns.x: 1} }}",
-            "{{ [ns.x, ns.y] | sort | length }}",
-            "{{ [ns.x, ns.y] | unique | list | length }}",
-            "{{ ns.x in [ns.y] }}",
-            "{{ ns.x is eq(ns.y) }}",
-            "{{ '%s' | format(ns.x) }}",
-            "{{ ns.x ~ ns.y }}",
-            "{{ ns.x | join }}",
-            "{{ raise_exception(ns.x) }}",
-        ] {
+        let one = nested("x", 190_000);
+        let two = nested("x", 95_000) + &nested("y", 95_000);
+        for deep in [&one, &two] {
+            assert_eq!(render(&format!("{deep}end"), json!([])).as_deref(), Ok("end"), "fuel is left");
+        }
+        let of_one = [
+            "{{ x }}",
+            "{{ x | string | length }}",
+            "{{ x | tojson }}",
+            "{{ {x: 1} }}",
+            "{{ '%s' | format(x) }}",
+            "{{ x | join }}",
+            "{{ x == x }}",
+            "{{ raise_exception(x) }}",
+        ];
+        let of_two = [
+            "{{ x == y }}",
+            "{{ x < y }}",
+            "{{ [x, y] | sort | length }}",
+            "{{ [x, y] | unique | list | length }}",
+            "{{ x in [y] }}",
+            "{{ x is eq(y) }}",
+            "{{ x ~ y }}",
+        ];
+        let cases = of_one.map(|used| (&one, used)).into_iter().chain(of_two.map(|used| (&two, used)));
+        for (deep, used) in cases {
             // What matters is that there is an end.
-            let _ = render(&format!("{start}{x}{y}{used}"), json!([]));
+            let _ = render(&format!("{deep}{used}"), json!([]));
+        }
+    }
+
+    #[test]
+    fn namespaces_keep_no_namespaces() {
+        let start = "{% set ns = namespace(x=1) %}{% set other = namespace() %}";
+        for set in [
+            "ns.x = ns",
+            "ns.x = [ns]",
+            "ns.x = {'a': [[other]]}",
+            "-ns.x=ns -",
+            "a, ns.x = 1, ns",
+            "(a, ns.x) = (1, [other])",
+            "ns.x = ns if true else '%}='",
+            "ns.x = [[1], 2] + [namespace()]",
+        ] {
+            let set = set.strip_prefix('-').map_or(format!("{{% set {set}%}}"), |set| format!("{{%- set {set}%}}"));
+            let found = render(&format!("{start}{set}{{{{ ns }}}}"), json!([]));
+            assert!(matches!(&found, Err(TemplateError { kind: TemplateErrorKind::Limit, .. })), "{set}: {found:?}");
+        }
+        // A bracket that closes the one in which the value is looked at.
+        for set in ["ns.x = ns) if (true", "ns.x = 1) + (ns", "ns.x = ", "ns.x = (ns"] {
+            let found = render(&format!("{start}{{% set {set} %}}{{{{ ns }}}}"), json!([]));
+            assert!(matches!(&found, Err(TemplateError { kind: TemplateErrorKind::Syntax, .. })), "{set}: {found:?}");
+        }
+        for (source, expected) in [
+            ("{% set ns.x = ns.x + 1 if true else ')' -%} {{ ns.x }}", "2"),
+            ("{% set ns.x = 1, (2, 3) %}{{ ns.x }}", "(1, (2, 3))"),
+            ("{% set a, ns.x = 'a=b', [messages[0].role] %}{{ a }}{{ ns.x }}", "a=b['user']"),
+            ("{% set ns.x | upper | replace('A', 'b=') %}a{% endset %}{{ ns.x }}", "b="),
+            (
+                "{% raw %}{% set ns.x = 1 %}{% generation %}{% endraw %}{% set y = ns.x == 1 %}{{ y }}",
+                "{% set ns.x = 1 %}{% generation %}True",
+            ),
+        ] {
+            assert_eq!(render(&format!("{start}{source}"), json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
         }
     }
 
@@ -249,7 +295,8 @@ mod tests {
             // The engine panics at a precision that Rust has not.
             ("{{ '%.65536f' | format(1) }}", Limit, 1),
             ("{{ '{:.65536f}'.format(1) }}", Limit, 1),
-            ("{% set ns = namespace(x=[]) %}{% for i in range(101) %}{% set ns.x = [ns.x] %}{% endfor %}{{ ns.x | pprint }}", Limit, 1),
+            ("{% set ns = namespace(x=[]) %}{% for i in range(101) %}{% set ns.x = [ns.x] %}{% endfor %}", Limit, 1),
+            ("{% set ns = namespace(x=range(1990) | list) %}{% for i in range(20) %}{% set ns.x = ns.x + [i] %}{% endfor %}", Limit, 1),
             (
                 "{% set ns = namespace(x=[]) %}{% for i in range(50) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | pprint }}",
                 Limit,

@@ -1,9 +1,11 @@
 //! The source of a template as the engine takes it.
 
+use crate::bounds::KEPT;
 use crate::error::{TemplateError, TemplateErrorKind};
+use std::ops::Range;
 
-/// Turns `{% generation %}` blocks into plain scopes, and refuses what no chat template may use: other files and names
-/// with two leading underscores. Line numbers and whitespace control stay as they are.
+/// Turns `{% generation %}` blocks into plain scopes, has what is put into namespaces looked at ([`crate::bounds::KEPT`]), and refuses what
+/// no chat template may use: other files and names with two leading underscores. Line numbers and whitespace control stay as they are.
 pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
@@ -37,6 +39,18 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
             ("%}", Some(word @ ("include" | "import" | "from" | "extends"))) => return Err(refuse(here, word)),
             ("%}", Some("generation")) => out.push_str(&tag.replacen("generation", "with", 1)),
             ("%}", Some("endgeneration")) => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
+            ("%}", Some("set")) => match namespace_value(tag) {
+                Some(Range { start, end }) => {
+                    out.extend([&tag[..start], "(", &tag[start..end], ")|", KEPT, " ", &tag[end..]]);
+                }
+                None => out.push_str(tag),
+            },
+            ("%}", Some("raw")) => {
+                let (raw, behind) = after.split_at(end_of_raw(after));
+                out.extend([tag, raw]);
+                rest = behind;
+                continue;
+            }
             _ => out.push_str(tag),
         }
         rest = after;
@@ -68,6 +82,49 @@ fn statement(tag: &str) -> Option<&str> {
     let body = tag.strip_prefix("{%")?.trim_start_matches(['-', '+']).trim_start();
     let end = body.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(body.len());
     Some(&body[..end])
+}
+
+/// Where in a `{% set %}` tag the value is that goes into a namespace: behind `ns.x =`, also among other targets.
+fn namespace_value(tag: &str) -> Option<Range<usize>> {
+    let assign = tag.find(['=', '|'])?;
+    if tag[assign..].starts_with('|') || !tag[..assign].contains('.') {
+        return None;
+    }
+    let end = tag.strip_suffix("%}")?.trim_end_matches(['-', '+']).len();
+    // Of no expression there is nothing to look at: the engine refuses it.
+    tag.get(assign + 1..end).filter(|value| is_balanced(value)).map(|_| assign + 1..end)
+}
+
+/// Something in which every bracket that closes has one that opens it; brackets within quotes do not count.
+fn is_balanced(value: &str) -> bool {
+    let (mut depth, mut quote, mut escaped) = (0i64, None, false);
+    for c in value.chars() {
+        match (quote, c) {
+            _ if escaped => escaped = false,
+            (Some(_), '\\') => escaped = true,
+            (Some(q), c) if c == q => quote = None,
+            (None, '"' | '\'') => quote = Some(c),
+            (None, '(' | '[' | '{') => depth += 1,
+            (None, ')' | ']' | '}') => depth -= 1,
+            _ => {}
+        }
+        if depth < 0 {
+            return false;
+        }
+    }
+    depth == 0 && !value.trim().is_empty()
+}
+
+/// Length of what `{% raw %}` keeps as it is.
+fn end_of_raw(text: &str) -> usize {
+    let mut from = 0;
+    while let Some(at) = text[from..].find("{%").map(|at| from + at) {
+        if statement(&text[at..]) == Some("endraw") {
+            return at;
+        }
+        from = at + 2;
+    }
+    text.len()
 }
 
 /// A name in `tag` that starts with two underscores, be it in quotes: the way to an interpreter's insides.

@@ -25,6 +25,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::panic::{Location, PanicHookInfo};
 use std::path::Path;
+use std::sync::Once;
 use std::thread::JoinHandle;
 
 use clap::error::ErrorKind;
@@ -193,6 +194,16 @@ impl Cx {
         Ok(pool)
     }
 
+    /// Says once that mapped weights exceed what the control group allows.
+    fn warn_of_weights(&self, bytes: u64) {
+        static SAID: Once = Once::new();
+        if let Some(limit) = cgroup::memory_limit().filter(|limit| *limit < bytes) {
+            let (weights, limit) = (bytes.div_ceil(1 << 20), limit >> 20);
+            let what = format!("{weights} MiB of weights, the control group allows {limit} MiB: they are read from disk again and again");
+            SAID.call_once(|| error::warn("memory", what));
+        }
+    }
+
     /// A session for one entry of the executable.
     fn session(&self, entry: &str, machine: &MachineArgs) -> Result<Session<'static>, Failure> {
         let index = self
@@ -205,15 +216,7 @@ impl Cx {
         let weights = match (machine.place.copy_weights, self.copied.get()) {
             (false, _) => {
                 let weights = self.payload.weights()?;
-                if let Some(limit) = cgroup::memory_limit().filter(|limit| *limit < weights.len() as u64) {
-                    let [weights, limit] = [weights.len() as u64, limit].map(|bytes| bytes >> 20);
-                    error::warn(
-                        "memory",
-                        format_args!(
-                            "{weights} MiB of weights, the control group allows {limit} MiB: they are read from disk again and again"
-                        ),
-                    );
-                }
+                self.warn_of_weights(weights.len() as u64);
                 weights
             }
             (true, Some(weights)) => weights,

@@ -43,7 +43,7 @@ impl From<TemplateError> for Failure {
     fn from(error: TemplateError) -> Self {
         let exit = match error.kind {
             TemplateErrorKind::Raised => 2,
-            TemplateErrorKind::Limit => 7,
+            TemplateErrorKind::Limit | TemplateErrorKind::Machine => 7,
             _ => 4,
         };
         Self::new(exit, "template", error)

@@ -7,23 +7,28 @@ use super::StepError;
 use crate::abi::{PAGE_POSITIONS, Tile};
 use crate::cgroup;
 
-/// Memory beside the areas that is written to meanwhile: tables of pages, texts, the rest of a large page.
-const MARGIN: u64 = 2 << 20;
+/// A large page: what is given where a byte of it is written to, if the kernel has one left. (The first small pages of keys and values are
+/// ordinary ones.)
+const LARGE_PAGE: u64 = 2 << 20;
+/// Memory beside what is counted: tables of pages, texts, the rest of the large pages of arena, scratch and output.
+const MARGIN: u64 = 4 * LARGE_PAGE;
 
-/// Bytes of a session's areas, as far as steps have written to them.
+/// Bytes of a session's areas, as far as steps have written to them. What a small step leaves of the arena counts as written to.
 pub(super) struct Growth {
     arena: u64,
-    /// Pages of keys and values per slot.
-    pages: Vec<u32>,
+    /// Bytes of a page of keys and values, and pages of a slot.
     page_bytes: u64,
+    pages_per_slot: u64,
+    /// Which large pages of keys and values are written to.
+    large_pages: Vec<bool>,
     /// Counted, but not written to yet.
     ahead: u64,
 }
 
 impl Growth {
     /// Nothing is written to yet; the first step takes all of the areas of `always` bytes.
-    pub(super) fn new(always: u64, slots: usize, page_bytes: u64) -> Growth {
-        Growth { arena: 0, pages: vec![0; slots], page_bytes, ahead: always }
+    pub(super) fn new(always: u64, state_bytes: u64, page_bytes: u64, pages_per_slot: u64) -> Growth {
+        Growth { arena: 0, page_bytes, pages_per_slot, large_pages: vec![false; state_bytes.div_ceil(LARGE_PAGE) as usize], ahead: always }
     }
 
     /// Before a step that uses so many bytes of the arena and keys up to the ends of these tiles.
@@ -40,10 +45,14 @@ impl Growth {
         self.ahead += arena.saturating_sub(self.arena);
         self.arena = self.arena.max(arena);
         for tile in tiles {
-            let pages = (tile.key_end as u32).div_ceil(PAGE_POSITIONS as u32);
-            let held = &mut self.pages[tile.slot as usize];
-            self.ahead += u64::from(pages.saturating_sub(*held)) * self.page_bytes;
-            *held = pages.max(*held);
+            let slot = tile.slot as u64 * self.pages_per_slot * self.page_bytes;
+            let used = (tile.key_end as u64).div_ceil(PAGE_POSITIONS as u64) * self.page_bytes;
+            let large_pages = slot / LARGE_PAGE..(slot + used).div_ceil(LARGE_PAGE);
+            // (An encoder has slots without keys and values.)
+            for written in self.large_pages.iter_mut().take(large_pages.end as usize).skip(large_pages.start as usize) {
+                self.ahead += if *written { 0 } else { LARGE_PAGE };
+                *written = true;
+            }
         }
     }
 }
@@ -67,15 +76,20 @@ mod tests {
 
     #[test]
     fn what_is_new_counts_once() {
-        let mut growth = Growth::new(7, 2, 1000);
+        // Two slots of five pages of half a large page.
+        let mut growth = Growth::new(7, 5 * LARGE_PAGE, LARGE_PAGE / 2, 5);
         let mut ahead = |arena, tiles: &[Tile]| {
             growth.count(arena, tiles);
             std::mem::take(&mut growth.ahead)
         };
-        assert_eq!(ahead(100, &[tile(0, 1)]), 7 + 100 + 1000);
-        // The same page, and two pages more by two tiles of one slot.
-        assert_eq!(ahead(50, &[tile(0, 256)]), 0);
-        assert_eq!(ahead(120, &[tile(0, 300), tile(0, 513)]), 20 + 2000);
-        assert_eq!(ahead(0, &[tile(0, 2), tile(1, 256)]), 1000);
+        assert_eq!(ahead(100, &[tile(0, 1)]), 7 + 100 + LARGE_PAGE);
+        // The same large page, and one more by two tiles of one slot.
+        assert_eq!(ahead(50, &[tile(0, 300)]), 0);
+        assert_eq!(ahead(120, &[tile(0, 300), tile(0, 513)]), 20 + LARGE_PAGE);
+        // The second slot begins in the third large page.
+        assert_eq!(ahead(0, &[tile(0, 2), tile(1, 256)]), LARGE_PAGE);
+        assert_eq!(ahead(0, &[tile(0, 1280), tile(1, 1280)]), 2 * LARGE_PAGE);
+        // Without a cache there is nothing.
+        assert_eq!((Growth::new(0, 0, 0, 0).large_pages.len(), ahead(0, &[])), (0, 0));
     }
 }
