@@ -26,7 +26,6 @@ fuzz_target!(init: start(seeds()), |data: &[u8]| {
         abi_version: ABI_VERSION,
         weights_embedded: 1,
         file_len: len,
-        payload_offset: 0,
         payload_len: len,
         manifest_offset: HEADER as u64,
         manifest_len: manifest_end - HEADER as u64,
@@ -34,13 +33,7 @@ fuzz_target!(init: start(seeds()), |data: &[u8]| {
         blobs_len: len - manifest_end,
         weights_offset: manifest_end,
         weights_len: len - manifest_end,
-        image_checksum: 0,
-        manifest_hash: [0; 32],
-        blobs_hash: [0; 32],
-        weights_hash: [0; 32],
-        code_begin: 0,
-        code_end: 0,
-        header_hash: [0; 32],
+        ..PayloadHeader::from_bytes(&[0; HEADER])
     };
     match prefix[0] & 15 {
         1 => header.manifest_offset = odd,

@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 use libfuzzer_sys::fuzzer_mutate;
 use serde_json::{Map, Value, json};
 
-/// Before libFuzzer starts: its handler of signals gets a stack of its own, so that it can tell of a stack that overflowed, and the seeds are
-/// written into the directory that `RCOMPILE_FUZZ_CORPUS` names.
+/// Before libFuzzer starts: its handler of signals gets a stack of its own, so that it can tell of the main thread's stack that overflowed (that
+/// of a thread that renders a template ends the process without an artifact), and the seeds are written into the directory that
+/// `RCOMPILE_FUZZ_CORPUS` names.
 pub fn start(seeds: impl IntoIterator<Item = Vec<u8>>) {
     const STACK_BYTES: usize = 1 << 20;
     let stack = Box::leak(vec![0u8; STACK_BYTES].into_boxed_slice());

@@ -1,6 +1,7 @@
-//! What bounds a rendering: fuel, the length of its text, and the sizes that numbers give to what filters make.
+//! What bounds a rendering: fuel, the stack that goes with it, the length of its text, the sizes that numbers give to what filters make, and
+//! what namespaces keep.
 //!
-//! In: the arguments of filters and functions. Out: an error marked [`LimitReached`] where they would make too much.
+//! In: the arguments of filters and functions, values that are assigned in namespaces. Out: an error marked [`LimitReached`] where they would make too much.
 
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, ErrorKind, State, filters};

@@ -6,7 +6,8 @@
 //! Like the reference: `trim_blocks` and `lstrip_blocks`, loop controls, Python's methods on strings and maps,
 //! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
 //! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work,
-//! and the length of the text is bounded, as is what the numbers make that filters and formats are given. Not bounded is
+//! and the length of the text is bounded, as is what the numbers make that filters and formats are given. Namespaces keep no
+//! namespaces, so that every value has an end, and rendering has a stack for the deepest. Not bounded is
 //! the memory of intermediate strings that a hostile template multiplies otherwise, by `+`, `replace` or `join` (`*` stops
 //! at the engine's own 100 MB); that needs a limit on the process.
 //!
