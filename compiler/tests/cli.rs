@@ -1,7 +1,7 @@
 //! The driver on model directories that are wrong in one way each, and every kind of output that can be asked for.
 //!
-//! Beside `driver.rs` (whole builds, signals, what is left behind) and the models crate's `bad_dirs.rs` (the acceptance list of the
-//! front end): here each kind of wrong input goes through the process, with its exit code, its one line and nothing left.
+//! Beside `driver.rs` (whole builds, signals, what is left behind) and `bad_models.rs` (the acceptance list of the front end): here what
+//! lies behind the front end, and the command line, with exit code, one line and nothing left.
 
 use assert_cmd::cargo::cargo_bin;
 use serde_json::{Map, Value, json};

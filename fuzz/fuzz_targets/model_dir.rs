@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target, fuzzer_mutate};
+use rcompile_broken::toy;
 use rcompile_fuzz::{check_error, check_line, mutate_json, repository, scratch, start, words};
 use rcompile_graph::{DType, verify};
 use rcompile_models::arch::{self, Role};
@@ -17,10 +18,6 @@ use rcompile_models::quantised::{self, Method};
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{OpenOptions, TokenizerUse, open};
 use serde_json::{Map, Value, json};
-
-#[path = "../../models/tests/common/toy.rs"]
-#[allow(dead_code, reason = "only its tokenizer is of use here")]
-mod toy;
 
 /// Files that can be replaced. The weights' entry is their header.
 const FILES: [&str; 12] = [

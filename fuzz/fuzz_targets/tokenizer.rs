@@ -5,15 +5,12 @@
 use std::sync::LazyLock;
 
 use libfuzzer_sys::{fuzz_mutator, fuzz_target};
+use rcompile_broken::toy;
 use rcompile_fuzz::{Random, check_error, check_line, mutate_json, scratch, start, words};
 use rcompile_models::dir::ModelDir;
 use rcompile_models::tokenizer;
 use rcompile_runtime::text::{Stream, Text, compact};
 use serde_json::{Value, json};
-
-#[path = "../../models/tests/common/toy.rs"]
-#[allow(dead_code, reason = "only its tokenizer is of use here")]
-mod toy;
 
 static DIR: LazyLock<std::path::PathBuf> = LazyLock::new(scratch);
 static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {

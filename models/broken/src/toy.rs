@@ -12,9 +12,13 @@ pub const HIDDEN: usize = 64;
 /// One tensor to be written.
 #[derive(Clone)]
 pub struct ToyTensor {
+    /// As in a checkpoint.
     pub name: String,
+    /// As safetensors names it.
     pub dtype: &'static str,
+    /// Outermost dimension first.
     pub shape: Vec<usize>,
+    /// Little endian, row by row.
     pub data: Vec<u8>,
 }
 
@@ -106,6 +110,7 @@ pub fn tokenizer() -> Value {
 
 /// A directory that is being built.
 pub struct Toy {
+    /// Where it lies.
     pub path: PathBuf,
 }
 
@@ -123,27 +128,33 @@ impl Toy {
         toy
     }
 
+    /// The path of one of its files.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
+    /// Writes a file.
     pub fn put(&self, name: &str, bytes: impl AsRef<[u8]>) {
         std::fs::write(self.file(name), bytes).unwrap();
     }
 
+    /// Reads a file.
     pub fn get(&self, name: &str) -> Vec<u8> {
         std::fs::read(self.file(name)).unwrap()
     }
 
+    /// Removes a file that is there.
     pub fn remove(&self, name: &str) {
         std::fs::remove_file(self.file(name)).unwrap();
     }
 
+    /// Makes `name` a symbolic link to `target`, in the place of what was there.
     pub fn link(&self, target: &str, name: &str) {
         let _ = std::fs::remove_file(self.file(name));
         std::os::unix::fs::symlink(target, self.file(name)).unwrap();
     }
 
+    /// Writes a JSON file.
     pub fn json(&self, name: &str, value: &Value) {
         self.put(name, value.to_string());
     }
@@ -155,6 +166,7 @@ impl Toy {
         self.json(name, &value);
     }
 
+    /// Changes one field of `config.json`.
     pub fn config(&self, key: &str, value: Value) {
         self.edit("config.json", |config| config[key] = value);
     }
@@ -202,6 +214,7 @@ impl Toy {
         index
     }
 
+    /// Writes a file of the form of safetensors.
     pub fn raw_weights(&self, name: &str, header: &str, data: &[u8]) {
         self.put(name, [(header.len() as u64).to_le_bytes().as_slice(), header.as_bytes(), data].concat());
     }
