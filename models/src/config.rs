@@ -356,6 +356,9 @@ pub fn rope(config: &ConfigReader<'_>, max_positions: usize, layer_types: &[&str
     // Nested by layer type: {"full_attention": {...}, "sliding_attention": {...}}.
     let nested: BTreeSet<&str> = layer_types.iter().copied().filter(|t| section.map.contains_key(*t)).collect();
     if nested.is_empty() {
+        if let Some((layer_type, _)) = section.map.iter().find(|(_, inner)| inner.is_object()) {
+            return Err(section.unsupported(layer_type, "no such type in layer_types", "layer_types beside parameters by type of layer"));
+        }
         return rope_section(Some(&section), &outer);
     }
     let mut all = Vec::new();
@@ -405,6 +408,11 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
         Ok(outer.original.or(own).unwrap_or(outer.max_positions))
     };
     let type_key = if s.value("rope_type").is_some() { "rope_type" } else { "type" };
+    // Without a type they would count for nothing.
+    let of_a_type = ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale"];
+    if s.value(type_key).is_none() && of_a_type.iter().any(|key| s.value(key).is_some()) {
+        return Err(s.absent("rope_type", "a type for these parameters"));
+    }
     let kind = match s.str_or(type_key, "default")? {
         "default" => RopeKind::Default,
         "linear" => RopeKind::Linear { factor: s.positive("factor")? },

@@ -57,6 +57,8 @@ pub struct Identity {
     inode: u64,
     size: u64,
     modified: (i64, u64),
+    /// Of contents, name or rights: unlike `modified` nobody can set it back.
+    changed: (i64, u64),
 }
 
 /// An open regular file of a model directory.
@@ -236,7 +238,8 @@ fn open_regular(at: &OwnedFd, name: &[u8]) -> Result<Option<(std::fs::File, Iden
 }
 
 fn identity_of(stat: &rustix::fs::Stat) -> Identity {
-    Identity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size.max(0) as u64, modified: (stat.st_mtime, stat.st_mtime_nsec) }
+    let (modified, changed) = ((stat.st_mtime, stat.st_mtime_nsec), (stat.st_ctime, stat.st_ctime_nsec));
+    Identity { device: stat.st_dev, inode: stat.st_ino, size: stat.st_size.max(0) as u64, modified, changed }
 }
 
 /// The components of a path, without empty ones and `.`.
@@ -447,12 +450,19 @@ mod tests {
     fn change_is_noticed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("f");
-        for change in ["truncate", "replace", "remove"] {
+        for change in ["truncate", "set back", "replace", "remove"] {
             fs::write(&path, "12345678").unwrap();
             let file = ModelDir::open(dir.path()).unwrap().open_file("f").unwrap();
             file.check_unchanged().unwrap();
             match change {
                 "truncate" => fs::write(&path, "1234").unwrap(),
+                "set back" => {
+                    let written = fs::metadata(&path).unwrap().modified().unwrap();
+                    // The clock of a file system goes in steps of some milliseconds.
+                    std::thread::sleep(std::time::Duration::from_millis(50));
+                    fs::write(&path, "87654321").unwrap();
+                    fs::File::options().write(true).open(&path).unwrap().set_modified(written).unwrap();
+                }
                 "replace" => {
                     fs::write(dir.path().join("g"), "12345678").unwrap();
                     fs::rename(dir.path().join("g"), &path).unwrap();

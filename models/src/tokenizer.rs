@@ -34,6 +34,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
 /// Longest fixed padding, truncation stride and the like.
 const LENGTH_MAX: u64 = 1 << 24;
+/// Most bytes that the text of a probe may become; the crate keeps some forty for each.
+const PROBE_BYTES_MAX: usize = 1 << 20;
 /// A file whose patterns, texts of the probe and ids take longer together is refused; sound ones take milliseconds.
 const PROBE_TIME_MAX: Duration = Duration::from_secs(6);
 
@@ -63,7 +65,7 @@ pub struct TokenizerFacts {
 pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<Option<Tokenizer>, Error> {
     let Some(json) = dir.read_if_present(FILE, FILE_BYTES_MAX)? else { return Ok(None) };
     let root = json::parse_object(FILE, &json)?;
-    let (vocabulary, time_left) = check_root(&root)?;
+    let Checked { vocabulary, budget } = check_root(&root)?;
     if vocabulary.size > rows {
         let (expected, found) = (format!("at most {rows} ids, one per row of the token embedding"), vocabulary.size);
         return Err(Error::new(Kind::Disagree, FILE, "vocabulary", "is larger than the embedding", expected, found));
@@ -87,7 +89,7 @@ pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<
             return Err(Error::new(Kind::Disagree, FILE, text, "gets another id than stated", id, found));
         }
     }
-    let ids_of_empty_text = probe(&mut tokenizer, size, time_left)?;
+    let ids_of_empty_text = probe(&mut tokenizer, size, budget)?;
     let id_of = |token: &str| facts.special_tokens.get(token).and_then(|text| tokenizer.token_to_id(text));
     for &(key, token, wanted) in &around {
         let Some(id) = id_of(token) else { continue };
@@ -110,21 +112,35 @@ fn malformed(place: &str, what: &str, expected: &str, found: impl std::fmt::Disp
     Error::new(Kind::Malformed, FILE, place, what, expected, found)
 }
 
-/// Checks the parsed file; see the module doc. Returns what is left of [`PROBE_TIME_MAX`] too.
-fn check_root(root: &Map<String, Value>) -> Result<(Vocabulary<'_>, Duration), Error> {
+/// A parsed file in which nothing is wrong by itself.
+struct Checked<'a> {
+    vocabulary: Vocabulary<'a>,
+    budget: Budget,
+}
+
+/// What is left for probing a tokenizer.
+#[derive(Clone, Copy)]
+struct Budget {
+    time: Duration,
+    /// Longest text.
+    text_bytes: usize,
+}
+
+/// Checks the parsed file; see the module doc.
+fn check_root(root: &Map<String, Value>) -> Result<Checked<'_>, Error> {
     let model = match root.get("model") {
         Some(Value::Object(model)) => model,
         other => return Err(malformed("model", "is missing", "an object", other.map_or("nothing", json::kind_of))),
     };
     let vocabulary = vocabulary::read(root, model)?;
     vocabulary::check_model(model, &vocabulary)?;
-    let time_left = check_stages(root, &vocabulary, PROBE_TIME_MAX)?;
+    let (time, growth) = check_stages(root, &vocabulary, PROBE_TIME_MAX)?;
     check_lengths(root, &vocabulary)?;
-    Ok((vocabulary, time_left))
+    Ok(Checked { vocabulary, budget: Budget { time, text_bytes: PROBE_BYTES_MAX / growth } })
 }
 
-/// Encodes [`probe_texts`] and decodes all ids, in `time_left` together; returns the ids of the empty text.
-fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, time_left: Duration) -> Result<Vec<u32>, Error> {
+/// Encodes [`probe_texts`] and decodes all ids within the budget; returns the ids of the empty text.
+fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, budget: Budget) -> Result<Vec<u32>, Error> {
     // Padding and cutting are the runtime's business, never the file's.
     tokenizer.with_padding(None);
     let _ = tokenizer.with_truncation(None);
@@ -133,11 +149,11 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, time_left: Duration
         Error::new(Kind::Limit, FILE, "pre_tokenizer", format!("takes too long for {what}"), expected, "more")
     };
     let start = Instant::now();
-    for (what, text) in probe_texts() {
+    for (what, text) in probe_texts(budget.text_bytes) {
         match guard::catch(|| tokenizer.encode(text.as_str(), true).map(drop)) {
             Err(panic) => return Err(crate_panics(&format!("encoding {what}"), &panic)),
             // An unknown character can be an error of the tokenizer; at run time it is one too.
-            Ok(Ok(()) | Err(_)) if start.elapsed() <= time_left => {}
+            Ok(Ok(()) | Err(_)) if start.elapsed() <= budget.time => {}
             Ok(_) => return Err(too_slow(what)),
         }
     }
@@ -146,7 +162,7 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, time_left: Duration
         if let Err(panic) = guard::catch(|| tokenizer.decode(ids, false).map(drop)) {
             return Err(crate_panics("decoding", &panic));
         }
-        if start.elapsed() > time_left {
+        if start.elapsed() > budget.time {
             return Err(too_slow("decoding"));
         }
     }
@@ -232,13 +248,13 @@ mod tests {
             "pre_tokenizer": { "type": "Split", "pattern": { "Regex": "a+" }, "behavior": "Isolated", "invert": false },
         });
         let root = json.as_object().unwrap();
-        let (vocabulary, time_left) = check_root(root).unwrap_or_else(|e| panic!("{e}"));
-        assert!(vocabulary.size == 2 && time_left < PROBE_TIME_MAX);
+        let Checked { vocabulary, budget } = check_root(root).unwrap_or_else(|e| panic!("{e}"));
+        assert!(vocabulary.size == 2 && budget.time < PROBE_TIME_MAX && budget.text_bytes == PROBE_BYTES_MAX);
         let mut tokenizer = tokenizers::Tokenizer::from_bytes(json.to_string()).unwrap();
-        probe(&mut tokenizer, 2, time_left).unwrap();
+        probe(&mut tokenizer, 2, budget).unwrap();
         // No time is left for the texts, or enough for them and not for so many ids.
-        for (size, time_left) in [(2, Duration::ZERO), (8 << 20, Duration::from_millis(100))] {
-            let e = probe(&mut tokenizer, size, time_left).unwrap_err();
+        for (size, time) in [(2, Duration::ZERO), (8 << 20, Duration::from_millis(100))] {
+            let e = probe(&mut tokenizer, size, Budget { time, ..budget }).unwrap_err();
             assert!(e.exit_code() == 7 && e.to_string().contains("takes too long"), "{size}: {e}");
         }
     }

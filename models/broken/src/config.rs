@@ -43,6 +43,10 @@ pub const CONFIG: &[Case] = &[
         t.config("hidden_size", json!(1u64 << 40));
     }),
     ("rope_scaling_unknown", 6, &["foo", "llama3"], |t| t.config("rope_scaling", json!({"type": "foo"}))),
+    ("rope_type_missing", 4, &["rope_scaling.rope_type", "is missing"], |t| t.config("rope_scaling", json!({"factor": 4}))),
+    ("rope_by_layer_without_layer_types", 6, &["rope_parameters.full_attention", "layer_types"], |t| {
+        t.config("rope_parameters", json!({"full_attention": {"rope_type": "linear", "factor": 4}}));
+    }),
     ("rope_factor_missing", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "linear"}))),
     ("rope_factor_zero", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "linear", "factor": 0}))),
     ("rope_factor_negative", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "yarn", "factor": -1}))),

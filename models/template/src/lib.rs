@@ -16,6 +16,7 @@
 mod bounds;
 mod error;
 mod json;
+mod python;
 mod source;
 mod time;
 
@@ -123,9 +124,13 @@ fn environment() -> Environment<'static> {
     env.set_auto_escape_callback(|_| AutoEscape::None);
     env.set_unknown_method_callback(|state, value, method, args| {
         bounds::check_method(value, method)?;
-        minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args)
+        match python::method(value, method, args) {
+            Some(found) => found,
+            None => minijinja_contrib::pycompat::unknown_method_callback(state, value, method, args),
+        }
     });
     bounds::add_sized(&mut env);
+    python::add(&mut env);
     env.add_function("raise_exception", |message: String| -> Result<Value, minijinja::Error> {
         Err(minijinja::Error::new(ErrorKind::InvalidOperation, message.clone()).with_source(Raised(message)))
     });
@@ -191,6 +196,39 @@ mod tests {
             ("{{ '%s of 9999999999 %%9999999999' | format(1) }}{{ '9999999999 {}'.format(2) }}", "1 of 9999999999 %99999999999999999999 2"),
         ] {
             assert_eq!(render(source, json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
+        }
+    }
+
+    /// As Jinja2 3.1.6 renders it, with the settings of the reference library.
+    #[test]
+    fn as_python_does() {
+        for (source, expected) in [
+            ("a\r\nb\r{% if true %}\r\nc\r\n{% endif %}\r\nd", "a\nb\nc\nd"),
+            ("X{{ 'a\\\nb' }}{{- \"c\\\n\\\nd\" -}} Y", "XabcdY"),
+            ("a{{ 'x\\\ny' }}\n\n{% if 1 %}{{ 'a\\\n' }}{% endif %}b", "axy\n\nab"),
+            (r"{{ 'a\/b\\c\n' }}{{ '\U0001F600\a' }}\/", "a\\/b\\c\n\u{1f600}\u{7}\\/"),
+            ("{% set x = 'it\\'s \\/' %}{{ x }}{{ '\\'' }}", "it's \\/'"),
+            (
+                "{{ 'ab' is sequence }}{{ {} is sequence }}{{ [] is sequence }}{{ (1, 2) is sequence }}{{ 1 is sequence }}",
+                "TrueTrueTrueTrueFalse",
+            ),
+            ("{{ none is sequence }}{{ undefined_name is sequence }}", "FalseTrue"),
+            ("{{ 'abc' | int }} {{ '42' | int }} {{ ' 7 ' | int }} {{ '1.9' | int }} {{ 'x' | int(3) }} {{ 2.7 | int }}", "0 42 7 1 3 2"),
+            ("{{ '0x1F' | int(0, 16) }} {{ none | int }} {{ [] | int }} {{ 'inf' | int }} {{ '1_000' | int }}", "31 0 0 0 1000"),
+            ("{{ '-5' | int }} {{ '1e3' | int }} {{ '' | int }} {{ true | int }} {{ 'zz' | int(default=4) }}", "-5 1000 0 1 4"),
+            ("{{ 'abc' | float }} {{ '1.5' | float }} {{ 'x' | float(default=2.5) }} {{ 3 | float }}", "0.0 1.5 2.5 3.0"),
+            ("{{ none | float }} {{ ' 2 ' | float }} {{ [] | float }} {{ true | float }}", "0.0 2.0 0.0 1.0"),
+            (
+                "{{ 'a.b.c'.rsplit('.', 1) }}{{ 'a b  c'.rsplit() }}{{ 'a b  c d'.rsplit(none, 2) }}",
+                "['a.b', 'c']['a', 'b', 'c']['a b', 'c', 'd']",
+            ),
+            ("{{ ''.rsplit() }}{{ ''.rsplit(',') }}{{ ' a b '.rsplit(none, 1) }}{{ 'a,b'.rsplit(',', 0) }}", "[][''][' a', 'b']['a,b']"),
+            ("{{ 'a,b,c'.rsplit(',', maxsplit=1) }}{{ 'a,b,c'.split(sep=',', maxsplit=1) }}", "['a,b', 'c']['a', 'b,c']"),
+            ("{{ 'k=v=w'.partition('=') }}{{ 'k'.partition('=') }}", "('k', '=', 'v=w')('k', '', '')"),
+            ("{{ 'k=v=w'.rpartition('=') }}{{ 'k'.rpartition('=') }}", "('k=v', '=', 'w')('', '', 'k')"),
+            ("{{ 'one two,three' | wordcount }} {{ \"it's a_b \u{e9} 4\" | wordcount }}", "3 5"),
+        ] {
+            assert_eq!(render(source, json!([])).as_deref(), Ok(expected), "{source}");
         }
     }
 
@@ -284,6 +322,8 @@ mod tests {
             ("{{ raise_exception('no') }}", Raised, 1),
             ("{% for i in range(1000000000000) %}{% endfor %}", Limit, 1),
             ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", Limit, 1),
+            ("\n{{ '\\N{BULLET}' }}", Syntax, 2),
+            ("a\rb\r\n{{ 'x\\\ny' }}\n{{ open() }}", Syntax, 5),
             ("{{ 'a' * 1000000000 }}", Limit, 1),
             ("{{ 'ab' | indent(18446744073709551615) }}", Limit, 1),
             ("{{ 'a' | indent(width=1000000000000) }}", Limit, 1),

@@ -2,13 +2,16 @@
 
 use crate::bounds::KEPT;
 use crate::error::{TemplateError, TemplateErrorKind};
+use std::borrow::Cow;
 use std::ops::Range;
 
-/// Turns `{% generation %}` blocks into plain scopes, has what is put into namespaces looked at ([`crate::bounds::KEPT`]), and refuses what
-/// no chat template may use: other files and names with two leading underscores. Line numbers and whitespace control stay as they are.
+/// Turns `{% generation %}` blocks into plain scopes, has what is put into namespaces looked at ([`crate::bounds::KEPT`]), spells texts as the
+/// engine reads them, and refuses what no chat template may use: other files and names with two leading underscores. Line numbers and
+/// whitespace control stay as they are.
 pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
+    let source = &with_line_feeds(source);
     let mut out = String::with_capacity(source.len());
-    let mut rest = source;
+    let mut rest = source.as_ref();
     let refuse = |here: &str, name: &str| TemplateError {
         kind: TemplateErrorKind::Syntax,
         line: 1 + source[..source.len() - here.len()].matches('\n').count(),
@@ -35,6 +38,8 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
         {
             return Err(refuse(here, name));
         }
+        let spelled = if close == "#}" { Cow::Borrowed(tag) } else { respell(tag).map_err(|escape| refuse(here, escape))? };
+        let tag = spelled.as_ref();
         match (close, statement(tag)) {
             ("%}", Some(word @ ("include" | "import" | "from" | "extends"))) => return Err(refuse(here, word)),
             ("%}", Some("generation")) => out.push_str(&tag.replacen("generation", "with", 1)),
@@ -57,6 +62,61 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
     }
     out.push_str(rest);
     Ok(out)
+}
+
+/// Jinja ends every line with a line feed before it looks at anything else.
+fn with_line_feeds(source: &str) -> Cow<'_, str> {
+    match source.contains('\r') {
+        true => source.replace("\r\n", "\n").replace('\r', "\n").into(),
+        false => source.into(),
+    }
+}
+
+/// Texts in quotes as the engine has to be given them where it reads an escape otherwise than Python: a backslash before the end of a line, which
+/// joins the lines (the line feed moves to the tag's end, for line numbers), before a slash, which stays, and `\a`, `\v`, `\U`. `Err` with what
+/// only Python can spell: characters by their names.
+fn respell(tag: &str) -> Result<Cow<'_, str>, &str> {
+    if !tag.contains('\\') {
+        return Ok(tag.into());
+    }
+    let (mut out, mut quote, mut joined) = (String::with_capacity(tag.len()), None, 0);
+    let mut chars = tag.char_indices();
+    while let Some((at, c)) = chars.next() {
+        match (quote, c) {
+            (Some(_), '\\') => match chars.next().map(|(_, escaped)| escaped) {
+                Some('\n') => joined += 1,
+                Some('/') => out.push_str("\\\\/"),
+                Some('a') => out.push_str("\\x07"),
+                Some('v') => out.push_str("\\x0b"),
+                Some('N') => return Err(tag.get(at..at + 3).unwrap_or("\\N")),
+                Some('U') => {
+                    let digits = chars.as_str().get(..8).unwrap_or_default();
+                    match u32::from_str_radix(digits, 16).ok().and_then(char::from_u32).filter(|c| !c.is_ascii()) {
+                        Some(character) => {
+                            out.push(character);
+                            chars.nth(7);
+                        }
+                        None => return Err(tag.get(at..at + 2).unwrap_or("\\U")),
+                    }
+                }
+                Some(other) => out.extend(['\\', other]),
+                None => out.push('\\'),
+            },
+            _ => {
+                quote = match (quote, c) {
+                    (Some(q), c) if c == q => None,
+                    (None, '"' | '\'') => Some(c),
+                    (quote, _) => quote,
+                };
+                out.push(c);
+            }
+        }
+    }
+    // Within the tag, where spaces do not count.
+    let end = out.len() - if out.ends_with("}}") || out.ends_with("%}") { 2 } else { 0 };
+    let end = end - usize::from(out[..end].ends_with(['-', '+']));
+    out.insert_str(end, &"\n".repeat(joined));
+    Ok(out.into())
 }
 
 /// Length of the tag that `tag` starts with, up to and with `close`; closing marks within quotes do not count.
