@@ -61,8 +61,18 @@ pub(super) struct Answer {
 }
 
 impl Answer {
+    /// A text of its own, ended by any of `stops`.
     pub(super) fn new(stops: Vec<String>) -> Self {
-        Self { tokens: Vec::new(), text: String::new(), stream: Stream::default(), filter: StopFilter::new(stops.clone()), stops }
+        Self::with(Stream::default(), stops)
+    }
+
+    /// A text that goes on where `prompt` ends, so that the two in a row are what all ids together mean.
+    pub(super) fn behind(prompt: &[u32], text: &Text, stops: Vec<String>) -> Result<Self, Failure> {
+        Ok(Self::with(Stream::behind(text, prompt)?, stops))
+    }
+
+    fn with(stream: Stream, stops: Vec<String>) -> Self {
+        Self { tokens: Vec::new(), text: String::new(), stream, filter: StopFilter::new(stops.clone()), stops }
     }
 
     /// Generates behind what slot 0 holds. `each` is called after every token with the text that became certain.

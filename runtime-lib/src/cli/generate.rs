@@ -77,7 +77,11 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
     let stream = !args.json && !args.no_stream;
     let mut first_token_ms = 0.0;
     let mut first_at = Instant::now();
-    let mut answer = Answer::new(args.stop.clone());
+    // What a chat model says is a text of its own.
+    let mut answer = match &text {
+        Some(text) if !(args.chat && from_text) => Answer::behind(&prompt, text, args.stop.clone())?,
+        _ => Answer::new(args.stop.clone()),
+    };
     let reason = answer.grow(
         &mut decoder,
         &mut sampler,

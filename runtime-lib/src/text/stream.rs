@@ -20,6 +20,13 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// A stream of what follows these ids, whose text is known: the first that comes keeps the space before it, say.
+    pub fn behind(text: &Text, ids: &[u32]) -> Result<Stream, TextError> {
+        let mut context: Vec<u32> = ids.iter().copied().rev().filter(|id| !text.leaves_out(*id)).take(MAX_PENDING_TOKENS).collect();
+        context.reverse();
+        Ok(Stream { context: context.len(), printed: text.decode(&context, true)?, ids: context })
+    }
+
     /// Takes the next id; gives the text that became certain, often empty.
     pub fn push(&mut self, text: &Text, id: u32) -> Result<String, TextError> {
         // A run of them would be decoded again and again.

@@ -45,7 +45,22 @@ fn every_reference_tokenizer_gives_exact_ids_and_text() {
                 joined += &stream.push(&text, id).unwrap();
             }
             joined += &stream.finish(&text).unwrap();
-            assert_eq!(joined, text.decode(&with, true).unwrap(), "{at}");
+            let whole = text.decode(&with, true).unwrap();
+            assert_eq!(joined, whole, "{at}");
+            // Behind a prompt, unless that ends within a character.
+            for cut in [1, with.len() / 3, with.len() / 2, with.len().saturating_sub(1)] {
+                let (prompt, answer) = with.split_at(cut.min(with.len()));
+                let mut joined = text.decode(prompt, true).unwrap();
+                if joined.ends_with('\u{fffd}') {
+                    continue;
+                }
+                let mut stream = Stream::behind(&text, prompt).unwrap();
+                for &id in answer {
+                    joined += &stream.push(&text, id).unwrap();
+                }
+                joined += &stream.finish(&text).unwrap();
+                assert_eq!(joined, whole, "{at}, from token {cut}");
+            }
         }
     }
 }
