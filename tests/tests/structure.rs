@@ -187,6 +187,26 @@ fn the_runtime_archive_holds_no_kernel() {
     }
 }
 
+/// A frame of more than a page is made page by page, each of them touched: no `sub $n, %rsp` is longer.
+#[test]
+fn no_frame_steps_over_a_guard_page() {
+    let mut frames = 0;
+    for model in MODELS {
+        for (name, bytes) in Built::new(model).objects() {
+            let file = object::File::parse(&*bytes).expect("object");
+            for section in file.sections().filter(|s| s.kind() == SectionKind::Text) {
+                let code = section.data().expect("code");
+                for sub in code.windows(7).filter(|w| w.starts_with(&[0x48, 0x81, 0xec])) {
+                    let frame = u32::from_le_bytes(*sub.last_chunk().expect("four bytes"));
+                    assert!(frame <= 4096, "{model}: {name} takes {frame} bytes of stack at once");
+                    frames += 1;
+                }
+            }
+        }
+    }
+    assert!(frames > 100, "{frames}: the instruction is spelled otherwise");
+}
+
 /// The generated objects define one symbol each, need nothing of a C library, and are marked for a stack that is not executable.
 #[test]
 fn objects_are_closed() {

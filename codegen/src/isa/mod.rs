@@ -265,6 +265,8 @@ impl Isa {
     pub fn function_attributes(&self) -> Vec<(&'static str, String)> {
         let mut list =
             vec![("target-cpu", self.llvm_cpu.clone()), ("tune-cpu", self.tune_cpu.clone()), ("target-features", self.feature_string())];
+        // Frames of more than a page touch each of their pages, so that they do not step over the page that guards a thread's stack.
+        list.push(("probe-stack", "inline-asm".into()));
         if self.arch == Arch::X86_64 {
             list.push(("prefer-vector-width", (self.lanes * 32).to_string()));
         }
