@@ -1,7 +1,8 @@
-/* What an executable does first: is its file whole, and is what is loaded what was built?
+/* What an executable does first: can this CPU run it at all, is its file whole, and is what is loaded what was built?
  *
- *   rc_start (the entry point) -> rc_check -> _start of the C library, or a message and exit 9
+ *   rc_start (the entry point) -> rc_check -> _start of the C library, or a message and exit 9 (10 for the CPU)
  *
+ * 0. On x86-64 the runtime is compiled for the level x86-64-v2. What the kernels need beyond it the runtime checks itself.
  * 1. The file is as long as its program headers say; a page behind its end would be SIGBUS.
  * 2. Headers and payload apart, what is loaded has the checksum that the payload's header says: XXH64 of each segment's bytes
  *    in the file, in the order of the program headers, seeded with that of the one before (0 for the first).
@@ -40,6 +41,9 @@ TEXT(FEWER, " bytes, found fewer\n");
 TEXT(NEWLINE, "\n");
 TEXT(DIFFERS, ": code, constants or variables: hash differs\n");
 TEXT(HELP, "help: the file was changed after it was built: copy or build it again\n");
+#if defined(__x86_64__)
+TEXT(OLD_CPU, "error[E10-cpu]: needs x86-64-v2 and avx2; missing x86-64-v2\nhelp: no executable of rcompile runs on a CPU without AVX2\n");
+#endif
 
 #if defined(__x86_64__)
 __asm__(".pushsection .rc_start.code, \"ax\", @progbits\n"
@@ -110,13 +114,23 @@ CODE static void say_name(const char *path)
     }
 }
 
-CODE static void __attribute__((noreturn)) leave(void)
+CODE static void __attribute__((noreturn)) leave(long code)
 {
-    SAY(HELP);
     for (;;) {
-        call(SYS_exit_group, 9, 0, 0);
+        call(SYS_exit_group, code, 0, 0);
     }
 }
+
+#if defined(__x86_64__)
+/* Has the CPU what x86-64-v2 has more than the first: SSE3, SSSE3, CMPXCHG16B, SSE4.1, SSE4.2, POPCNT? */
+CODE static int is_v2(void)
+{
+    const unsigned wanted = 1u << 0 | 1u << 9 | 1u << 13 | 1u << 19 | 1u << 20 | 1u << 23;
+    unsigned a = 1, b, c = 0, d;
+    __asm__ volatile("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
+    return (c & wanted) == wanted;
+}
+#endif
 
 /* Length of a file, or a negative number. */
 CODE static long length(const char *path)
@@ -198,6 +212,12 @@ CODE static word xxh64(word at, word end, word seed)
 /* `stack` is as the kernel hands it over: argc, arguments, 0, environment, 0, auxiliary vector. */
 CODE __attribute__((used)) void rc_check(const word *stack)
 {
+#if defined(__x86_64__)
+    if (!is_v2()) {
+        SAY(OLD_CPU);
+        leave(10);
+    }
+#endif
     const word *aux = stack + 1 + stack[0] + 1;
     while (*aux++) {
     }
@@ -234,7 +254,8 @@ CODE __attribute__((used)) void rc_check(const word *stack)
             say_number((word)found);
             SAY(NEWLINE);
         }
-        leave();
+        SAY(HELP);
+        leave(9);
     }
 
     word hash = 0;
@@ -251,6 +272,7 @@ CODE __attribute__((used)) void rc_check(const word *stack)
         SAY(ERROR);
         say_name(path);
         SAY(DIFFERS);
-        leave();
+        SAY(HELP);
+        leave(9);
     }
 }

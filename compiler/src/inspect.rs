@@ -17,6 +17,7 @@ use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};
 use rcompile_runtime::about::About;
+use rcompile_runtime::memory;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -146,7 +147,8 @@ fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
 }
 
 fn directory(options: &Inspect) -> Result<(), Error> {
-    let model = rcompile_models::open(&options.path, &OpenOptions { tokenizer: TokenizerUse::Optional, ..OpenOptions::default() })?;
+    let how = OpenOptions { tokenizer: TokenizerUse::Optional, within: Some(memory::within), ..OpenOptions::default() };
+    let model = rcompile_models::open(&options.path, &how)?;
     let planned = plan(options)?;
     let private_bytes = planned.buckets.iter().map(|b| b.private_bytes).max().unwrap_or(0);
     let types = types(&model);
@@ -158,7 +160,7 @@ fn directory(options: &Inspect) -> Result<(), Error> {
         let tensors: Vec<Value> = model
             .weights
             .iter()
-            .map(|t| json!({ "name": t.stored_name, "dtype": t.dtype.to_string(), "shape": t.shape, "file": model.weights.file_of(t), "bytes": t.size_bytes }))
+            .map(|t| json!({ "name": &*t.stored_name, "dtype": t.dtype.to_string(), "shape": t.shape, "file": model.weights.file_of(t), "bytes": t.size_bytes }))
             .collect();
         return report::print_json(&json!({
             "name": model.name,

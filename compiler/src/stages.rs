@@ -33,6 +33,7 @@ use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::PROBE_ENTRY;
+use rcompile_runtime::memory;
 use rcompile_runtime::text::TextError;
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -437,7 +438,7 @@ impl<T: Send + 'static> Worker<T> {
 
 fn open(o: &Build) -> Result<Model, Error> {
     let tokenizer = if o.no_tokenizer { TokenizerUse::Unread } else { TokenizerUse::Required };
-    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer };
+    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer, within: Some(memory::within) };
     let model = rcompile_models::open(&o.model, &options)?;
     let wanted = match o.task {
         TaskOption::Generate => Task::Generate,

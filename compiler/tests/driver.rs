@@ -407,6 +407,30 @@ fn what_a_killed_build_left_is_swept_by_the_next() {
     assert_eq!(names(dir.path()), ["out"]);
 }
 
+/// Emulated CPUs that lack what the runtime or the kernels are compiled for say so, whatever the verb, and run what needs neither.
+#[test]
+fn x86_cpus_that_lack_something() {
+    let Ok(version) = Command::new("qemu-x86_64").arg("--version").output() else {
+        assert!(std::env::var_os("CI").is_none(), "qemu-user is missing, and on CI nothing is skipped");
+        return eprintln!("skipped: no qemu-x86_64");
+    };
+    assert!(version.status.success());
+    let dir = tempfile::tempdir().unwrap();
+    let out = build(dir.path(), &["--quiet"]).output().unwrap();
+    assert_eq!(code(&out), 0, "{out:?}");
+    let run =
+        |cpu: &str, args: &[&str]| Command::new("qemu-x86_64").args(["-cpu", cpu]).arg(dir.path().join("out")).args(args).output().unwrap();
+    for (cpu, missing) in [("qemu64", "missing x86-64-v2"), ("Nehalem", "missing avx,avx2"), ("Haswell,-avx2", "missing avx2")] {
+        for args in [&["--version"][..], &["--help"], &["logits", "--tokens", "1"]] {
+            let out = run(cpu, args);
+            assert!(code(&out) == 10 && error(&out).contains(missing) && out.stdout.is_empty(), "{cpu} {args:?}: {out:?}");
+        }
+        let known = cpu != "qemu64";
+        assert_eq!(code(&run(cpu, &["info"])), if known { 0 } else { 10 }, "{cpu}");
+    }
+    assert_eq!(code(&run("Haswell", &["logits", "--tokens", "1"])), 0);
+}
+
 /// The target that this machine is not.
 fn other_target() -> &'static str {
     if cfg!(target_arch = "x86_64") { "aarch64-unknown-linux-gnu" } else { "x86_64-unknown-linux-gnu" }
@@ -431,6 +455,20 @@ fn a_compiler_with_arguments() {
     let out = build(dir.path(), &["--quiet"]).env("CC", "cc -m64").output().unwrap();
     let said = error(&out);
     assert!(code(&out) == 8 && said.contains("cc -m64") && said.contains("without arguments") && names(dir.path()).is_empty(), "{said}");
+}
+
+/// A compiler that lacks its C library's headers, or makes objects for another machine: what is missing and how to get it.
+#[test]
+fn a_compiler_that_lacks_something() {
+    let (dir, tools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let cc = tools.path().join("cc");
+    for arguments in ["-nostdinc", "-mno-such-option"] {
+        std::fs::write(&cc, format!("#!/bin/sh\nexec cc {arguments} \"$@\"\n")).unwrap();
+        std::fs::set_permissions(&cc, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let out = build(dir.path(), &["--quiet"]).env("CC", &cc).output().unwrap();
+        let said = error(&out);
+        assert!(code(&out) == 8 && said.contains("help: apt-get install") && names(dir.path()).is_empty(), "{arguments}: {said}");
+    }
 }
 
 /// What the compiler says is what is shown.

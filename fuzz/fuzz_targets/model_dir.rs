@@ -62,7 +62,7 @@ fuzz_target!(init: start(seeds()), |data: &[u8]| {
     base.replace(name, bytes);
     let reads_text = ["tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "tokenizer.json"].contains(&name);
     let tokenizer = if reads_text { TokenizerUse::Required } else { TokenizerUse::Unread };
-    look(&base.path, &OpenOptions { ctx_size: Some(32).filter(|_| file > 127), strict: file > 63, tokenizer });
+    look(&base.path, &OpenOptions { ctx_size: Some(32).filter(|_| file > 127), strict: file > 63, tokenizer, within: None });
     base.restore(name);
 });
 

@@ -42,6 +42,11 @@ use weights::WeightIndex;
 const CONFIG: &str = "config.json";
 /// What a template may take for a conversation of a few words: several times what those of known models do, at most 10 thousand steps.
 const PROBE_FUEL: u64 = 50_000;
+/// Memory that rendering a template may take there, its stack (a third of it) included.
+const TEMPLATE_MEMORY_BYTES: u64 = 192 << 20;
+/// Memory that a tokenizer may take to be loaded and tried, and what it may take in addition for each byte of its file.
+const TOKENIZER_MEMORY_BYTES: u64 = 160 << 20;
+const TOKENIZER_MEMORY_PER_BYTE: u64 = 32;
 
 /// What the user asked for, as far as it matters to opening.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +57,13 @@ pub struct OpenOptions {
     pub strict: bool,
     /// What is made of `tokenizer.json`.
     pub tokenizer: TokenizerUse,
+    /// Bounds the memory of those parts in which foreign code decides how much it takes.
+    pub within: Option<Within>,
 }
+
+/// Runs a part of opening; the process takes at most about as many bytes of memory more meanwhile, or ends with the line of a refusal. Only a process
+/// that does nothing else can hold itself to that.
+pub type Within = fn(bytes: u64, refusal: &str, part: &mut dyn FnMut());
 
 /// What is made of the tokenizer and the chat template of a model directory. A model without takes token ids only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -164,7 +175,13 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     }
 
     let reads_text = options.tokenizer != TokenizerUse::Unread;
-    let tokenizer = if reads_text { tokenizer::read(&dir, facts.vocab_size, &mut warnings)? } else { None };
+    let tokenizer = match dir.open_if_present(tokenizer::FILE)?.filter(|_| reads_text) {
+        Some(file) => {
+            let bytes = TOKENIZER_MEMORY_BYTES + TOKENIZER_MEMORY_PER_BYTE * file.size().min(tokenizer::FILE_BYTES_MAX);
+            bounded(options, bytes, tokenizer::FILE, "file", || tokenizer::read(&dir, facts.vocab_size, &mut warnings))?
+        }
+        None => None,
+    };
     if tokenizer.is_none() && options.tokenizer == TokenizerUse::Required {
         let place = format!("a file in {}", path.display());
         return Err(Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file"));
@@ -174,11 +191,21 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
         _ => None,
     };
     if let Some((file, source)) = &chat_template {
-        probe_template(file, source, tokenizer.as_ref())?;
+        let probe = || probe_template(file, source, tokenizer.as_ref());
+        bounded(options, TEMPLATE_MEMORY_BYTES, file, "chat_template", probe)?;
     }
     let name = dir.name();
     let chat_template = chat_template.map(|(_, source)| source);
     Ok(Model { dir, name, arch: entry, net, weights, scheme, tokenizer, chat_template, generation, pooling, warnings })
+}
+
+/// What `part` gives, within so much memory where the process can be held to that.
+fn bounded<T>(options: &OpenOptions, bytes: u64, file: &str, place: &str, part: impl FnOnce() -> Result<T, Error>) -> Result<T, Error> {
+    let Some(within) = options.within else { return part() };
+    let refusal = Error::new(Kind::Limit, file, place, "takes too much memory", format!("at most {} MiB", bytes >> 20), "more");
+    let (mut part, mut result) = (Some(part), None);
+    within(bytes, &refusal.to_string(), &mut || result = part.take().map(|part| part()));
+    result.unwrap_or(Err(refusal))
 }
 
 /// Things that no architecture here supports, whatever its name: refused by name, inconsistent ones first.

@@ -34,8 +34,8 @@ const CONFIG: &str = "tokenizer_config.json";
 const MAP: &str = "special_tokens_map.json";
 /// Longest fixed padding, truncation stride and the like.
 const LENGTH_MAX: u64 = 1 << 24;
-/// Most bytes that the text of a probe may become; the crate keeps some forty for each.
-const PROBE_BYTES_MAX: usize = 1 << 20;
+/// Most bytes that the text of a probe may become; the crate keeps more than a hundred for each.
+const PROBE_BYTES_MAX: usize = 256 << 10;
 /// A file whose patterns, texts of the probe and ids take longer together is refused; sound ones take milliseconds.
 const PROBE_TIME_MAX: Duration = Duration::from_secs(6);
 

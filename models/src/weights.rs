@@ -11,6 +11,7 @@
 mod header;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use safetensors::Dtype;
 
@@ -34,9 +35,9 @@ pub const SHARDS_MAX: usize = 1024;
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorInfo {
     /// Canonical name; see [`Naming`].
-    pub name: String,
+    pub name: Arc<str>,
     /// The name in the file.
-    pub stored_name: String,
+    pub stored_name: Arc<str>,
     /// Type of the elements.
     pub dtype: Dtype,
     /// Extents, outermost first; empty for a scalar.
@@ -61,7 +62,7 @@ impl TensorInfo {
 #[derive(Debug)]
 pub struct WeightIndex {
     files: Vec<File>,
-    tensors: BTreeMap<String, TensorInfo>,
+    tensors: BTreeMap<Arc<str>, TensorInfo>,
     codes: CodedIndex,
 }
 
@@ -149,7 +150,7 @@ impl WeightIndex {
 
     /// Is this tensor a part of a matrix of codes?
     pub fn is_part(&self, tensor: &TensorInfo) -> bool {
-        self.codes.parts.contains(&tensor.name)
+        self.codes.parts.contains(&*tensor.name)
     }
 
     /// A table of the inputs of coded columns in order; see [`CodedMatrix::order`].
@@ -218,7 +219,7 @@ impl WeightIndex {
 
     /// An error about `tensor` for later stages: its file, its stored name, and what is wrong.
     pub fn error(&self, tensor: &TensorInfo, kind: Kind, what: &str, expected: &str, found: &str) -> Error {
-        Error::new(kind, self.file_of(tensor), &tensor.stored_name, what, expected, found)
+        Error::new(kind, self.file_of(tensor), &*tensor.stored_name, what, expected, found)
     }
 
     /// The first NaN or infinity in `bytes`, a part of `tensor` that starts at element `first`, as an error naming it.
@@ -250,12 +251,12 @@ impl WeightIndex {
         };
         let mut renamed = BTreeMap::new();
         for (_, mut tensor) in std::mem::take(&mut self.tensors) {
-            tensor.name = rename(&tensor.stored_name);
+            tensor.name = rename(&tensor.stored_name).into();
             if let Some(other) = renamed.insert(tensor.name.clone(), tensor.clone()) {
                 let found = format!("{} and {}", other.stored_name, tensor.stored_name);
                 let file = self.files[tensor.file_index].name();
                 let what = "has two tensors under two spellings";
-                return Err(Error::new(Kind::Disagree, file, &tensor.name, what, "one", found));
+                return Err(Error::new(Kind::Disagree, file, &*tensor.name, what, "one", found));
             }
         }
         self.tensors = renamed;
@@ -284,7 +285,7 @@ impl WeightIndex {
                 let mirrored = shape.len() == 2 && shape.iter().rev().eq(&spec.shape);
                 let what = if mirrored { "is transposed" } else { "has the wrong shape" };
                 let (expected, found) = (format!("{:?}", spec.shape), format!("{shape:?}"));
-                let place = self.get(&spec.name).map_or(&spec.name, |t| &t.stored_name);
+                let place = self.get(&spec.name).map_or(spec.name.as_str(), |t| &*t.stored_name);
                 let file = self.get(&spec.name).map_or(main, |t| self.file_of(t));
                 return Err(Error::new(Kind::Disagree, file, place, what, expected, found));
             }
@@ -306,7 +307,7 @@ impl WeightIndex {
             let matrix = t.name.rsplit_once('.').map(|(layer, _)| format!("{layer}.weight"));
             self.is_part(t) && matrix.is_some_and(|m| known.contains(m.as_str()))
         };
-        let is_extra = |t: &&TensorInfo| !known.contains(t.name.as_str()) && !of_codes(t) && !arch.ignores(&t.name);
+        let is_extra = |t: &&TensorInfo| !known.contains(&*t.name) && !of_codes(t) && !arch.ignores(&t.name);
         let extra: Vec<&TensorInfo> = self.iter().filter(is_extra).collect();
         if let Some(first) = extra.first() {
             if strict {
@@ -314,7 +315,7 @@ impl WeightIndex {
                 return Err(self.error(first, Kind::Disagree, "is not part of this architecture", "no extra tensors", &found));
             }
             let what = format!("is not part of this architecture and is ignored ({} in all)", extra.len());
-            warnings.push(Warning::new(self.file_of(first), &first.stored_name, what));
+            warnings.push(Warning::new(self.file_of(first), &*first.stored_name, what));
         }
         Ok(())
     }
@@ -402,7 +403,7 @@ fn open_sharded(dir: &ModelDir, index: &File, warnings: &mut Vec<Warning>) -> Re
         for tensor in header::read(&file, weights.files.len(), header::TENSORS_MAX - weights.tensors.len())? {
             if let Some(other) = weights.tensors.get(&tensor.name) {
                 let found = format!("{} and {shard}", weights.files[other.file_index].name());
-                return Err(Error::new(Kind::Disagree, INDEX, &tensor.name, "is in two shards", "one shard", found));
+                return Err(Error::new(Kind::Disagree, INDEX, &*tensor.name, "is in two shards", "one shard", found));
             }
             weights.tensors.insert(tensor.name.clone(), tensor);
         }
@@ -418,9 +419,9 @@ fn open_sharded(dir: &ModelDir, index: &File, warnings: &mut Vec<Warning>) -> Re
             Some(_) => {}
         }
     }
-    if let Some(unlisted) = weights.iter().find(|t| !map.contains_key(&t.stored_name)) {
+    if let Some(unlisted) = weights.iter().find(|t| !map.contains_key(&*t.stored_name)) {
         let what = format!("is in {} but not in the index; it is read", weights.file_of(unlisted));
-        warnings.push(Warning::new(INDEX, &unlisted.stored_name, what));
+        warnings.push(Warning::new(INDEX, &*unlisted.stored_name, what));
     }
     // Some writers state it as a float.
     let stated = top.get("metadata").and_then(|m| m.get("total_size")).and_then(serde_json::Value::as_f64);

@@ -2,6 +2,7 @@
 //! allocator of executables and of `rcompile`.
 
 use crate::cgroup;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
 use std::ptr::null_mut;
@@ -15,6 +16,9 @@ static ALLOCATOR: OrLeave = OrLeave;
 static LAST: OnceLock<fn()> = OnceLock::new();
 /// The thread that leaves, 0 as long as none does.
 static LEAVER: AtomicI32 = AtomicI32::new(0);
+
+/// The line of a process that takes more than [`within`] allows; null outside of it.
+static REFUSAL: AtomicPtr<String> = AtomicPtr::new(null_mut());
 
 /// Memory (addresses, as long as nobody writes to it) that is given back for what a process does last.
 static RESERVE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
@@ -30,12 +34,36 @@ pub fn leave_without_memory(last: fn()) {
 
 /// Lets allocations of this process and its children fail where the control group would end them without a word.
 pub fn keep_within_control_group() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let Some(limit) = cgroup::memory_limit().filter(|_| !cgroup::machine_swaps()) else { return };
     let given = getrlimit(Resource::Data);
     let current = given.current.map_or(limit, |c| c.min(limit));
     // What cannot be limited stays as it is.
     let _ = setrlimit(Resource::Data, Rlimit { current: Some(current), ..given });
+}
+
+/// Runs `part`, in which the process may take about as many bytes more; an allocation beyond them ends it with the line `refusal`. For processes
+/// that do nothing else meanwhile. There is no limit where nobody says what the process has, and in processes that go on when there is no
+/// memory (without [`leave_without_memory`]).
+pub fn within(bytes: u64, refusal: &str, part: &mut dyn FnMut()) {
+    if LAST.get().is_none() {
+        return part();
+    }
+    let given = getrlimit(Resource::Data);
+    let limit = data_bytes().map(|taken| taken.saturating_add(bytes)).filter(|limit| given.current.is_none_or(|current| *limit < current));
+    let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given.clone() }).is_ok());
+    // Never freed: another thread may be about to print it.
+    REFUSAL.store(if limited { Box::leak(Box::new(refusal.to_owned())) } else { null_mut() }, Ordering::Release);
+    part();
+    REFUSAL.store(null_mut(), Ordering::Release);
+    if limited {
+        let _ = setrlimit(Resource::Data, given);
+    }
+}
+
+/// What counts for the limit that [`within`] sets: memory that is the process's own and can be written to.
+fn data_bytes() -> Option<u64> {
+    let pages: u64 = std::fs::read_to_string("/proc/self/statm").ok()?.split_whitespace().nth(5)?.parse().ok()?;
+    Some(pages * rustix::param::page_size() as u64)
 }
 
 /// The system's allocator, which ends the process where it has no memory.
@@ -96,14 +124,21 @@ fn leave(size: usize, last: fn()) -> ! {
             unsafe { libc::pause() };
         },
     }
-    let mut line = [0; 200];
+    let mut line = [0; 600];
     let mut text = Cursor::new(&mut line[..]);
+    // SAFETY: null or a text that is never freed.
+    let refusal = unsafe { REFUSAL.load(Ordering::Acquire).as_ref() };
     // No more than fits is written.
-    let _ = match size {
-        0 => writeln!(text, "error[E7-memory]: no memory left"),
-        size => writeln!(text, "error[E7-memory]: {size} more bytes: no memory left"),
+    let _ = match (refusal, size) {
+        (Some(refusal), _) => writeln!(text, "{refusal}"),
+        (None, 0) => writeln!(text, "error[E7-memory]: memory: the process: has none left, expected more, found none"),
+        (None, size) => {
+            writeln!(text, "error[E7-memory]: memory: the process: has none left, expected {} MiB more, found none", size.div_ceil(1 << 20))
+        }
     };
-    let _ = writeln!(text, "help: use a smaller input or fewer threads, or raise the limit of memory");
+    if refusal.is_none() {
+        let _ = writeln!(text, "help: use a smaller input or fewer threads, or raise the limit of memory");
+    }
     let len = text.position() as usize;
     // SAFETY: `len` bytes of `line` are initialised. No code of the process runs after this.
     unsafe {

@@ -240,7 +240,7 @@ fn default_directory() -> Option<PathBuf> {
 
 /// Most bytes of the cache.
 pub fn limit() -> Result<u64, Error> {
-    let Some(text) = std::env::var_os(LIMIT_VARIABLE) else { return Ok(DEFAULT_LIMIT) };
+    let Some(text) = std::env::var_os(LIMIT_VARIABLE).filter(|text| !text.is_empty()) else { return Ok(DEFAULT_LIMIT) };
     let text = text.to_string_lossy();
     parse_size(&text).ok_or_else(|| Error::Usage {
         what: format!("{LIMIT_VARIABLE}: expected a number of bytes, or one with K, M, G or T, found '{}'", escape(&text)),
@@ -251,7 +251,8 @@ pub fn limit() -> Result<u64, Error> {
 /// `500M`, `10G`, `123`; binary units.
 fn parse_size(text: &str) -> Option<u64> {
     let text = text.trim();
-    let (digits, shift) = match text.strip_suffix(['B', 'b']).unwrap_or(text) {
+    let unit = text.strip_suffix(['B', 'b']).unwrap_or(text);
+    let (digits, shift) = match unit.strip_suffix(['I', 'i']).filter(|t| t.ends_with(char::is_alphabetic)).unwrap_or(unit) {
         t if t.ends_with(['K', 'k']) => (&t[..t.len() - 1], 10),
         t if t.ends_with(['M', 'm']) => (&t[..t.len() - 1], 20),
         t if t.ends_with(['G', 'g']) => (&t[..t.len() - 1], 30),

@@ -15,11 +15,20 @@ fn has(store: &Store, key: &Key) -> bool {
 
 #[test]
 fn sizes() {
-    let cases = [("0", 0), ("123", 123), ("2K", 2048), ("500M", 500 << 20), ("10G", 10 << 30), (" 1 GB ", 1 << 30), ("1t", 1 << 40)];
+    let cases = [
+        ("0", 0),
+        ("123", 123),
+        ("2K", 2048),
+        ("500M", 500 << 20),
+        ("10G", 10 << 30),
+        (" 1 GB ", 1 << 30),
+        ("1t", 1 << 40),
+        ("3GiB", 3 << 30),
+    ];
     for (text, bytes) in cases {
         assert_eq!(parse_size(text), Some(bytes), "{text}");
     }
-    for bad in ["", "G", "-1", "1.5G", "1GBB", "10 apples", "99999999999T"] {
+    for bad in ["", "G", "-1", "1.5G", "1GBB", "1iB", "i", "1GI2", "10 apples", "99999999999T"] {
         assert_eq!(parse_size(bad), None, "{bad}");
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
 //! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL or
-//! loss of power. Directories that are left then are swept by the next build beside them: a living build holds a lock on its own, a dead one
-//! does not. Texts stay.
+//! loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead one does not, and
+//! a text that took an hour to write is of a dead one.
 
 use crate::error::Error;
 use crate::report;
@@ -29,6 +29,8 @@ const TEXT_PREFIX: &str = ".rcompile-emit";
 
 /// A work directory without a lock that is younger than this may be one that is being made.
 const STALE_AFTER: Duration = Duration::from_secs(10);
+/// A text that is written for longer than this is left of a build that was killed.
+const STALE_TEXT_AFTER: Duration = Duration::from_secs(3600);
 /// Times to look for the lock of what is to be removed, a millisecond apart.
 const CLEAN_UP_TRIES: u32 = 100;
 /// Renames of another build take less.
@@ -254,23 +256,24 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     draft.publish(path)
 }
 
-/// Removes work directories whose build is gone.
+/// Removes work directories whose build is gone, and the drafts of its texts.
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
-        let name = entry.file_name();
+        let (name, path) = (entry.file_name(), entry.path());
         let name = name.to_string_lossy();
-        let ours = name.starts_with(PREFIX) && name.ends_with(SUFFIX) && entry.file_type().is_ok_and(|t| t.is_dir());
-        if !ours {
-            continue;
-        }
-        let age = entry.metadata().and_then(|m| m.modified()).ok().and_then(|t| SystemTime::now().duration_since(t).ok());
-        if age.is_none_or(|a| a < STALE_AFTER) {
-            continue;
-        }
-        if let Ok(dir) = File::open(entry.path())
+        let Ok(meta) = entry.metadata() else { continue };
+        let age = meta.modified().ok().and_then(|t| SystemTime::now().duration_since(t).ok());
+        let older = |than: Duration| age.is_some_and(|age| age >= than);
+        if name.starts_with(TEXT_PREFIX) && meta.is_file() && older(STALE_TEXT_AFTER) {
+            let _ = std::fs::remove_file(path);
+        } else if name.starts_with(PREFIX)
+            && name.ends_with(SUFFIX)
+            && meta.is_dir()
+            && older(STALE_AFTER)
+            && let Ok(dir) = File::open(&path)
             && rustix::fs::flock(&dir, FlockOperation::NonBlockingLockExclusive).is_ok()
         {
-            let _ = std::fs::remove_dir_all(entry.path());
+            let _ = std::fs::remove_dir_all(path);
         }
     }
 }

@@ -296,8 +296,12 @@ fn stale_work_directories_are_swept() {
     std::fs::write(stale.join("linked"), b"x").unwrap();
     let an_hour_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
     std::fs::File::open(&stale).unwrap().set_modified(an_hour_ago).unwrap();
+    let [old, new] = [".rcompile-emitOld", ".rcompile-emitNew"].map(|name| dir.path().join(name));
+    [&old, &new].iter().for_each(|draft| std::fs::write(draft, b"x").unwrap());
+    std::fs::File::open(&old).unwrap().set_modified(an_hour_ago).unwrap();
     let alive = WorkDir::create(&dir.path().join("other")).unwrap();
-    assert!(!stale.exists());
+    assert!(!stale.exists() && !old.exists() && new.exists());
+    std::fs::remove_file(new).unwrap();
     std::fs::File::open(alive.path()).unwrap().set_modified(an_hour_ago).unwrap();
     let path = alive.path().to_path_buf();
     let second = WorkDir::create(&dir.path().join("out")).unwrap();

@@ -108,13 +108,25 @@ fn is_program(path: &Path) -> bool {
 
 /// The line that says why a compiler or linker failed: the last error that is not the driver's own about it.
 fn cause(text: &str) -> &str {
-    const OF_DRIVER: [&str; 4] = ["ld returned", "linker command failed", "compilation terminated", "generated."];
+    const OF_DRIVER: [&str; 5] =
+        ["ld returned", "linker command failed", "compilation terminated", "generated.", "too many errors emitted"];
     let says = |words: &'static [&str]| {
         text.lines().rev().find(|l| words.iter().any(|w| l.contains(w)) && !OF_DRIVER.iter().any(|w| l.contains(w)))
     };
     let said = says(&["rror: ", "cannot find"]).or_else(|| says(&["rror"])).or_else(|| text.lines().last());
     said.unwrap_or("no message").trim()
 }
+
+/// What a compiler says that lacks its linker, its C library or its headers, or is one for another machine.
+const OF_MISSING_PARTS: [&str; 7] = [
+    "cannot find",
+    "unable to find",
+    "No such file",
+    "needs glibc",
+    "unrecognized command-line option",
+    "unrecognized argument",
+    "is incompatible with",
+];
 
 /// Whether a disk has so little left that a step of the toolchain may have failed for it.
 fn is_full(dir: &Path) -> bool {
@@ -139,7 +151,7 @@ impl Tools {
             Ok(Finished { status: Some(status), text }) => {
                 let help = if is_full(dir) || text.contains("No space left") {
                     Some(format!("no space left on the disk of {}", guard::parent(dir).display()))
-                } else if text.contains("cannot find") || text.contains("unable to find") || text.contains("No such file") {
+                } else if OF_MISSING_PARTS.iter().any(|words| text.contains(words)) {
                     Some(install_cc(&self.triple))
                 } else {
                     None
@@ -171,6 +183,8 @@ mod tests {
         assert_eq!(cause(of_clang), "ld.lld: error: undefined symbol: f");
         let killed = "collect2: fatal error: ld terminated with signal 6 [Aborted]\ncompilation terminated.\n";
         assert_eq!(cause(killed), "collect2: fatal error: ld terminated with signal 6 [Aborted]");
+        let many = "ld.lld: error: x.o is incompatible with elf64-x86-64\nld.lld: error: too many errors emitted, stopping now (use --error-limit=0 to see all errors)\n";
+        assert_eq!(cause(many), "ld.lld: error: x.o is incompatible with elf64-x86-64");
         let silent = "collect2: error: ld returned 1 exit status\n";
         assert_eq!(cause(silent), silent.trim());
         let stub = "stub.c:15:2: error: #error \"too old\"\n   15 | #error \"too old\"\n      |  ^~~~~\n";

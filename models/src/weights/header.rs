@@ -5,11 +5,15 @@
 //! module accepts, the `safetensors` crate accepts too; duplicate names, hostile names and a rank above [`RANK_MAX`] are refused here in
 //! addition.
 
+use std::borrow::Cow;
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::fmt;
+use std::sync::Arc;
 
 use safetensors::Dtype;
-use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::value::{Error as ValueError, StrDeserializer};
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::TensorInfo;
 use crate::dir::File;
@@ -175,15 +179,37 @@ impl<'de> Visitor<'de> for CountKeys {
     }
 }
 
+/// A text of the header: where it has no escapes a piece of it, so that a million of them take no memory.
+struct Piece<'de>(Cow<'de, str>);
+
+impl<'de> Deserialize<'de> for Piece<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct PieceVisitor;
+        impl<'de> Visitor<'de> for PieceVisitor {
+            type Value = Piece<'de>;
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+            fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Piece<'de>, E> {
+                Ok(Piece(Cow::Borrowed(text)))
+            }
+            fn visit_str<E>(self, text: &str) -> Result<Piece<'de>, E> {
+                Ok(Piece(Cow::Owned(text.to_owned())))
+            }
+        }
+        deserializer.deserialize_str(PieceVisitor)
+    }
+}
+
 /// One tensor as the header states it.
-struct RawEntry {
-    name: String,
-    dtype: String,
+struct RawEntry<'de> {
+    name: Cow<'de, str>,
+    dtype: Cow<'de, str>,
     shape: Vec<u64>,
     offsets: (u64, u64),
 }
 
-impl RawEntry {
+impl RawEntry<'_> {
     /// Types, sizes and names that are wrong in themselves; the layout is checked when all are known.
     fn check(self, file: &str) -> Result<TensorInfo, Error> {
         let RawEntry { name, dtype, shape, offsets } = self;
@@ -195,7 +221,7 @@ impl RawEntry {
             let expected = format!("1 to {NAME_BYTES_MAX} bytes, no control characters, no path");
             return malformed("is no tensor name", expected, format!("{} bytes", name.len()));
         }
-        let Ok(kind) = serde_json::from_value::<Dtype>(serde_json::Value::String(dtype.clone())) else {
+        let Ok(kind) = Dtype::deserialize(StrDeserializer::<ValueError>::new(&dtype)) else {
             let expected = "a safetensors type such as F32, F16, BF16";
             return Err(Error::new(Kind::Unsupported, file, name, "has an unknown type", expected, dtype));
         };
@@ -215,6 +241,7 @@ impl RawEntry {
             return malformed("has the wrong size", expected, format!("{size_bytes} bytes"));
         }
         let shape = shape.into_iter().map(|d| d as usize).collect();
+        let name: Arc<str> = name.into();
         Ok(TensorInfo { stored_name: name.clone(), name, dtype: kind, shape, file_index: 0, begin, size_bytes })
     }
 }
@@ -225,14 +252,14 @@ struct HeaderSeed<'a> {
 }
 
 impl<'de> DeserializeSeed<'de> for HeaderSeed<'_> {
-    type Value = Vec<RawEntry>;
+    type Value = Vec<RawEntry<'de>>;
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
 impl<'de> Visitor<'de> for HeaderSeed<'_> {
-    type Value = Vec<RawEntry>;
+    type Value = Vec<RawEntry<'de>>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object of tensors")
@@ -240,9 +267,9 @@ impl<'de> Visitor<'de> for HeaderSeed<'_> {
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut entries = Vec::new();
-        let mut names = std::collections::HashSet::new();
-        while let Some(name) = map.next_key::<String>()? {
-            self.current.replace(name.clone());
+        let mut names = HashSet::new();
+        while let Some(Piece(name)) = map.next_key()? {
+            self.current.borrow_mut().push_str(&name);
             if !names.insert(name.clone()) {
                 return Err(A::Error::custom("duplicate name"));
             }
@@ -287,29 +314,29 @@ impl<'de> Visitor<'de> for MetadataSeed<'_> {
 }
 
 /// `{"dtype": .., "shape": [..], "data_offsets": [.., ..]}`; other keys are ignored, as the crate does.
-struct EntrySeed {
-    name: String,
+struct EntrySeed<'de> {
+    name: Cow<'de, str>,
 }
 
-impl<'de> DeserializeSeed<'de> for EntrySeed {
-    type Value = RawEntry;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawEntry, D::Error> {
+impl<'de> DeserializeSeed<'de> for EntrySeed<'de> {
+    type Value = RawEntry<'de>;
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawEntry<'de>, D::Error> {
         deserializer.deserialize_map(self)
     }
 }
 
-impl<'de> Visitor<'de> for EntrySeed {
-    type Value = RawEntry;
+impl<'de> Visitor<'de> for EntrySeed<'de> {
+    type Value = RawEntry<'de>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an object with dtype, shape and data_offsets")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawEntry<'de>, A::Error> {
         let (mut dtype, mut shape, mut offsets) = (None, None, None);
-        while let Some(key) = map.next_key::<String>()? {
-            let repeated = match key.as_str() {
-                "dtype" => dtype.replace(map.next_value::<String>()?).is_some(),
+        while let Some(Piece(key)) = map.next_key()? {
+            let repeated = match key.as_ref() {
+                "dtype" => dtype.replace(map.next_value::<Piece>()?.0).is_some(),
                 "shape" => shape.replace(map.next_value_seed(ShapeSeed)?).is_some(),
                 "data_offsets" => offsets.replace(map.next_value::<(u64, u64)>()?).is_some(),
                 _ => {
@@ -391,7 +418,7 @@ mod tests {
             entry("nibbles", "F4", "[4]", 26, 28),
         );
         let tensors = open_raw(&file(&many, 28)).unwrap();
-        assert_eq!(tensors.iter().map(|t| t.name.as_str()).collect::<Vec<_>>(), ["a", "empty", "b", "nibbles"]);
+        assert_eq!(tensors.iter().map(|t| &*t.name).collect::<Vec<_>>(), ["a", "empty", "b", "nibbles"]);
         assert_eq!(tensors[2].begin, (8 + many.len() + 2) as u64);
         assert!(open_raw(&file("{}", 0)).unwrap().is_empty());
         assert!(open_raw(&file(r#"{"__metadata__":null}"#, 0)).is_ok());
