@@ -38,8 +38,7 @@ impl Display for Program {
             self.private_bytes
         )?;
         for (i, b) in self.buffers.iter().enumerate() {
-            let bytes = u64::from(b.rows) * u64::from(b.stride) * b.dtype.size();
-            writeln!(f, "  buffer b{i} {}: {}[{} x {}] at {} ({bytes} bytes)", b.name, b.dtype, b.rows, b.stride, b.offset)?;
+            writeln!(f, "  buffer b{i} {}: {}[{} x {}] at {} ({} bytes)", b.name, b.dtype, b.rows, b.stride, b.offset, b.bytes())?;
         }
         for (i, w) in self.weights.iter().enumerate() {
             writeln!(f, "  weight w{i} {}: {} {} at {:?}", w.name, w.dtype, w.layout, w.offsets)?;

@@ -7,6 +7,7 @@
 //! Element addresses are integer expressions ([`Expr`]) over loop variables and row tables, so layouts, gathers, slices and
 //! cache pages are index maps and not kernels of their own.
 
+mod access;
 mod attention;
 mod compute;
 mod exprs;
@@ -15,6 +16,7 @@ mod matmul;
 mod quantise;
 mod weights;
 
+pub use self::access::{Access, At, Memory};
 pub use self::attention::Attention;
 pub use self::compute::{Compute, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};
@@ -149,6 +151,13 @@ pub struct Buffer {
     pub offset: u64,
 }
 
+impl Buffer {
+    /// Bytes that it has.
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.rows) * u64::from(self.stride) * self.dtype.size()
+    }
+}
+
 /// A packed tensor or one per layer.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weight {
@@ -188,22 +197,6 @@ impl Kernel {
     /// Do threads leave the ends of their shares to each other, by counters that one kernel uses at a time?
     pub fn shares_out(&self) -> bool {
         matches!(self, Kernel::Matmul(_) | Kernel::Attention(_))
-    }
-
-    /// All memory that a kernel names, that of its nests included.
-    pub fn operands(&self) -> Vec<&Operand> {
-        match self {
-            Kernel::Loops(nest) => nest.operands.iter().collect(),
-            Kernel::Matmul(m) => {
-                let mut list = vec![&m.a];
-                list.extend(&m.operands);
-                list.extend(m.nests().flat_map(|n| &n.operands));
-                list.extend(m.quantise.iter().flat_map(|q| [&q.x, &q.out]));
-                list
-            }
-            Kernel::Attention(a) => vec![&a.q, &a.out],
-            Kernel::Quantise(q) => vec![&q.x, &q.out],
-        }
     }
 }
 

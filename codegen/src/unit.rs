@@ -9,7 +9,7 @@ use crate::isa::Isa;
 use crate::kernels::part::Part;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
-use crate::program::{Kernel, Place, Program, Region};
+use crate::program::{Kernel, Memory, Program, Region};
 use rcompile_runtime::abi::Probe;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -155,15 +155,14 @@ fn part_key(part: &Part, isa: &Isa, options: Options) -> String {
 fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -> String {
     let mut key = format!("{} O{} {isa:?} {:?}", region.name, options.opt_level, region.kernel);
     let (mut weights, mut buffers) = (BTreeSet::new(), BTreeSet::new());
-    for operand in region.kernel.operands() {
-        match operand.place {
-            Place::Weight(id) => _ = weights.insert(id),
-            Place::Buffer(id) => _ = buffers.insert(id),
+    for access in region.kernel.accesses() {
+        match access.memory {
+            Memory::Weight(id) => _ = weights.insert(id),
+            Memory::Buffer(id) => _ = buffers.insert(id),
             _ => {}
         }
     }
     if let Kernel::Matmul(m) = &region.kernel {
-        weights.insert(m.weight);
         // Functions exist for the numbers of rows that there can be, and what blocks of rows keep in scratch is laid out for the most.
         let _ = write!(key, " rows {} to {}", program.least(m.rows), program.capacity(m.rows));
     }

@@ -88,7 +88,7 @@ impl<'a> Verifier<'a> {
         let p = self.program;
         for (i, b) in p.buffers.iter().enumerate() {
             self.at = format!("buffer b{i} {}", b.name);
-            let end = b.offset + bytes(b);
+            let end = b.offset + b.bytes();
             self.check(b.offset.is_multiple_of(64), || format!("offset {} is not a multiple of 64", b.offset));
             self.check(b.stride.is_multiple_of(32), || format!("stride {} is not a multiple of 32", b.stride));
             self.check(end <= p.arena_bytes, || format!("ends at {end}, the arena at {}", p.arena_bytes));
@@ -560,7 +560,7 @@ impl<'a> Verifier<'a> {
         if a.kernel.shares_out() && b.kernel.shares_out() {
             return Some("both share out work by the same counters".into());
         }
-        let (a, b) = (self.access(&a.kernel), self.access(&b.kernel));
+        let (a, b) = (self.touched(&a.kernel.accesses()), self.touched(&b.kernel.accesses()));
         for (name, memory) in &a.writes {
             for (other, overlapped) in b.reads.iter().chain(b.writes.iter().filter(|(n, _)| !(same && *n == name))) {
                 if overlap(memory, overlapped) {
@@ -577,84 +577,31 @@ impl<'a> Verifier<'a> {
     }
 
     fn own_reads(&mut self, region: &Region) {
-        let writes = self.access(&region.kernel).writes;
-        let mut shared = Access::default();
-        match &region.kernel {
-            Kernel::Loops(_) => {}
-            Kernel::Matmul(m) => {
-                self.touch(&mut shared, &m.a, false);
-                m.prologue.iter().for_each(|n| self.nest_access(&mut shared, n));
-                m.quantise.iter().for_each(|q| self.touch(&mut shared, &q.x, false));
-            }
-            Kernel::Attention(a) => self.touch(&mut shared, &a.q, false),
-            Kernel::Quantise(q) => self.touch(&mut shared, &q.x, false),
-        }
-        for (name, memory) in &shared.reads {
+        let accesses = region.kernel.accesses();
+        let of_all = self.touched(accesses.iter().filter(|access| !access.writes && access.at == At::All));
+        let writes = self.touched(accesses.iter().filter(|access| access.writes)).writes;
+        for (name, memory) in &of_all.reads {
             if let Some((other, _)) = writes.iter().find(|(_, w)| overlap(memory, w)) {
                 self.fail(format!("{} reads {name} for other threads' shares and writes {other}", region.name));
             }
         }
     }
 
-    fn access(&self, kernel: &Kernel) -> Access {
-        let mut all = Access::default();
-        match kernel {
-            Kernel::Loops(nest) => self.nest_access(&mut all, nest),
-            Kernel::Matmul(m) => {
-                self.touch(&mut all, &m.a, false);
-                let stored: HashSet<_> = m.stores.iter().map(|s| s.operand).collect();
-                self.expr_access(&mut all, &m.operands, &m.exprs, &stored);
-                for nest in m.nests() {
-                    self.nest_access(&mut all, nest);
-                }
-                if let Some(q) = &m.quantise {
-                    self.touch(&mut all, &q.x, false);
-                }
-            }
-            Kernel::Quantise(q) => {
-                self.touch(&mut all, &q.x, false);
-                self.touch(&mut all, &q.out, true);
-            }
-            Kernel::Attention(a) => {
-                self.touch(&mut all, &a.q, false);
-                self.touch(&mut all, &a.out, true);
-                self.touch(&mut all, &Operand { place: Place::State(vec![]), dtype: a.kv_dtype }, false);
-            }
+    fn touched<'k>(&self, accesses: impl IntoIterator<Item = &'k Access>) -> Touched {
+        let mut touched = Touched::default();
+        for access in accesses {
+            let (name, stretch) = match access.memory {
+                Memory::Buffer(id) => match self.program.buffers.get(id.index()) {
+                    Some(b) => (format!("b{} {}", id.0, b.name), Stretch::Arena(b.offset..b.offset + b.bytes())),
+                    None => continue,
+                },
+                Memory::State => ("state".to_string(), Stretch::State),
+                Memory::Output => ("output".to_string(), Stretch::Output),
+                Memory::Weight(_) | Memory::Table | Memory::Private => continue,
+            };
+            if access.writes { &mut touched.writes } else { &mut touched.reads }.insert(name, stretch);
         }
-        all
-    }
-
-    fn nest_access(&self, all: &mut Access, nest: &LoopNest) {
-        let stored = nest.stores().map(|s| s.operand).collect();
-        self.expr_access(all, &nest.operands, &nest.exprs, &stored);
-    }
-
-    fn expr_access(&self, all: &mut Access, operands: &[Operand], exprs: &Exprs, stored: &HashSet<OperandId>) {
-        for node in exprs.nodes() {
-            if let Expr::Load(o, _) = node
-                && let Some(operand) = operands.get(o.index())
-            {
-                self.touch(all, operand, false);
-            }
-        }
-        for o in stored {
-            if let Some(operand) = operands.get(o.index()) {
-                self.touch(all, operand, true);
-            }
-        }
-    }
-
-    fn touch(&self, all: &mut Access, operand: &Operand, write: bool) {
-        let (name, memory) = match &operand.place {
-            Place::Buffer(id) => match self.program.buffers.get(id.index()) {
-                Some(b) => (format!("b{} {}", id.0, b.name), Memory::Arena(b.offset..b.offset + bytes(b))),
-                None => return,
-            },
-            Place::State(_) => ("state".to_string(), Memory::State),
-            Place::Output => ("output".to_string(), Memory::Output),
-            Place::Weight(_) | Place::Table(_) | Place::Private(_) => return,
-        };
-        if write { &mut all.writes } else { &mut all.reads }.insert(name, memory);
+        touched
     }
 }
 
@@ -673,27 +620,23 @@ fn variables(exprs: &Exprs, id: ExprId, into: &mut BTreeSet<VarId>) {
     children(&node).iter().for_each(|c| variables(exprs, *c, into));
 }
 
-fn bytes(b: &Buffer) -> u64 {
-    u64::from(b.rows) * u64::from(b.stride) * b.dtype.size()
-}
-
 /// Memory that a region uses, by name.
 #[derive(Default)]
-struct Access {
-    reads: BTreeMap<String, Memory>,
-    writes: BTreeMap<String, Memory>,
+struct Touched {
+    reads: BTreeMap<String, Stretch>,
+    writes: BTreeMap<String, Stretch>,
 }
 
 #[derive(Clone, PartialEq)]
-enum Memory {
+enum Stretch {
     Arena(Range<u64>),
     State,
     Output,
 }
 
-fn overlap(a: &Memory, b: &Memory) -> bool {
+fn overlap(a: &Stretch, b: &Stretch) -> bool {
     match (a, b) {
-        (Memory::Arena(x), Memory::Arena(y)) => x.start < y.end && y.start < x.end,
+        (Stretch::Arena(x), Stretch::Arena(y)) => x.start < y.end && y.start < x.end,
         _ => a == b,
     }
 }

@@ -6,7 +6,7 @@
 
 use super::frame::{Cols, Frame, Home};
 use super::{Plan, PlanError};
-use rcompile_codegen::program::{BufferId, Expr, ExprId, Exprs, Item, Kernel, LoopNest, Operand, Place, StageKind, Store};
+use rcompile_codegen::program::{Access, At, BufferId, Item, Kernel, Memory};
 use rcompile_graph as g;
 use rcompile_graph::{Op, ParamId, StateId, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -145,36 +145,16 @@ impl Plan<'_> {
 
 /// Does a kernel of a layer read `x` after it was overwritten, or elsewhere than where it writes while it overwrites it?
 fn overwrites_too_early<'k>(kernels: impl Iterator<Item = &'k Kernel>, x: BufferId) -> bool {
-    let is_x = |o: &Operand| o.place == Place::Buffer(x);
-    let loads = |operands: &[Operand], exprs: &Exprs| -> Vec<ExprId> {
-        let at = |e: &Expr| if let Expr::Load(o, index) = e { is_x(&operands[o.index()]).then_some(*index) } else { None };
-        exprs.nodes().iter().filter_map(at).collect()
-    };
-    let of_nest = |n: &LoopNest| loads(&n.operands, &n.exprs);
-    let stored = |operands: &[Operand], stores: &[Store]| -> Vec<ExprId> {
-        stores.iter().filter(|s| is_x(&operands[s.operand.index()])).map(|s| s.index).collect()
-    };
     let mut overwritten = false;
     for kernel in kernels {
-        // Where it reads with the same index as it may write with, elsewhere, and where it writes.
-        let (here, elsewhere, writes) = match kernel {
-            Kernel::Loops(n) => {
-                let stores = n.stages.iter().filter_map(|s| if let StageKind::Store(v) = &s.kind { Some(v.as_slice()) } else { None });
-                (of_nest(n), false, stores.flat_map(|s| stored(&n.operands, s)).collect())
-            }
-            Kernel::Matmul(m) => {
-                let elsewhere = is_x(&m.a) || m.quantise.iter().any(|q| is_x(&q.x)) || m.nests().any(|n| !of_nest(n).is_empty());
-                (loads(&m.operands, &m.exprs), elsewhere, stored(&m.operands, &m.stores))
-            }
-            Kernel::Quantise(q) => (vec![], is_x(&q.x), vec![]),
-            Kernel::Attention(a) => (vec![], is_x(&a.q), if is_x(&a.out) { vec![a.score] } else { vec![] }),
-        };
-        let reads = elsewhere || !here.is_empty();
-        let conflict = elsewhere || here.iter().any(|index| !writes.contains(index));
-        if (overwritten && reads) || (!writes.is_empty() && conflict) {
+        let (stores, loads): (Vec<Access>, Vec<Access>) =
+            kernel.accesses().into_iter().filter(|access| access.memory == Memory::Buffer(x)).partition(|access| access.writes);
+        // What it loads at an index it may overwrite there.
+        let elsewhere = |load: &Access| !matches!(load.at, At::Index(_)) || stores.iter().all(|store| store.at != load.at);
+        if (overwritten && !loads.is_empty()) || (!stores.is_empty() && loads.iter().any(elsewhere)) {
             return true;
         }
-        overwritten |= !writes.is_empty();
+        overwritten |= !stores.is_empty();
     }
     false
 }

@@ -6,12 +6,11 @@
 //! Offsets are constants of kernels' code. Buckets that lie alike share all kernels whose data do not depend on the bucket: matmuls for the
 //! rows that want logits, where both have as many, norms, lookups. So the smaller one takes the larger one's offsets.
 
-use rcompile_codegen::program::{Buffer, Item, Kernel, Matmul, Operand, Place, Program};
+use rcompile_codegen::program::{Buffer, Item, Kernel, Matmul, Memory, Program};
 
-/// Buffers that a kernel names.
-fn buffers(kernel: &Kernel) -> Vec<usize> {
-    let buffer = |o: &Operand| if let Place::Buffer(b) = o.place { Some(b.index()) } else { None };
-    kernel.operands().into_iter().filter_map(buffer).collect()
+/// Buffers that a kernel reads or writes.
+fn buffers(kernel: &Kernel) -> impl Iterator<Item = usize> {
+    kernel.accesses().into_iter().filter_map(|access| if let Memory::Buffer(b) = access.memory { Some(b.index()) } else { None })
 }
 
 /// First and last position of each buffer; `None`: never used.
@@ -79,7 +78,7 @@ pub fn assign(program: &mut Program, larger: Option<&Program>) {
 
 /// Whole lines.
 fn bytes(buffer: &Buffer) -> u64 {
-    (u64::from(buffer.rows) * u64::from(buffer.stride) * buffer.dtype.size()).next_multiple_of(64)
+    buffer.bytes().next_multiple_of(64)
 }
 
 /// Each buffer at the first place that is free while it lives.
