@@ -5,6 +5,7 @@
 //! exit code, and nothing left behind.
 
 use assert_cmd::cargo::cargo_bin;
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -54,6 +55,16 @@ fn succeeded(output: &Output) -> Vec<String> {
     stderr.lines().filter(|line| line.starts_with("warning[")).map(String::from).collect()
 }
 
+/// The line of a build that fails with this exit code, and says nothing else but help.
+fn refused(output: &Output, exit: i32) -> String {
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(exit), "{stderr}");
+    let (errors, others): (Vec<&str>, Vec<&str>) = stderr.lines().partition(|line| line.starts_with(&format!("error[E{exit}-")));
+    assert!(errors.len() == 1 && others.iter().all(|line| line.starts_with("help: ")), "{stderr}");
+    assert!(output.stdout.is_empty(), "{}", String::from_utf8_lossy(&output.stdout));
+    errors[0].into()
+}
+
 /// Starts a command whose stdout is open in every program that it starts too: who has read it to its end has waited for them all.
 fn start_with_family(command: &Command) -> Child {
     let mut shell = Command::new("sh");
@@ -101,4 +112,142 @@ fn killed_at_any_moment() {
     succeeded(&build(&out).output().unwrap());
     assert!(fs::read(&out).ok().as_deref() == sound);
     assert_eq!(names(dir.path()), ["out"]);
+}
+
+/// A library in front of libc: it lists the calls that change files, one a line, and the one of number `FAULT_AT` fails as on a full disk.
+const FULL_DISK: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int count, fail_at, list;
+
+__attribute__((constructor)) static void begin(void) {
+    unsetenv("LD_PRELOAD"); // Programs that the process starts do not fail.
+    fail_at = atoi(getenv("FAULT_AT"));
+    list = open(getenv("FAULT_LIST"), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+}
+
+static int fails(const char *call, int file, const char *path) {
+    char link[32], name[4096] = "";
+    struct stat meta;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", file);
+    if (!path && (fstat(file, &meta) || !(S_ISREG(meta.st_mode) || S_ISDIR(meta.st_mode)) || readlink(link, name, sizeof name - 1) < 0))
+        return 0;
+    int number = __atomic_add_fetch(&count, 1, __ATOMIC_RELAXED);
+    dprintf(list, "%s %s\n", call, path ? path : name);
+    errno = ENOSPC;
+    return number == fail_at;
+}
+
+#define WRAP(type, call, file, path, parameters, arguments)                   \
+    type call parameters {                                                    \
+        type(*next) parameters = (type(*) parameters)dlsym(RTLD_NEXT, #call); \
+        return fails(#call, file, path) ? -1 : next arguments;                \
+    }
+WRAP(ssize_t, write, file, 0, (int file, const void *bytes, size_t size), (file, bytes, size))
+WRAP(ssize_t, pwrite64, file, 0, (int file, const void *bytes, size_t size, off64_t at), (file, bytes, size, at))
+WRAP(int, ftruncate64, file, 0, (int file, off64_t size), (file, size))
+WRAP(int, fallocate64, file, 0, (int file, int mode, off64_t at, off64_t size), (file, mode, at, size))
+WRAP(int, fsync, file, 0, (int file), (file))
+WRAP(int, fdatasync, file, 0, (int file), (file))
+WRAP(int, rename, -1, to, (const char *from, const char *to), (from, to))
+
+int open64(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    int mode = flags & O_CREAT ? va_arg(rest, int) : 0;
+    va_end(rest);
+    int (*next)(const char *, int, ...) = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, "open64");
+    return flags & O_CREAT && fails("open64", -1, path) ? -1 : next(path, flags, mode);
+}
+"#;
+
+/// [`FULL_DISK`], compiled.
+struct FullDisk {
+    dir: tempfile::TempDir,
+}
+
+impl FullDisk {
+    fn new() -> FullDisk {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("full_disk.c"), FULL_DISK).unwrap();
+        let mut cc = Command::new("cc");
+        cc.args(["-shared", "-fPIC", "-o", "full_disk.so", "full_disk.c", "-ldl"]);
+        let compiled = cc.current_dir(dir.path()).output().unwrap();
+        assert!(compiled.status.success(), "{compiled:?}");
+        FullDisk { dir }
+    }
+    /// Runs a build whose call number `fail_at`, from 1, fails; gives all calls.
+    fn run(&self, build: &mut Command, fail_at: usize) -> (Output, Vec<String>) {
+        let list = self.dir.path().join("list");
+        build.env("LD_PRELOAD", self.dir.path().join("full_disk.so")).env("FAULT_AT", fail_at.to_string()).env("FAULT_LIST", &list);
+        let output = build.output().unwrap();
+        (output, fs::read_to_string(list).unwrap().lines().map(String::from).collect())
+    }
+}
+
+/// Ten calls among all, and the last ones, each of which has a line of its own in the driver, up to the rename.
+#[test]
+fn a_full_disk() {
+    let (disk, dir) = (FullDisk::new(), tempfile::tempdir().unwrap());
+    let out = dir.path().join("out");
+    let sound = &*SOUND;
+    let (output, calls) = disk.run(&mut build(&out), 0);
+    succeeded(&output);
+    let rename = 1 + calls.iter().position(|call| call.starts_with("rename ")).expect("a rename to the output's name");
+    let sizing = 1 + calls.iter().position(|call| call.starts_with("ftruncate64 ")).expect("the executable gets its length");
+    for nth in (0..10).map(|i| 1 + i * (rename - 1) / 9).chain([sizing]).chain(rename - 5..rename).collect::<BTreeSet<_>>() {
+        fs::write(&out, "old").unwrap();
+        let (output, calls) = disk.run(&mut build(&out), nth);
+        let call = calls.get(nth - 1).map(String::as_str).expect("the call that fails");
+        println!("{nth} of {rename}: {call}");
+        if call.contains("/rcompile-tests/") {
+            succeeded(&output);
+            assert!(fs::read(&out).unwrap() == *sound);
+        } else {
+            let line = refused(&output, 8);
+            assert!(line.contains("No space left on device"), "{line}");
+            assert_eq!(fs::read(&out).unwrap(), b"old");
+        }
+        assert_eq!(names(dir.path()), ["out"]);
+    }
+}
+
+/// Where only the cache is on a full disk, the build goes on, and says so.
+#[test]
+fn a_full_disk_under_the_cache() {
+    let (disk, dir) = (FullDisk::new(), tempfile::tempdir().unwrap());
+    // As the calls have it.
+    let path = dir.path().canonicalize().unwrap();
+    let [out, cache] = ["out", "cache"].map(|name| path.join(name));
+    let run = |fail_at: usize| {
+        _ = fs::remove_file(&out);
+        _ = fs::remove_dir_all(&cache);
+        let mut command = build_model(&golden(), &out);
+        command.args(["--no-tokenizer", "--buckets", "1", "--cache-dir"]).arg(&cache);
+        let (output, calls) = disk.run(&mut command, fail_at);
+        assert_eq!(names(&path), ["cache", "out"]);
+        (succeeded(&output), calls, fs::read(&out).unwrap())
+    };
+    let (warnings, calls, sound) = run(0);
+    assert!(warnings.is_empty(), "{warnings:?}");
+    let in_cache: Vec<usize> = (1..).zip(&calls).filter(|(_, call)| call.contains(cache.to_str().unwrap())).map(|(nth, _)| nth).collect();
+    // The tag of such directories, then two files to try it, then the entries.
+    for nth in [in_cache[1], in_cache[5], in_cache[in_cache.len() - 1]] {
+        let (warnings, calls, bytes) = run(nth);
+        println!("{nth} of {}: {}", calls.len(), calls[nth - 1]);
+        assert!(warnings.len() == 1 && warnings[0].starts_with("warning[W-cache]: "), "{warnings:?}");
+        assert!(warnings[0].contains("No space left on device"), "{warnings:?}");
+        assert!(bytes == sound);
+        let objects = cache.join("objects");
+        let unfinished = objects.exists().then(|| names(&objects)).into_iter().flatten().find(|name| name.starts_with('.'));
+        assert_eq!(unfinished, None);
+    }
 }
