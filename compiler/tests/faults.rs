@@ -251,3 +251,76 @@ fn a_full_disk_under_the_cache() {
         assert_eq!(unfinished, None);
     }
 }
+
+/// A call of a process, as strace saw it.
+struct Call<'a> {
+    pid: &'a str,
+    name: &'a str,
+    arguments: &'a str,
+    /// Lines of strace; other calls of other threads may lie between them.
+    begin: usize,
+    end: usize,
+    succeeded: bool,
+}
+
+/// The calls in what strace writes: `pid name(arguments) = result`, in two parts where a call of another thread comes between.
+fn parse_calls(trace: &str) -> Vec<Call<'_>> {
+    let mut calls: Vec<Call> = Vec::new();
+    for (line, text) in trace.lines().enumerate() {
+        let Some((pid, text)) = text.split_once(' ') else { continue };
+        let (text, succeeded) = (text.trim_start(), !text.contains(") = -1"));
+        if text.starts_with("<... ") {
+            let begun = calls.iter_mut().rfind(|call| call.pid == pid).expect("a call that was begun");
+            (begun.end, begun.succeeded) = (line, succeeded);
+        } else if let Some((name, arguments)) = text.split_once('(') {
+            calls.push(Call { pid, name, arguments, begin: line, end: line, succeeded });
+        }
+    }
+    calls
+}
+
+/// Whether strace can be used; on CI it must.
+fn strace() -> bool {
+    let there = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
+    assert!(there || std::env::var_os("CI").is_none(), "strace is missing or may not trace, and on CI nothing is skipped");
+    there
+}
+
+/// Whenever the power is lost, what has the output's name is on the disk whole: its bytes are there before the name is, and the name is
+/// when the build has ended.
+#[test]
+fn a_loss_of_power() {
+    if !strace() {
+        eprintln!("skipped: without strace nobody sees the order of calls");
+        return;
+    }
+    for outputs in [&["out"][..], &["out.weights", "out"]] {
+        let dir = tempfile::tempdir().unwrap();
+        // As strace shows it.
+        let path = dir.path().canonicalize().unwrap();
+        let mut build = build(&path.join("out"));
+        build.args(["--weights", if outputs.len() > 1 { "split" } else { "embed" }]);
+        let mut traced = Command::new("strace");
+        let changing = "trace=write,writev,pwrite64,pwritev,ftruncate,fallocate,copy_file_range,fsync,fdatasync,rename,renameat,renameat2";
+        traced.args(["-f", "-y", "-s", "0", "-e", changing, "-o"]).arg(path.join("trace"));
+        traced.arg(build.get_program()).args(build.get_args()).env("XDG_CACHE_HOME", CACHE);
+        succeeded(&traced.output().unwrap());
+        let trace = fs::read_to_string(path.join("trace")).unwrap();
+        let calls = parse_calls(&trace);
+        let syncs = |path: &str| {
+            let file = format!("<{path}>");
+            calls.iter().filter(move |c| ["fsync", "fdatasync"].contains(&c.name) && c.succeeded && c.arguments.contains(&file))
+        };
+        for output in outputs {
+            let to = path.join(output).display().to_string();
+            let renames: Vec<_> =
+                calls.iter().filter(|c| c.name.starts_with("rename") && c.arguments.split('"').nth(3) == Some(&to)).collect();
+            let [rename] = renames[..] else { panic!("{} renames to {to}", renames.len()) };
+            let from = rename.arguments.split('"').nth(1).expect("two names");
+            let changes = calls.iter().filter(|c| !c.name.contains("sync") && c.arguments.contains(&format!("<{from}>")));
+            let changed = changes.map(|c| c.end).max().expect("something is written");
+            assert!(syncs(from).any(|sync| changed < sync.begin && sync.end < rename.begin), "{output} is not synced whole");
+            assert!(syncs(path.to_str().unwrap()).any(|sync| rename.end < sync.begin), "the name {output} is not synced");
+        }
+    }
+}
