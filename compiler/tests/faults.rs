@@ -6,8 +6,9 @@
 
 use assert_cmd::cargo::cargo_bin;
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::os::unix::process::ExitStatusExt;
+use std::fs::{self, File, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::LazyLock;
@@ -323,4 +324,49 @@ fn a_loss_of_power() {
             assert!(syncs(path.to_str().unwrap()).any(|sync| rename.end < sync.begin), "the name {output} is not synced");
         }
     }
+}
+
+/// Somebody whom permissions bind: for root nothing is read-only.
+fn bound_by_permissions(command: &mut Command) -> &mut Command {
+    if rustix::process::geteuid().is_root() { command.uid(65534).gid(65534) } else { command }
+}
+
+/// What permissions take away from a build: first its cache, then its output, then its input.
+#[test]
+fn directories_that_may_not_be_used() {
+    let dir = tempfile::tempdir().unwrap();
+    let [exe, model, out, closed] = ["rcompile", "llama-gqa-tied", "out", "closed"].map(|name| dir.path().join(name));
+    let allow = |path: &Path, mode: u32| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    allow(dir.path(), 0o755);
+    for (path, mode) in [(&model, 0o755), (&out, 0o777), (&closed, 0o755)] {
+        fs::create_dir(path).unwrap();
+        allow(path, mode);
+    }
+    for name in ["config.json", "generation_config.json", "model.safetensors"] {
+        fs::copy(golden().join(name), model.join(name)).unwrap();
+    }
+    // The target directory may be root's alone.
+    fs::hard_link(cargo_bin("rcompile"), &exe).or_else(|_| fs::copy(cargo_bin("rcompile"), &exe).map(drop)).unwrap();
+    fs::write(closed.join("exe"), "old").unwrap();
+    allow(&closed, 0o555);
+    let run = |out: &Path, more: &[&str]| {
+        let mut command = Command::new(&exe);
+        command.args(build_model(&model, out).get_args()).args(["--no-tokenizer", "--buckets", "1,8"]).args(more);
+        bound_by_permissions(&mut command).output().unwrap()
+    };
+
+    let warnings = succeeded(&run(&out.join("exe"), &["--cache-dir", closed.to_str().unwrap()]));
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].starts_with("warning[W-cache]: ") && warnings[0].contains("Permission denied"), "{warnings:?}");
+    assert!(fs::read(out.join("exe")).unwrap() == *SOUND);
+
+    let line = refused(&run(&closed.join("exe"), &["--quiet", "--no-cache"]), 8);
+    assert!(line.contains(closed.to_str().unwrap()) && line.contains("Permission denied"), "{line}");
+    assert_eq!(fs::read(closed.join("exe")).unwrap(), b"old");
+    assert_eq!(names(&closed), ["exe"]);
+
+    allow(&model.join("config.json"), 0o000);
+    let line = refused(&run(&out.join("exe"), &["--quiet", "--no-cache"]), 3);
+    assert!(line.contains("config.json") && line.contains("EACCES"), "{line}");
+    assert_eq!(names(&out), ["exe"]);
 }
