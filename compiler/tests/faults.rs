@@ -370,3 +370,17 @@ fn directories_that_may_not_be_used() {
     assert!(line.contains("config.json") && line.contains("EACCES"), "{line}");
     assert_eq!(names(&out), ["exe"]);
 }
+
+/// Nothing in the environment but the way to a C compiler, 64 files at a time, and nobody at the other end of anything.
+#[test]
+fn a_poor_environment() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let build = build(&out);
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -n 64; exec \"$0\" \"$@\" <&- >&-"]).arg(build.get_program()).args(build.get_args());
+    let output = shell.env_clear().env("PATH", std::env::var_os("PATH").unwrap()).env("LANG", "C").output().unwrap();
+    assert!(succeeded(&output).is_empty() && output.stderr.is_empty(), "{output:?}");
+    assert!(fs::read(&out).unwrap() == *SOUND);
+    assert_eq!(names(dir.path()), ["out"]);
+}
