@@ -7,7 +7,8 @@
 use assert_cmd::cargo::cargo_bin;
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -383,4 +384,43 @@ fn a_poor_environment() {
     assert!(succeeded(&output).is_empty() && output.stderr.is_empty(), "{output:?}");
     assert!(fs::read(&out).unwrap() == *SOUND);
     assert_eq!(names(dir.path()), ["out"]);
+}
+
+/// Builds an executable that runs: the process goes on with the old file, whose weights it has mapped.
+#[test]
+fn an_output_that_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let out = dir.path().join("out");
+    let rebuild = |buckets: &str| {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo/model");
+        succeeded(&build_model(&demo, &out).args(["--quiet", "--buckets", buckets]).output().unwrap());
+        fs::metadata(&out).unwrap()
+    };
+    let start_chat = || {
+        let mut chat = Command::new(&out);
+        chat.args(["chat", "--temp", "0", "-n", "8"]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut chat = chat.spawn().unwrap();
+        let (input, output) = (chat.stdin.take().unwrap(), BufReader::new(chat.stdout.take().unwrap()));
+        (chat, input, output)
+    };
+    let talk = |between: &dyn Fn()| {
+        let (mut chat, mut input, mut output) = start_chat();
+        let mut answers = String::new();
+        input.write_all(b"Hello\n").unwrap();
+        output.read_line(&mut answers).unwrap();
+        between();
+        input.write_all(b"Tell me a story\n").unwrap();
+        drop(input);
+        output.read_to_string(&mut answers).unwrap();
+        assert!(chat.wait().unwrap().success());
+        answers
+    };
+    let before = rebuild("1");
+    let undisturbed = talk(&|| {});
+    assert!(undisturbed.lines().count() >= 2, "{undisturbed}");
+    let disturbed = talk(&|| {
+        let after = rebuild("1,2");
+        assert_ne!(before.ino(), after.ino());
+    });
+    assert_eq!(disturbed, undisturbed);
 }
