@@ -134,15 +134,25 @@ fn malformed_bytes() {
 /// A NaN is found while packing, after the linker ran: the temporary file must go.
 #[test]
 fn a_weight_that_is_not_a_number() {
-    let case = Case::new("llama-gqa-tied");
-    let path = case.model().join("model.safetensors");
-    let mut bytes = std::fs::read(&path).expect("weights");
-    let last = bytes.len() - 2;
-    bytes[last..].copy_from_slice(&0x7fc0u16.to_le_bytes());
-    std::fs::write(&path, bytes).expect("weights");
-    refused(&case, &case.build(NO_TOKENIZER), 4, &["model.safetensors", "is not finite", "NaN"]);
-    let allowed = case.build(&["--no-tokenizer", "--quiet", "--allow-nonfinite"]);
-    assert_eq!(allowed.status.code(), Some(0), "{allowed:?}");
+    for (value, what) in [(0x7fc0u16, "NaN"), (0x7f80, "infinity"), (0xff80, "infinity")] {
+        let case = Case::new("llama-gqa-tied");
+        let (name, element) = ("model.layers.1.mlp.up_proj.weight", 4199);
+        let mut begin = 0;
+        case.header(|h| begin = h[name]["data_offsets"][0].as_u64().expect("offset") as usize);
+        let path = case.model().join("model.safetensors");
+        let mut bytes = std::fs::read(&path).expect("weights");
+        let header_bytes = u64::from_le_bytes(bytes[..8].try_into().expect("length")) as usize;
+        let at = 8 + header_bytes + begin + 2 * element;
+        bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        std::fs::write(&path, bytes).expect("weights");
+        let place = format!("{name}[{element}]: ");
+        refused(&case, &case.build(NO_TOKENIZER), 4, &["model.safetensors", &place, "is not finite", what]);
+        let allowed = case.build(&["--no-tokenizer", "--allow-nonfinite"]);
+        let stderr = String::from_utf8_lossy(&allowed.stderr);
+        assert_eq!(allowed.status.code(), Some(0), "{stderr}");
+        let warnings: Vec<&str> = stderr.lines().filter(|line| line.starts_with("warning[")).collect();
+        assert!(warnings.len() == 1 && warnings[0].contains(&place), "{stderr}");
+    }
 }
 
 #[test]
