@@ -222,6 +222,21 @@ fn a_full_disk() {
     }
 }
 
+/// Behind the rename there is an output, which a loss of power could undo: a warning.
+#[test]
+fn a_directory_that_cannot_be_synced() {
+    let (disk, dir) = (FullDisk::new(), tempfile::tempdir().unwrap());
+    let out = dir.path().join("out");
+    let (_, calls) = disk.run(&mut build(&out), 0);
+    let last = calls.iter().rposition(|call| call.starts_with("fsync ")).expect("the directory is synced");
+    assert!(calls[..last].iter().any(|call| call.starts_with("rename ")), "{calls:?}");
+    fs::write(&out, "old").unwrap();
+    let (output, _) = disk.run(&mut build(&out), last + 1);
+    let warnings = succeeded(&output);
+    assert!(warnings.len() == 1 && warnings[0].starts_with("warning[W-output]: ") && warnings[0].contains("syncing"), "{warnings:?}");
+    assert!(fs::read(&out).unwrap() == *SOUND);
+}
+
 /// Where only the cache is on a full disk, the build goes on, and says so.
 #[test]
 fn a_full_disk_under_the_cache() {

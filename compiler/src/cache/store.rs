@@ -86,7 +86,8 @@ impl Store {
         make_dir(dir)?;
         let store = Store::at(dir);
         let tag = dir.join("CACHEDIR.TAG");
-        if !tag.exists() {
+        // Also one that a full disk had cut.
+        if fs::read(&tag).ok().as_deref() != Some(TAG.as_bytes()) {
             fs::write(&tag, TAG)?;
         }
         for kind in Kind::ALL {

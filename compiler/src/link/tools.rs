@@ -133,6 +133,10 @@ fn is_full(dir: &Path) -> bool {
     rustix::fs::statvfs(dir).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < FULL_BYTES)
 }
 
+fn no_space(dir: &Path) -> String {
+    format!("no space left on the disk of {}", guard::parent(dir).display())
+}
+
 impl Tools {
     /// Runs the driver with `args` in `dir`. Errors name the program and its last line.
     pub(crate) fn run(&self, args: &[String], dir: &Path, doing: &str) -> Result<(), Error> {
@@ -145,12 +149,13 @@ impl Tools {
         }
         command.args(&self.driver_args).args(args).env("SOURCE_DATE_EPOCH", "0").env("TMPDIR", dir);
         match guard::run(&mut command, dir, TIMEOUT) {
+            Err(e) if e.kind() == std::io::ErrorKind::StorageFull => failed(format!("{doing} failed: {e}"), Some(no_space(dir))),
             Err(e) => failed(format!("{doing} failed: {e}"), Some(install_cc(&self.triple))),
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
             Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
             Ok(Finished { status: Some(status), text }) => {
                 let help = if is_full(dir) || text.contains("No space left") {
-                    Some(format!("no space left on the disk of {}", guard::parent(dir).display()))
+                    Some(no_space(dir))
                 } else if OF_MISSING_PARTS.iter().any(|words| text.contains(words)) {
                     Some(install_cc(&self.triple))
                 } else {

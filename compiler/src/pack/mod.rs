@@ -169,10 +169,13 @@ impl InOrder<'_> {
             self.position = item.offset + item.bytes;
             (self.progress)(item.bytes);
             if let Some((tensor, index, value)) = &done.seen.nonfinite {
+                let error = not_finite(self.tensors, tensor, *index, *value);
                 if !self.allow_nonfinite {
-                    return Err(not_finite(self.tensors, tensor, *index, *value).help("--allow-nonfinite compiles it as it is").into());
+                    return Err(error.help("--allow-nonfinite compiles it as it is").into());
                 }
-                self.nonfinite.get_or_insert_with(|| (tensor.clone(), *index));
+                // By the name in its file.
+                let stored = error.place.rsplit_once('[').map_or(tensor.as_str(), |(name, _)| name);
+                self.nonfinite.get_or_insert_with(|| (stored.to_string(), *index));
             }
             for (tensor, count, dtype) in &done.seen.overflows {
                 self.overflows.entry(tensor.clone()).or_insert((0, *dtype)).0 += count;
