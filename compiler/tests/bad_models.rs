@@ -5,7 +5,10 @@
 //! file opened outside of the model's directory but some of the system's, no socket, no program. Asked of what is accepted: an executable
 //! that runs, with the bits of the sound model where its numbers are the same.
 
+mod common;
+
 use assert_cmd::cargo::cargo_bin;
+use common::strace;
 use rcompile_broken::{Accepted, Case, Toy, accepted, refused};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -76,16 +79,6 @@ impl Place {
         let calls = strace.then(|| String::from_utf8_lossy(&fs::read(log).unwrap()).into_owned());
         Seen { status, stderr, memory_bytes, time: start.elapsed(), calls }
     }
-}
-
-/// Whether strace can be used; on CI it must.
-fn strace() -> bool {
-    let there = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
-    assert!(there || std::env::var_os("CI").is_none(), "strace is missing or may not trace, and on CI nothing is skipped");
-    if !there {
-        eprintln!("without strace nobody looks at the files that are opened");
-    }
-    there
 }
 
 /// Waits for a child; also gives the most memory that it or a child of its had.

@@ -4,7 +4,10 @@
 //! a loss of power would meet. Out: an output with the bytes of an undisturbed build, or the one that was there; one line that says why, its
 //! exit code, and nothing left behind.
 
+mod common;
+
 use assert_cmd::cargo::cargo_bin;
+use common::strace;
 use std::collections::BTreeSet;
 use std::fs::{self, File, Permissions};
 use std::io::{BufRead, BufReader, Read, Write};
@@ -294,13 +297,6 @@ fn parse_calls(trace: &str) -> Vec<Call<'_>> {
         }
     }
     calls
-}
-
-/// Whether strace can be used; on CI it must.
-fn strace() -> bool {
-    let there = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
-    assert!(there || std::env::var_os("CI").is_none(), "strace is missing or may not trace, and on CI nothing is skipped");
-    there
 }
 
 /// Whenever the power is lost, what has the output's name is on the disk whole: its bytes are there before the name is, and the name is

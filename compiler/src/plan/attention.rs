@@ -5,7 +5,8 @@
 
 use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::KernelBuilder;
-use super::lower::{Stop, WeightSource, binary, compare};
+use super::lower::{Stop, binary, compare};
+use super::weights::Weights;
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table};
@@ -27,11 +28,12 @@ impl Plan<'_> {
         // Of codes: the largest magnitude first, as `rcompile_graph::quant` says.
         let mut factors = None;
         if layout.scales.is_some() {
-            let abs = |f: &Frame<'_>, k: &mut KernelBuilder, ws: &mut dyn WeightSource, at: &[ExprId]| {
+            let abs = |f: &Frame<'_>, k: &mut KernelBuilder, ws: &mut Weights<'_>, at: &[ExprId]| {
                 let x = f.at(k, ws, source, at)?;
                 Ok(k.exprs.add(Expr::Unary(p::UnaryOp::Abs, x)))
             };
-            let largest = frame.row_reduce(&mut k, self, id, value.into(), ReduceOp::Max, layout.head_dim.into(), &idx, abs)?;
+            let largest =
+                frame.row_reduce(&mut k, &mut self.weights, id, value.into(), ReduceOp::Max, layout.head_dim.into(), &idx, abs)?;
             let (zero, tiny, most) = (k.exprs.float(0.0), k.exprs.float(rcompile_graph::quant::TINY), k.exprs.float(127.0));
             let nothing = k.exprs.add(Expr::Cmp(p::CmpOp::Lt, largest, tiny));
             let mut quotient = |a, b| {
@@ -41,20 +43,20 @@ impl Plan<'_> {
             factors = Some((quotient(most, largest), quotient(largest, most)));
         }
         self.inner_stores(&mut k, layout.head_dim, true, &idx, |plan, k, idx| {
-            let mut x = frame.at(k, plan, source, idx)?;
+            let mut x = frame.at(k, &mut plan.weights, source, idx)?;
             if let Some((inverse, _)) = factors {
                 x = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, x, inverse));
             }
-            let slot = frame.at(k, plan, node.inputs[2], &idx[..1])?;
-            let place = frame.at(k, plan, node.inputs[3], &idx[..1])?;
+            let slot = frame.at(k, &mut plan.weights, node.inputs[2], &idx[..1])?;
+            let place = frame.at(k, &mut plan.weights, node.inputs[3], &idx[..1])?;
             let index = layout.element(k, value, slot, place, idx[1], idx[2]);
             let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.dtype });
             Ok(vec![Store { operand, index, value: x }])
         })?;
         if let (Some(scales), Some((_, scale))) = (layout.scales, factors) {
             self.inner_stores(&mut k, 1, false, &idx, |plan, k, idx| {
-                let slot = frame.at(k, plan, node.inputs[2], &idx[..1])?;
-                let place = frame.at(k, plan, node.inputs[3], &idx[..1])?;
+                let slot = frame.at(k, &mut plan.weights, node.inputs[2], &idx[..1])?;
+                let place = frame.at(k, &mut plan.weights, node.inputs[3], &idx[..1])?;
                 let index = layout.scale(k, scales, value, slot, place, idx[1]);
                 let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: DType::F32 });
                 Ok(vec![Store { operand, index, value: scale }])

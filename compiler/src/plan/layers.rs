@@ -41,8 +41,7 @@ impl Plan<'_> {
             let (period, count) = period(&callees);
             let outer_body = std::mem::take(&mut self.body);
             self.in_layers = true;
-            self.layers += 1;
-            if self.layers == 1 {
+            if self.weights.enter_layers() == 1 {
                 self.period = period as u32;
             }
             for j in 0..period {
@@ -108,7 +107,7 @@ impl Plan<'_> {
         let outer_body = std::mem::take(&mut self.body);
         let saved = std::mem::replace(&mut self.forced, HashMap::from([(func.outputs[0], home.clone())]));
         self.in_layers = true;
-        self.layers += 1;
+        self.weights.enter_layers();
         self.function(&mut callee)?;
         self.in_layers = false;
         self.forced = saved;
@@ -122,7 +121,7 @@ impl Plan<'_> {
     fn layer<'m>(&mut self, callee: &dyn Fn() -> Frame<'m>, result: ValueId, x_home: &Home) -> Result<(), PlanError> {
         let Home::Buffer { id: x, .. } = *x_home else { return Err(PlanError::Internal("what goes through layers has no buffer".into())) };
         let (regions, buffers, body) = (self.program.regions.len(), self.program.buffers.len(), self.body.len());
-        let (weights, private_bytes) = (self.weight_keys.len(), self.program.private_bytes);
+        let (weights, private_bytes) = (self.weights.len(), self.program.private_bytes);
         let saved = std::mem::replace(&mut self.forced, HashMap::from([(result, x_home.clone())]));
         self.function(&mut callee())?;
         if overwrites_too_early(self.program.regions[regions..].iter().map(|r| &r.kernel), x) {
@@ -130,7 +129,7 @@ impl Plan<'_> {
             self.program.buffers.truncate(buffers);
             self.program.private_bytes = private_bytes;
             self.body.truncate(body);
-            self.weight_keys.truncate(weights);
+            self.weights.truncate(weights);
             let mut frame = callee();
             let home = self.new_buffer(&frame, result, "result", self.row_width(&frame, result), Cols::Plain)?;
             self.forced = HashMap::from([(result, home)]);

@@ -9,7 +9,8 @@ use super::PlanError;
 use super::frame::{Frame, linear};
 use super::kernel::KernelBuilder;
 use super::panels::{coded, panel_index};
-use rcompile_codegen::program::{BinaryOp, CmpOp, Coding, DType, Expr, ExprId, Layout, Place, ReduceOp, Table, UnaryOp, WeightId};
+use super::weights::Weights;
+use rcompile_codegen::program::{BinaryOp, CmpOp, Coding, DType, Expr, ExprId, Layout, Place, ReduceOp, Table, UnaryOp};
 use rcompile_graph as g;
 use rcompile_graph::{Binary, Compare, Dim, Op, OpClass, ParamId, Pool, Reduce, Unary, ValueId};
 use std::ops::Range;
@@ -41,19 +42,9 @@ impl From<PlanError> for Stop {
 /// Result of lowering.
 pub type Lowered = Result<ExprId, Stop>;
 
-/// Weights of a program under construction.
-pub trait WeightSource {
-    /// The weight for these parameters (one per layer) in this layout.
-    fn weight(&mut self, params: &[ParamId], layout: Layout) -> WeightId;
-    /// Layout in which lookups read a parameter (panels where a matmul reads it too).
-    fn lookup_layout(&self, param: ParamId) -> Layout;
-    /// Storage type of a weight of a graph type, see [`super::panels::weight_storage`].
-    fn storage(&self, dtype: g::DType) -> Option<DType>;
-}
-
 impl Frame<'_> {
     /// Element `idx` of value `v`.
-    pub fn at(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+    pub fn at(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
         if let Some(way) = k.acc.get(&v) {
             let way = *way;
             return Ok(k.exprs.add(Expr::Acc(way)));
@@ -87,7 +78,7 @@ impl Frame<'_> {
         Ok(e)
     }
 
-    fn compute(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+    fn compute(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
         let node = self.func.node(v);
         let input = |i: usize| node.inputs[i];
         let shape = |v: ValueId| &self.func.ty(v).shape;
@@ -222,7 +213,7 @@ impl Frame<'_> {
         }
     }
 
-    fn broadcast(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+    fn broadcast(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
         let shape = &self.func.ty(v).shape;
         let skip = idx.len() - shape.len();
         let mut source = Vec::with_capacity(shape.len());
@@ -232,10 +223,10 @@ impl Frame<'_> {
         self.at(k, ws, v, &source)
     }
 
-    fn param(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, p: ParamId, idx: &[ExprId]) -> ExprId {
+    fn param(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, p: ParamId, idx: &[ExprId]) -> ExprId {
         let ty = &self.module.params[p.index()].ty;
         let layout = ws.lookup_layout(p);
-        let weight = ws.weight(&self.params[&p], layout);
+        let weight = ws.get(&self.params[&p], layout);
         let dtype = ws.storage(ty.dtype).unwrap_or(DType::F32);
         let index = match layout {
             Layout::Plain => linear(k, &ty.shape, idx),
@@ -245,7 +236,7 @@ impl Frame<'_> {
         k.load(Place::Weight(weight), dtype, index)
     }
 
-    fn cat(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, axis: usize, idx: &[ExprId]) -> Lowered {
+    fn cat(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, axis: usize, idx: &[ExprId]) -> Lowered {
         let node = self.func.node(v);
         let mut parts = Vec::new();
         let mut start = 0i64;
@@ -292,7 +283,7 @@ impl Frame<'_> {
         value.ok_or_else(|| Stop::unsupported("concatenation of nothing"))
     }
 
-    fn rope(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, idx: &[ExprId]) -> Lowered {
+    fn rope(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
         let node = self.func.node(v);
         let half = self.func.ty(node.inputs[1]).shape[1].constant().unwrap_or(0) as i64;
         let d = idx[2];
@@ -302,12 +293,12 @@ impl Frame<'_> {
             (_, Some(offset)) => Err(Stop::Split(edge - offset)),
             _ => Err(Stop::Store(v)),
         };
-        let x = |k: &mut KernelBuilder, ws: &mut dyn WeightSource, shift: i64| {
+        let x = |k: &mut KernelBuilder, ws: &mut Weights<'_>, shift: i64| {
             let shift = k.int(shift);
             let at = k.add(d, shift);
             self.at(k, ws, node.inputs[0], &[idx[0], idx[1], at])
         };
-        let table = |k: &mut KernelBuilder, ws: &mut dyn WeightSource, which: usize, shift: i64| {
+        let table = |k: &mut KernelBuilder, ws: &mut Weights<'_>, which: usize, shift: i64| {
             let shift = k.int(shift);
             let at = k.add(d, shift);
             self.at(k, ws, node.inputs[which], &[idx[0], at])
@@ -324,7 +315,7 @@ impl Frame<'_> {
         Ok(k.exprs.add(Expr::Binary(if first { BinaryOp::Sub } else { BinaryOp::Add }, this, other)))
     }
 
-    fn reduce(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, op: Reduce, axis: usize, idx: &[ExprId]) -> Lowered {
+    fn reduce(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, op: Reduce, axis: usize, idx: &[ExprId]) -> Lowered {
         let x = self.func.node(v).inputs[0];
         let Dim::Const(n) = self.func.ty(x).shape[axis] else {
             return Err(Stop::unsupported("reduction over rows"));
@@ -352,13 +343,13 @@ impl Frame<'_> {
     pub(super) fn row_reduce(
         &self,
         k: &mut KernelBuilder,
-        ws: &mut dyn WeightSource,
+        ws: &mut Weights<'_>,
         v: ValueId,
         which: u32,
         op: ReduceOp,
         n: u64,
         lead: &[ExprId],
-        element: impl Fn(&Self, &mut KernelBuilder, &mut dyn WeightSource, &[ExprId]) -> Lowered,
+        element: impl Fn(&Self, &mut KernelBuilder, &mut Weights<'_>, &[ExprId]) -> Lowered,
     ) -> Lowered {
         if !k.may_reduce || !lead.iter().all(|e| k.is_outer(*e)) {
             return Err(Stop::Store(v));
@@ -386,7 +377,7 @@ impl Frame<'_> {
         Ok(total)
     }
 
-    fn pool(&self, k: &mut KernelBuilder, ws: &mut dyn WeightSource, v: ValueId, pool: Pool, idx: &[ExprId]) -> Lowered {
+    fn pool(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, pool: Pool, idx: &[ExprId]) -> Lowered {
         let x = self.func.node(v).inputs[0];
         if !self.homes.contains_key(&x) {
             return Err(Stop::Store(x));
@@ -396,7 +387,7 @@ impl Frame<'_> {
         let next = k.add(run, one);
         let begin = k.load(Place::Table(Table::RunBegin), DType::I32, run);
         let end = k.load(Place::Table(Table::RunBegin), DType::I32, next);
-        let fold = |k: &mut KernelBuilder, ws: &mut dyn WeightSource, op: ReduceOp| {
+        let fold = |k: &mut KernelBuilder, ws: &mut Weights<'_>, op: ReduceOp| {
             let var = k.var((0, i64::from(i32::MAX)));
             let row = k.var_expr(var);
             let body = self.at(k, ws, x, &[row, col])?;

@@ -6,7 +6,7 @@
 
 use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::{Stop, WeightSource};
+use super::lower::Stop;
 use super::panels::panels;
 use super::{Plan, PlanError};
 use rcompile_codegen::expr::children;
@@ -40,7 +40,8 @@ impl Plan<'_> {
         let out_cols = self.row_width(frame, chain.end);
         let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
         let group_cols = head_dim.unwrap_or(n / chain.ways);
-        let dtype = self.storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
+        let dtype =
+            self.weights.storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
         // Codes of rows are made from floats: by each thread where rows are few, else in a region of their own.
         let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
         let columns = (n / chain.ways / group_cols, group_cols, chain.ways);
@@ -89,7 +90,7 @@ impl Plan<'_> {
         let name = weight_label(&frame.module.params[weight.index()].name);
         let home = self.buffer(frame, chain.end, &name, panels.padded_cols().max(out_cols), cols)?;
         let epilogue = self.retry(frame, |plan, frame| plan.epilogue(frame, &chain, &home, &panels))?;
-        let weight_id = self.weight(&frame.params[&weight].clone(), Layout::Panels(panels));
+        let weight_id = self.weights.get(&frame.params[&weight].clone(), Layout::Panels(panels));
         frame.homes.insert(chain.end, home);
         for inner in chain.inner {
             done.insert(inner);
@@ -185,7 +186,7 @@ impl Plan<'_> {
             k.acc.insert(*v, way as u32);
         }
         let (row_e, col_e) = (k.var_expr(row), k.var_expr(col));
-        let value = frame.at(&mut k, self, chain.end, &[row_e, col_e])?;
+        let value = frame.at(&mut k, &mut self.weights, chain.end, &[row_e, col_e])?;
         // Columns of the epilogue are padded columns: the home is addressed without its column map.
         let padded = match home {
             Home::Buffer { id, dtype, stride, .. } => Home::Buffer { id: *id, dtype: *dtype, stride: *stride, cols: Cols::Plain },

@@ -184,7 +184,7 @@ impl Plan<'_> {
         self.inner_stores(&mut k, n, shape.len() > 1, &idx, |plan, k, idx| {
             // The home is not yet known to the frame, so that the value is computed and not loaded.
             let (operand, index) = frame.address(k, home, v, idx);
-            let value = frame.at(k, plan, v, idx)?;
+            let value = frame.at(k, &mut plan.weights, v, idx)?;
             Ok(vec![Store { operand: k.operand(operand), index, value }])
         })?;
         Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, stages: k.stages })
