@@ -16,7 +16,7 @@ mod matmul;
 mod quantise;
 mod weights;
 
-pub use self::access::{Access, At, Memory};
+pub use self::access::{Access, Area, At};
 pub use self::attention::Attention;
 pub use self::compute::{Compute, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};

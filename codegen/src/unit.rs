@@ -9,7 +9,7 @@ use crate::isa::Isa;
 use crate::kernels::part::Part;
 use crate::kernels::{attention, loops, matmul, probe, quantise, step};
 use crate::llvm::module::{self, Compiled, Emit};
-use crate::program::{Kernel, Memory, Program, Region};
+use crate::program::{Area, Kernel, Program, Region};
 use rcompile_runtime::abi::Probe;
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -156,9 +156,9 @@ fn kernel_key(program: &Program, region: &Region, isa: &Isa, options: Options) -
     let mut key = format!("{} O{} {isa:?} {:?}", region.name, options.opt_level, region.kernel);
     let (mut weights, mut buffers) = (BTreeSet::new(), BTreeSet::new());
     for access in region.kernel.accesses() {
-        match access.memory {
-            Memory::Weight(id) => _ = weights.insert(id),
-            Memory::Buffer(id) => _ = buffers.insert(id),
+        match access.area {
+            Area::Weight(id) => _ = weights.insert(id),
+            Area::Buffer(id) => _ = buffers.insert(id),
             _ => {}
         }
     }

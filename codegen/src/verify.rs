@@ -590,14 +590,14 @@ impl<'a> Verifier<'a> {
     fn touched<'k>(&self, accesses: impl IntoIterator<Item = &'k Access>) -> Touched {
         let mut touched = Touched::default();
         for access in accesses {
-            let (name, stretch) = match access.memory {
-                Memory::Buffer(id) => match self.program.buffers.get(id.index()) {
+            let (name, stretch) = match access.area {
+                Area::Buffer(id) => match self.program.buffers.get(id.index()) {
                     Some(b) => (format!("b{} {}", id.0, b.name), Stretch::Arena(b.offset..b.offset + b.bytes())),
                     None => continue,
                 },
-                Memory::State => ("state".to_string(), Stretch::State),
-                Memory::Output => ("output".to_string(), Stretch::Output),
-                Memory::Weight(_) | Memory::Table | Memory::Private => continue,
+                Area::State => ("state".to_string(), Stretch::State),
+                Area::Output => ("output".to_string(), Stretch::Output),
+                Area::Weight(_) | Area::Table | Area::Private => continue,
             };
             if access.writes { &mut touched.writes } else { &mut touched.reads }.insert(name, stretch);
         }

@@ -50,7 +50,7 @@ pub fn within(bytes: u64, refusal: &str, part: &mut dyn FnMut()) {
     }
     let given = getrlimit(Resource::Data);
     let limit = data_bytes().map(|taken| taken.saturating_add(bytes)).filter(|limit| given.current.is_none_or(|current| *limit < current));
-    let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given.clone() }).is_ok());
+    let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given }).is_ok());
     // Never freed: another thread may be about to print it.
     REFUSAL.store(if limited { Box::leak(Box::new(refusal.to_owned())) } else { null_mut() }, Ordering::Release);
     part();

@@ -4,7 +4,7 @@
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PackJob, Planned, WeightTable};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
-use rcompile_codegen::program::{Extent, Item, Kernel, Layout, LoopNest, Memory, Operand, Place, Program, Region, RegionId};
+use rcompile_codegen::program::{Area, Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
 use rcompile_codegen::{Options, compile_units};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
@@ -394,9 +394,7 @@ fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
         Kernel::Quantise(q) => writes.extend(buffer(&q.out)),
     }
     // Whatever is named and not only written is read; a buffer may be both.
-    reads.extend(
-        kernel.accesses().into_iter().filter_map(|access| if let Memory::Buffer(b) = access.memory { Some(b.index()) } else { None }),
-    );
+    reads.extend(kernel.accesses().into_iter().filter_map(|access| if let Area::Buffer(b) = access.area { Some(b.index()) } else { None }));
     (reads, writes)
 }
 

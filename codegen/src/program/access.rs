@@ -3,9 +3,9 @@
 
 use super::{BufferId, Expr, ExprId, Exprs, Kernel, LoopNest, Operand, Place, Store, WeightId};
 
-/// Memory that a kernel touches, as far as others can.
+/// Memory that a kernel touches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Memory {
+pub enum Area {
     /// A packed tensor.
     Weight(WeightId),
     /// A temporary.
@@ -35,7 +35,7 @@ pub enum At {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Of what.
-    pub memory: Memory,
+    pub area: Area,
     /// Written, or read.
     pub writes: bool,
     /// Which elements.
@@ -49,7 +49,7 @@ impl Kernel {
         match self {
             Kernel::Loops(nest) => list.nest(nest, None),
             Kernel::Matmul(m) => {
-                list.0.push(Access { memory: Memory::Weight(m.weight), writes: false, at: At::All });
+                list.0.push(Access { area: Area::Weight(m.weight), writes: false, at: At::All });
                 list.operand(&m.a, false, At::All);
                 if let Some(q) = &m.quantise {
                     list.operand(&q.x, false, At::All);
@@ -67,7 +67,7 @@ impl Kernel {
             }
             Kernel::Attention(a) => {
                 list.operand(&a.q, false, At::All);
-                list.0.push(Access { memory: Memory::State, writes: false, at: At::All });
+                list.0.push(Access { area: Area::State, writes: false, at: At::All });
                 list.operand(&a.out, true, At::Unit);
             }
         }
@@ -79,15 +79,15 @@ struct List(Vec<Access>);
 
 impl List {
     fn operand(&mut self, operand: &Operand, writes: bool, at: At) {
-        let memory = match operand.place {
-            Place::Weight(id) => Memory::Weight(id),
-            Place::Buffer(id) => Memory::Buffer(id),
-            Place::State(_) => Memory::State,
-            Place::Output => Memory::Output,
-            Place::Table(_) => Memory::Table,
-            Place::Private(_) => Memory::Private,
+        let area = match operand.place {
+            Place::Weight(id) => Area::Weight(id),
+            Place::Buffer(id) => Area::Buffer(id),
+            Place::State(_) => Area::State,
+            Place::Output => Area::Output,
+            Place::Table(_) => Area::Table,
+            Place::Private(_) => Area::Private,
         };
-        self.0.push(Access { memory, writes, at });
+        self.0.push(Access { area, writes, at });
     }
 
     fn nest(&mut self, nest: &LoopNest, at: Option<At>) {

@@ -5,7 +5,7 @@
 //! disjoint parts; two regions split their work differently, so any conflict between them since the last barrier needs one. A loop body is
 //! checked against its own next iteration.
 
-use rcompile_codegen::program::{Item, Kernel, Memory, Program};
+use rcompile_codegen::program::{Area, Item, Kernel, Program};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Resource {
@@ -30,14 +30,14 @@ impl Touched {
             touched.writes.push(Resource::Claims);
         }
         for access in kernel.accesses() {
-            let resource = match access.memory {
-                Memory::Buffer(id) => {
+            let resource = match access.area {
+                Area::Buffer(id) => {
                     let buffer = &program.buffers[id.index()];
                     Resource::Arena(buffer.offset, buffer.offset + buffer.bytes())
                 }
-                Memory::State => Resource::State,
-                Memory::Output => Resource::Output,
-                Memory::Weight(_) | Memory::Table | Memory::Private => continue,
+                Area::State => Resource::State,
+                Area::Output => Resource::Output,
+                Area::Weight(_) | Area::Table | Area::Private => continue,
             };
             if access.writes { &mut touched.writes } else { &mut touched.reads }.push(resource);
         }

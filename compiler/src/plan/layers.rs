@@ -6,7 +6,7 @@
 
 use super::frame::{Cols, Frame, Home};
 use super::{Plan, PlanError};
-use rcompile_codegen::program::{Access, At, BufferId, Item, Kernel, Memory};
+use rcompile_codegen::program::{Access, Area, At, BufferId, Item, Kernel};
 use rcompile_graph as g;
 use rcompile_graph::{Op, ParamId, StateId, ValueId};
 use std::collections::{HashMap, HashSet};
@@ -147,7 +147,7 @@ fn overwrites_too_early<'k>(kernels: impl Iterator<Item = &'k Kernel>, x: Buffer
     let mut overwritten = false;
     for kernel in kernels {
         let (stores, loads): (Vec<Access>, Vec<Access>) =
-            kernel.accesses().into_iter().filter(|access| access.memory == Memory::Buffer(x)).partition(|access| access.writes);
+            kernel.accesses().into_iter().filter(|access| access.area == Area::Buffer(x)).partition(|access| access.writes);
         // What it loads at an index it may overwrite there.
         let elsewhere = |load: &Access| !matches!(load.at, At::Index(_)) || stores.iter().all(|store| store.at != load.at);
         if (overwritten && !loads.is_empty()) || (!stores.is_empty() && loads.iter().any(elsewhere)) {

@@ -6,11 +6,11 @@
 //! Offsets are constants of kernels' code. Buckets that lie alike share all kernels whose data do not depend on the bucket: matmuls for the
 //! rows that want logits, where both have as many, norms, lookups. So the smaller one takes the larger one's offsets.
 
-use rcompile_codegen::program::{Buffer, Item, Kernel, Matmul, Memory, Program};
+use rcompile_codegen::program::{Area, Buffer, Item, Kernel, Matmul, Program};
 
 /// Buffers that a kernel reads or writes.
 fn buffers(kernel: &Kernel) -> impl Iterator<Item = usize> {
-    kernel.accesses().into_iter().filter_map(|access| if let Memory::Buffer(b) = access.memory { Some(b.index()) } else { None })
+    kernel.accesses().into_iter().filter_map(|access| if let Area::Buffer(b) = access.area { Some(b.index()) } else { None })
 }
 
 /// First and last position of each buffer; `None`: never used.
