@@ -4,7 +4,7 @@
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PackJob, Planned, WeightTable};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
-use rcompile_codegen::program::{Area, Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
+use rcompile_codegen::program::{Area, BufferId, Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
 use rcompile_codegen::{Options, compile_units};
 use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
@@ -74,6 +74,7 @@ fn programs_of_all_golden_models_are_sound() {
             check_weights(&name, &weights);
             for planned in &plans {
                 let what = format!("{name} {cpu} bucket {}", planned.program.bucket);
+                check_accesses(&what, &planned.program);
                 check_memory(&what, &planned.program);
                 check_weight_offsets(&what, &planned.program, &weights);
                 check_private_area(&what, &isa, &planned.program);
@@ -398,6 +399,22 @@ fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
     (reads, writes)
 }
 
+/// A second opinion on what kernels say of themselves, from which barriers, lives and the verifier's rules come.
+fn check_accesses(what: &str, program: &Program) {
+    for region in &program.regions {
+        let accesses = region.kernel.accesses();
+        let (_, written) = uses(&region.kernel);
+        for (b, buffer) in program.buffers.iter().enumerate() {
+            let listed = |writes: bool| accesses.iter().any(|a| a.area == Area::Buffer(BufferId(b as u32)) && a.writes == writes);
+            assert!(listed(false) || !loads(&region.kernel, b), "{what}: {} reads {}\n{program}", region.name, buffer.name);
+            assert_eq!(listed(true), written.contains(&b), "{what}: {} writes {}\n{program}", region.name, buffer.name);
+        }
+        let attends = matches!(region.kernel, Kernel::Attention(_));
+        let state = |writes: bool| accesses.iter().any(|a| a.area == Area::State && a.writes == writes);
+        assert!(!attends || state(false), "{what}: {} reads keys and values", region.name);
+    }
+}
+
 /// Two buffers share bytes only if one is dead before the other is first written, judged over the written-out order.
 fn check_memory(what: &str, program: &Program) {
     let order = order(program);
@@ -447,7 +464,7 @@ fn check_memory(what: &str, program: &Program) {
 /// Does the kernel load from the buffer (and not only store to it)?
 fn loads(kernel: &Kernel, b: usize) -> bool {
     use rcompile_codegen::program::{Expr, Exprs};
-    let is = |o: &Operand| o.place == Place::Buffer(rcompile_codegen::program::BufferId(b as u32));
+    let is = |o: &Operand| o.place == Place::Buffer(BufferId(b as u32));
     let in_exprs = |operands: &[Operand], exprs: &Exprs| {
         exprs.nodes().iter().any(|e| if let Expr::Load(o, _) = e { is(&operands[o.index()]) } else { false })
     };
