@@ -353,7 +353,7 @@ impl Matmuls {
         }
     }
     fn panels(&self) -> Panels {
-        let k_pack = self.coding.k_pack(self.compute).unwrap_or(if self.dtype == DType::Bf16 { 2 } else { 1 });
+        let k_pack = self.compute.k_pack(self.dtype, self.coding);
         Panels { nr: self.isa.panel_nr, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
     }
     fn build(&self) -> (Loaded, Step) {

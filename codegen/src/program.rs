@@ -18,7 +18,7 @@ mod weights;
 
 pub use self::access::{Access, Area, At};
 pub use self::attention::Attention;
-pub use self::compute::{Compute, SHORT_GROUP};
+pub use self::compute::{Compute, FewRows, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};
 pub use self::loops::{LoopNest, Stage, StageKind, Store};
 pub use self::matmul::{GroupNest, Matmul, MatmulTile, Reading, TILE_ROWS};

@@ -373,17 +373,11 @@ impl<'a> Verifier<'a> {
                     let short = m.panels.coding == Coding::Int4 { group: SHORT_GROUP, zeros: false };
                     self.check(short, || format!("tiles of bf16 do not hold {:?}", m.panels.coding));
                 }
-                if let Some(pack) = m.panels.coding.k_pack(m.compute) {
-                    self.check(m.panels.k_pack == pack, || format!("codes in packs of {} k, not {pack}", m.panels.k_pack));
-                }
-                let pack = match m.compute {
-                    Compute::F32 | Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => None,
-                    Compute::Bf16Dot | Compute::Bf16Tiles => Some(2),
-                    Compute::Bf16Mmla => Some(4),
-                };
-                if let Some(pack) = pack {
-                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16 && m.panels.k_pack == pack;
-                    self.check(good, || format!("bf16 arithmetic wants bf16 inputs and weights in packs of {pack} k"));
+                let pack = m.compute.k_pack(w.dtype, m.panels.coding);
+                self.check(m.panels.k_pack == pack, || format!("panels in packs of {} k, not {pack}", m.panels.k_pack));
+                if m.compute.takes_bf16() {
+                    let good = w.dtype == DType::Bf16 && m.a.dtype == DType::Bf16;
+                    self.check(good, || "bf16 arithmetic wants bf16 inputs and weights".into());
                 }
             }
         }

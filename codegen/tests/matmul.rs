@@ -83,11 +83,7 @@ impl Case {
         if self.epilogue == Epilogue::SiluGate { 2 } else { 1 }
     }
     fn panels(&self) -> Panels {
-        let k_pack = match (self.compute, self.dtype) {
-            (Compute::Bf16Mmla, _) => 4,
-            (_, DType::Bf16) => 2,
-            _ => self.coding.k_pack(self.compute).unwrap_or(1),
-        };
+        let k_pack = self.compute.k_pack(self.dtype, self.coding);
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }

@@ -338,7 +338,7 @@ fn every_rule_reports() {
         ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
         ("integer arithmetic wants records", |p| qkv(p).compute = Compute::Int8Mmla),
         ("tiles of bf16 do not hold Elements", |p| qkv(p).compute = Compute::CodesInBf16Tiles),
-        ("codes in packs of 4 k, not 8", |p| {
+        ("panels in packs of 4 k, not 8", |p| {
             let panels = Panels { k_pack: 4, coding: Coding::Int8 { group: 64 }, ..qkv(p).panels };
             (p.weights[1].dtype, p.weights[1].layout) = (DType::I8, Layout::Panels(panels));
             (qkv(p).panels, qkv(p).compute) = (panels, Compute::Int8Mmla);

@@ -5,7 +5,7 @@ use crate::error::Error;
 use crate::link::payload::Blobs;
 use crate::plan::{PackJob, Planned, Plans, WeightTable};
 use crate::stages::Source;
-use rcompile_codegen::program::{Coding, Compute, Kernel, Layout, Panels, Program};
+use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Layout, Panels, Program};
 use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
 use rcompile_models::generation::PoolingMode;
@@ -23,7 +23,7 @@ pub(crate) fn task_of(task: arch::Task) -> Task {
 const TINY_IN_TILES: &str = "tiles of AMX take bf16 numbers below 2^-126 for zero";
 
 fn multiplies_in_bf16_tiles(program: &Program) -> bool {
-    let of_bf16 = |compute| matches!(compute, Compute::Bf16Tiles | Compute::CodesInBf16Tiles);
+    let of_bf16 = |compute: Compute| compute.tiles() == Some(DType::Bf16);
     program.regions.iter().any(|region| match &region.kernel {
         Kernel::Matmul(matmul) => of_bf16(matmul.compute),
         Kernel::Attention(attention) => of_bf16(attention.compute),

@@ -8,7 +8,7 @@ pub mod aarch64;
 pub mod x86_64;
 
 use crate::error::Error;
-use crate::program::{Coding, Compute, DType, SHORT_GROUP};
+use crate::program::{Coding, Compute, DType, FewRows, SHORT_GROUP};
 use std::collections::BTreeSet;
 
 /// Architecture, for the few places that choose an intrinsic.
@@ -195,14 +195,13 @@ impl Isa {
         self.features.contains(feature)
     }
 
-    /// How a matmul of values and weights of these stored types and `k` k is computed, and the `k_pack` of its panels.
-    pub fn matmul(&self, a: DType, weight: DType, k: u32) -> (Compute, u32) {
+    /// How a matmul of values and weights of these stored types and `k` k is computed.
+    pub fn matmul(&self, a: DType, weight: DType, k: u32) -> Compute {
         match (a, weight) {
-            (DType::Bf16, DType::Bf16) if self.bf16_tiles && k.is_multiple_of(BF16_TILE_K) => (Compute::Bf16Tiles, 2),
-            (DType::Bf16, DType::Bf16) if self.bf16_mmla => (Compute::Bf16Mmla, 4),
-            (DType::Bf16, DType::Bf16) if self.bf16_dot => (Compute::Bf16Dot, 2),
-            (_, DType::Bf16) => (Compute::F32, 2),
-            _ => (Compute::F32, 1),
+            (DType::Bf16, DType::Bf16) if self.bf16_tiles && k.is_multiple_of(BF16_TILE_K) => Compute::Bf16Tiles,
+            (DType::Bf16, DType::Bf16) if self.bf16_mmla => Compute::Bf16Mmla,
+            (DType::Bf16, DType::Bf16) if self.bf16_dot => Compute::Bf16Dot,
+            _ => Compute::F32,
         }
     }
 
@@ -228,11 +227,11 @@ impl Isa {
 
     /// Rows of the largest tile.
     pub fn rows(&self, compute: Compute) -> u32 {
-        match compute {
-            Compute::Bf16Mmla | Compute::Int8Mmla => MMLA_ROWS,
-            Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles => self.code_rows,
-            Compute::Bf16Tiles => BF16_TILE_ROWS,
-            Compute::F32 | Compute::Bf16Dot => self.tile_rows,
+        match compute.few_rows() {
+            FewRows::Bf16Mmla | FewRows::Int8Mmla => MMLA_ROWS,
+            FewRows::Int8Dot => self.code_rows,
+            FewRows::Bf16Halves => BF16_TILE_ROWS,
+            FewRows::F32 | FewRows::Bf16Dot => self.tile_rows,
         }
     }
 

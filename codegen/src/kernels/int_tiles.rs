@@ -28,7 +28,7 @@ use super::product::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt, pieces_behind};
 use super::widening::Widening;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute};
+use crate::program::{Coding, DType};
 use std::ops::Range;
 
 /// k, and bytes of a row, of a step in groups of `group`.
@@ -38,8 +38,8 @@ pub(super) fn step_k(group: u32) -> u32 {
 
 /// Bytes of a row of a product's tiles.
 pub(super) fn row_bytes(product: &Product) -> u32 {
-    match product.compute {
-        Compute::Int8Tiles => product.panels.coding.group().map_or(ROW, step_k),
+    match product.compute.tiles() {
+        Some(DType::I8) => product.panels.coding.group().map_or(ROW, step_k),
         _ => ROW,
     }
 }

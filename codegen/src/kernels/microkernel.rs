@@ -18,7 +18,7 @@ use super::product::Product;
 use super::{int_mmla, mmla};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute, DType, Reading};
+use crate::program::{Coding, Compute, DType, FewRows, Reading};
 
 /// Do `m` rows times `vectors` of accumulators, `held` weights, a broadcast and a mask fit the register file? Beyond this bound LLVM
 /// spills inside the loop.
@@ -219,12 +219,12 @@ pub(super) struct Microkernel {
 impl Microkernel {
     /// Weights as stored, for tiles of `m` rows.
     pub fn stored(isa: &Isa, product: &Product, m: u32) -> Self {
-        let multiply = match product.compute {
-            Compute::Bf16Mmla => Multiply::Blocks,
-            compute if compute.takes_codes() => Multiply::Groups,
-            Compute::Bf16Tiles => Multiply::Halves,
-            Compute::F32 if isa.lane_fma && m >= LANE_ROWS && product.panels.coding == Coding::Elements => Multiply::Lane,
-            _ => Multiply::Broadcast,
+        let multiply = match product.compute.few_rows() {
+            FewRows::Bf16Mmla => Multiply::Blocks,
+            FewRows::Int8Dot | FewRows::Int8Mmla => Multiply::Groups,
+            FewRows::Bf16Halves => Multiply::Halves,
+            FewRows::F32 if isa.lane_fma && m >= LANE_ROWS && product.panels.coding == Coding::Elements => Multiply::Lane,
+            FewRows::F32 | FewRows::Bf16Dot => Multiply::Broadcast,
         };
         let (coding, k_pack) = (product.panels.coding, product.panels.k_pack);
         let step_k = match multiply {

@@ -1,6 +1,6 @@
 //! Arithmetics of a matmul, and what each wants of its operands.
 
-use super::DType;
+use super::{Coding, DType};
 
 /// Arithmetic of a matmul; accumulation is f32, of codes exact within a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -24,6 +24,23 @@ pub enum Compute {
     /// bf16 by tiles of 16 rows, 16 columns and 32 k (AMX): one chain over k / 32 per output element, of what TDPBF16PS makes of 32 k.
     /// Panels are those of [`Compute::Bf16Dot`].
     Bf16Tiles,
+}
+
+/// What few rows multiply over registers; blocks of rows, too, where [`Compute::tiles`] has nothing else for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FewRows {
+    /// f32 with f32, or with a weight that is widened.
+    F32,
+    /// Pairs of bf16 in one instruction.
+    Bf16Dot,
+    /// Blocks of 4 k of bf16, of two rows and two columns.
+    Bf16Mmla,
+    /// bf16 widened, in the order of additions of tiles.
+    Bf16Halves,
+    /// Four codes in one instruction, or in what stands for it ([`Isa::int8_dot`](crate::isa::Isa::int8_dot)).
+    Int8Dot,
+    /// Blocks of 8 codes, of two rows and two columns.
+    Int8Mmla,
 }
 
 /// k of the groups whose values, and sums of products, floats hold exactly (see `quant` of the graph crate).
@@ -55,17 +72,52 @@ impl Compute {
             Compute::Bf16Tiles => "bf16_tiles",
         }
     }
-    /// Are both operands codes, the left one in records?
-    pub fn takes_codes(self) -> bool {
-        matches!(self, Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
+    /// How few rows go over registers.
+    pub fn few_rows(self) -> FewRows {
+        match self {
+            Compute::F32 => FewRows::F32,
+            Compute::Bf16Dot => FewRows::Bf16Dot,
+            Compute::Bf16Mmla => FewRows::Bf16Mmla,
+            Compute::Bf16Tiles => FewRows::Bf16Halves,
+            Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles => FewRows::Int8Dot,
+            Compute::Int8Mmla => FewRows::Int8Mmla,
+        }
+    }
+    /// What tiles (AMX) hold, which blocks of rows take.
+    pub fn tiles(self) -> Option<DType> {
+        match self {
+            Compute::Bf16Tiles | Compute::CodesInBf16Tiles => Some(DType::Bf16),
+            Compute::Int8Tiles => Some(DType::I8),
+            Compute::F32 | Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Int8Dot | Compute::Int8Mmla => None,
+        }
     }
     /// Do blocks of rows take tiles?
     pub fn by_tiles(self) -> bool {
-        matches!(self, Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles)
+        self.tiles().is_some()
     }
-    /// Do few rows take integer dots for it ([`Isa::int8_dot`](crate::isa::Isa::int8_dot))?
+    /// Are both operands codes, the left one in records?
+    pub fn takes_codes(self) -> bool {
+        matches!(self.few_rows(), FewRows::Int8Dot | FewRows::Int8Mmla)
+    }
+    /// Do few rows take integer dots for it?
     pub fn dots_codes(self) -> bool {
-        matches!(self, Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles)
+        self.few_rows() == FewRows::Int8Dot
+    }
+    /// Are both operands bf16?
+    pub fn takes_bf16(self) -> bool {
+        matches!(self.few_rows(), FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves)
+    }
+    /// Consecutive k of one column that lie together in panels of a weight of type `weight`: pairs of bf16, or blocks of four for matrix
+    /// instructions; four bytes of codes, or eight.
+    pub fn k_pack(self, weight: DType, coding: Coding) -> u32 {
+        let bytes = if self.few_rows() == FewRows::Int8Mmla { 8 } else { 4 };
+        match coding {
+            Coding::Elements if self.few_rows() == FewRows::Bf16Mmla => 4,
+            Coding::Elements if weight == DType::Bf16 => 2,
+            Coding::Elements => 1,
+            Coding::Int8 { .. } | Coding::Int8Groups { .. } => bytes,
+            Coding::Int4 { .. } => 2 * bytes,
+        }
     }
     /// Bytes of a record (see [`Quantise`](super::Quantise)) for it: tiles want rows that begin with a cache line (they read others at a
     /// quarter of the rate).

@@ -2,7 +2,7 @@
 //!
 //! Written by `compiler/src/pack`, read by the generators of [`Matmul`](super::Matmul).
 
-use super::{Compute, DType};
+use super::DType;
 
 /// Bytes between panels that would begin whole pages apart. A few rows walk several panels side by side, which would all use the same set of
 /// the first cache. (docs/machines/zen3.md, docs/machines/sapphire-rapids.md)
@@ -100,18 +100,9 @@ impl Coding {
     pub fn has_bytes(self) -> bool {
         matches!(self, Coding::Int8 { .. } | Coding::Int8Groups { .. })
     }
-    /// Are there kernels with matrix instructions ([`Compute::Int8Mmla`])?
+    /// Are there kernels with matrix instructions ([`Compute::Int8Mmla`](super::Compute::Int8Mmla))?
     pub fn fits_mmla(self) -> bool {
         matches!(self, Coding::Int8 { .. } | Coding::Int4 { zeros: false, .. })
-    }
-    /// Consecutive k of one column that lie together, as `compute` reads them: four bytes of codes, for matrix instructions eight.
-    pub fn k_pack(self, compute: Compute) -> Option<u32> {
-        let bytes = if compute == Compute::Int8Mmla { 8 } else { 4 };
-        match self {
-            Coding::Elements => None,
-            Coding::Int8 { .. } | Coding::Int8Groups { .. } => Some(bytes),
-            Coding::Int4 { .. } => Some(2 * bytes),
-        }
     }
 }
 

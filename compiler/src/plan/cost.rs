@@ -10,7 +10,7 @@
 
 use rcompile_codegen::expr::children;
 use rcompile_codegen::program::{
-    Attention, BinaryOp, Compute, DType, Expr, ExprId, Exprs, Extent, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
+    Attention, BinaryOp, DType, Expr, ExprId, Exprs, Extent, FewRows, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
     RegionId, StageKind, VarId,
 };
 use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
@@ -24,19 +24,18 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
         let (layers, barrier) = places.get(&RegionId(i as u32)).copied().unwrap_or_default();
         let (kind, arithmetic) = match &region.kernel {
             Kernel::Matmul(m) => {
-                let arithmetic = match m.compute {
-                    Compute::F32 => Arithmetic::F32,
-                    Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => Arithmetic::Bf16Dot,
-                    // The values of codes, by tiles of bf16; few rows take integer dots.
-                    Compute::CodesInBf16Tiles if program.capacity(m.rows) > m.tile.mr => Arithmetic::Bf16Dot,
-                    Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => Arithmetic::Int8Dot,
+                let blocks_hold = m.compute.tiles().filter(|_| program.capacity(m.rows) > m.tile.mr);
+                let arithmetic = match m.compute.few_rows() {
+                    // The values of codes, by tiles of bf16.
+                    FewRows::Int8Dot | FewRows::Int8Mmla if blocks_hold == Some(DType::Bf16) => Arithmetic::Bf16Dot,
+                    FewRows::Int8Dot | FewRows::Int8Mmla => Arithmetic::Int8Dot,
+                    FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => Arithmetic::Bf16Dot,
+                    FewRows::F32 => Arithmetic::F32,
                 };
                 (RegionKind::Matmul, arithmetic)
             }
             Kernel::Quantise(_) => (RegionKind::Loops, Arithmetic::F32),
-            Kernel::Attention(Attention { compute: Compute::Bf16Dot | Compute::Bf16Tiles, .. }) => {
-                (RegionKind::Attention, Arithmetic::Bf16Dot)
-            }
+            Kernel::Attention(a) if a.compute.takes_bf16() => (RegionKind::Attention, Arithmetic::Bf16Dot),
             Kernel::Attention(_) => (RegionKind::Attention, Arithmetic::F32),
             Kernel::Loops(_) => (RegionKind::Loops, Arithmetic::F32),
         };

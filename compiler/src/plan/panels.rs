@@ -30,13 +30,13 @@ pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, gro
         _ => Coding::Elements,
     };
     let stored = |dtype| storage(dtype).unwrap_or(DType::F32);
-    let (compute, k_pack) = match (x.is_quantised(), weight.is_quantised()) {
+    let compute = match (x.is_quantised(), weight.is_quantised()) {
         (false, false) => isa.matmul(stored(x), stored(weight), k),
         // Codes of rows meet codes of weights.
-        (true, _) => (isa.matmul_of_codes(coding), 1),
-        (false, true) => (Compute::F32, 1),
+        (true, _) => isa.matmul_of_codes(coding),
+        (false, true) => Compute::F32,
     };
-    let k_pack = coding.k_pack(compute).unwrap_or(k_pack);
+    let k_pack = compute.k_pack(stored(weight), coding);
     (compute, Panels { nr: isa.panel_nr, k_pack, k, groups, group_cols, ways, coding })
 }
 

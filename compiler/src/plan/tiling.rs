@@ -3,7 +3,7 @@
 use super::PlanCx;
 use crate::tuning::MatmulKey;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Coding, Compute, DType, MatmulTile, Panels, SHORT_GROUP};
+use rcompile_codegen::program::{Coding, Compute, DType, FewRows, MatmulTile, Panels, SHORT_GROUP};
 
 /// Part of L2 for weights: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
 /// prefetched meanwhile. More would push rows and results out (2 MB, K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights; 1 MB, K =
@@ -55,13 +55,10 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let beside = nibbles && compute == Compute::Int8Dot && isa.nibbles_beside_dots;
     let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles && !beside;
-    let most_k = match compute {
-        Compute::Bf16Tiles | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
-            let bytes = if compute == Compute::Int8Tiles { 1 } else { DType::Bf16.size() as u32 };
-            L1_WEIGHTS / (panels.nr * bytes)
-        }
-        compute if compute.takes_codes() => K_BLOCK_CODES,
-        _ => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
+    let most_k = match compute.tiles() {
+        Some(held) => L1_WEIGHTS / (panels.nr * held.size() as u32),
+        None if compute.takes_codes() => K_BLOCK_CODES,
+        None => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
     };
     let k_blocks = panels.k.div_ceil(most_k);
     let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
@@ -101,19 +98,19 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
 
 /// Rows of a pass, and panels that it goes over together, whose block of `k_block` k takes `panel` bytes each.
 fn pass(isa: &Isa, panels: &Panels, compute: Compute, (k_block, panel): (u32, u64)) -> (u32, u32) {
-    let element = match compute {
-        Compute::F32 => 4,
-        Compute::Bf16Dot | Compute::Bf16Mmla => 2,
-        Compute::Int8Dot | Compute::Int8Mmla => 1,
-        Compute::Bf16Tiles | Compute::CodesInBf16Tiles | Compute::Int8Tiles => {
-            // Panels whose sums, which wait between turns of k, take as much as L2 has, and of int8 half of it. (They come in the order in
-            // which they are wanted, and are asked for.)
-            let (rows, bytes) = match compute {
-                Compute::Int8Tiles => (TILES_PASS_ROWS_INT8, isa.l2_bytes / 2),
-                _ => (TILES_PASS_ROWS, isa.l2_bytes),
-            };
-            return (rows, panels_of(bytes, u64::from(rows * panels.nr * panels.ways) * DType::F32.size()));
-        }
+    if let Some(held) = compute.tiles() {
+        // Panels whose sums, which wait between turns of k, take as much as L2 has, and of int8 half of it. (They come in the order in
+        // which they are wanted, and are asked for.)
+        let (rows, bytes) = match held {
+            DType::I8 => (TILES_PASS_ROWS_INT8, isa.l2_bytes / 2),
+            _ => (TILES_PASS_ROWS, isa.l2_bytes),
+        };
+        return (rows, panels_of(bytes, u64::from(rows * panels.nr * panels.ways) * DType::F32.size()));
+    }
+    let element = match compute.few_rows() {
+        FewRows::F32 => 4,
+        FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => 2,
+        FewRows::Int8Dot | FewRows::Int8Mmla => 1,
     };
     let rows = isa.l2_bytes / L2_ROWS / (u64::from(k_block) * element);
     ((rows as u32).max(PASS_ROWS), panels_of(isa.l2_bytes / L2_WEIGHTS, panel))
@@ -128,10 +125,10 @@ fn panels_of(bytes: u64, each: u64) -> u32 {
 fn busy_rows(isa: &Isa, instructions: u32, panels: &Panels, dtype: DType, compute: Compute) -> u32 {
     let nibbles = matches!(panels.coding, Coding::Int4 { .. });
     let elements = if nibbles { 2 * LINE } else { LINE / dtype.size() };
-    let per_lane = match compute {
-        Compute::F32 => 1,
-        Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => 2,
-        Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => 4,
+    let per_lane = match compute.few_rows() {
+        FewRows::F32 => 1,
+        FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => 2,
+        FewRows::Int8Dot | FewRows::Int8Mmla => 4,
     };
     let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);
     let apart = if nibbles { TAKE_APART } else { 0 };

@@ -1,6 +1,7 @@
 //! Blocks of panels and of k that several blocks of rows pass over, and what they keep in scratch meanwhile.
 
 use super::*;
+use crate::program::FewRows;
 
 /// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more
 /// blocks read what the first one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and
@@ -47,12 +48,10 @@ impl Blocks {
         let (product, panels) = (Product::new(program, kernel), &kernel.panels);
         let (units, unit_panels) = kernel.units();
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
-        let takes_apart = match kernel.compute {
-            Compute::F32 => product.weight != DType::F32,
-            Compute::Bf16Dot | Compute::Bf16Mmla | Compute::Bf16Tiles => false,
-            Compute::Int8Dot | Compute::Int8Mmla | Compute::Int8Tiles | Compute::CodesInBf16Tiles => {
-                matches!(panels.coding, Coding::Int4 { .. })
-            }
+        let takes_apart = match kernel.compute.few_rows() {
+            FewRows::F32 => product.weight != DType::F32,
+            FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => false,
+            FewRows::Int8Dot | FewRows::Int8Mmla => matches!(panels.coding, Coding::Int4 { .. }),
         };
         // Tiles want bytes, or bf16.
         let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);

@@ -54,7 +54,7 @@ const FEW_ROWS: u32 = 128;
 
 /// Does a pass have turns of few blocks of k, and ask for the sums that wait between them? Passes of int8 were slower so.
 fn has_short_turns(rows: u32, kernel: &Matmul) -> bool {
-    rows > FEW_ROWS && kernel.compute != Compute::Int8Tiles
+    rows > FEW_ROWS && kernel.compute.tiles() != Some(DType::I8)
 }
 
 /// Blocks of `k` k in a turn: the rows of a pass take half of L2 at most, and a quarter in short turns, beside the sums that wait there
@@ -62,7 +62,7 @@ fn has_short_turns(rows: u32, kernel: &Matmul) -> bool {
 pub(super) fn turn(isa: &Isa, program: &Program, kernel: &Matmul, k: u32) -> u32 {
     let row_bytes = match kernel.panels.coding.group() {
         // (Of codes whose values are taken these alone.)
-        Some(group) if kernel.compute == Compute::Int8Tiles => k / group * kernel.compute.record(group),
+        Some(group) if kernel.compute.tiles() == Some(DType::I8) => k / group * kernel.compute.record(group),
         _ => k * DType::Bf16.size() as u32,
     };
     let rows = pass_rows(program, kernel);

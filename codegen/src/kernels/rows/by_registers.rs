@@ -4,7 +4,7 @@ use super::super::microkernel::{AHEAD_SHIFT, At, Feed, Keep, Microkernel, Start,
 use super::super::{int_mmla, mmla};
 use super::{Block, Caller, KBlocks, Product, Span, Weights};
 use crate::llvm::builder::{Cmp, Fb, Value};
-use crate::program::{Compute, Reading};
+use crate::program::{FewRows, Reading};
 
 /// Addresses of one panel (of all ways) of a block of rows.
 struct PanelAt<'c> {
@@ -128,12 +128,10 @@ impl Product {
 
     /// Rows as the register tile wants them: `k` k of the `m` rows at `a`, packed for matrix instructions.
     fn rows<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, m: u32, a: Value<'c>, k: Value<'c>) -> Value<'c> {
-        let pack = match self.compute {
-            Compute::Bf16Mmla => mmla::pack,
-            Compute::Int8Mmla => int_mmla::pack,
-            Compute::F32 | Compute::Bf16Dot | Compute::Int8Dot | Compute::Int8Tiles | Compute::CodesInBf16Tiles | Compute::Bf16Tiles => {
-                return a;
-            }
+        let pack = match self.compute.few_rows() {
+            FewRows::Bf16Mmla => mmla::pack,
+            FewRows::Int8Mmla => int_mmla::pack,
+            FewRows::F32 | FewRows::Bf16Dot | FewRows::Bf16Halves | FewRows::Int8Dot => return a,
         };
         pack(fb, self, m, a, k, caller.packed);
         caller.packed

@@ -4,7 +4,7 @@ use super::super::microkernel::{L1, L2, Microkernel, Start};
 use super::super::{int_tiles, tiles};
 use super::{Block, Caller, KBlocks, Product, Span, TileBlock};
 use crate::llvm::builder::{Cmp, Fb, Value};
-use crate::program::Compute;
+use crate::program::DType;
 
 impl Product {
     /// A block of k of up to 16 or 32 rows times a panel of one way, the block's first, and the epilogue after the last block of k of the
@@ -88,8 +88,8 @@ impl Product {
         nibbles: Option<&Microkernel>,
     ) {
         let at = tiles::TileAt { a, w, tile };
-        match self.compute {
-            Compute::Bf16Tiles | Compute::CodesInBf16Tiles => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
+        match self.compute.tiles() {
+            Some(DType::Bf16) => micro.emit_bf16_tiles(fb, (row_tiles, steps), at, start, ahead, nibbles),
             _ => micro.emit_tiles(fb, (m, row_tiles, steps), at, start, ahead, nibbles),
         }
     }

@@ -1,6 +1,6 @@
 //! What a product of rows and panels may ask for: combinations of types, panels and arithmetic that the planner must not make otherwise.
 
-use super::super::{mmla, tiles};
+use super::super::tiles;
 use super::Product;
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::program::{Coding, Compute, DType, SHORT_GROUP};
@@ -9,18 +9,16 @@ use crate::program::{Coding, Compute, DType, SHORT_GROUP};
 pub(super) fn problems(product: &Product, isa: &Isa, name: &str) -> Vec<String> {
     let (dtype, panels) = (product.weight, &product.panels);
     let mut problems = vec![];
-    let wanted_pack = match (dtype, panels.coding) {
-        (DType::F32 | DType::F16, Coding::Elements) => 1,
-        (DType::Bf16, Coding::Elements) if product.compute == Compute::Bf16Mmla => mmla::K,
-        (DType::Bf16, Coding::Elements) => 2,
-        (DType::U8 | DType::I8, Coding::Int8 { group: 32 | 64 | 128 | 256 } | Coding::Int8Groups { group: 32 | 64 | 128, .. })
-        | (DType::U8, Coding::Int4 { group: 32 | 64 | 128, .. }) => panels.coding.k_pack(product.compute).expect("codes"),
-        (dtype, coding) => {
-            problems.push(format!("{name}: weights of type {dtype}, {coding:?}"));
-            panels.k_pack
-        }
+    let is_stored = match panels.coding {
+        Coding::Elements => matches!(dtype, DType::F32 | DType::F16 | DType::Bf16),
+        Coding::Int8 { group } => matches!(dtype, DType::U8 | DType::I8) && [32, 64, 128, 256].contains(&group),
+        Coding::Int8Groups { group, .. } => matches!(dtype, DType::U8 | DType::I8) && [32, 64, 128].contains(&group),
+        Coding::Int4 { group, .. } => dtype == DType::U8 && [32, 64, 128].contains(&group),
     };
-    if panels.k_pack != wanted_pack {
+    if !is_stored {
+        problems.push(format!("{name}: weights of type {dtype}, {:?}", panels.coding));
+    }
+    if panels.k_pack != product.compute.k_pack(dtype, panels.coding) {
         problems.push(format!("{name}: {dtype} weights with k_pack {}", panels.k_pack));
     }
     if !panels.nr.is_multiple_of(isa.lanes) || !(panels.nr / isa.lanes).is_power_of_two() || !(1..=2).contains(&panels.ways) {
