@@ -87,8 +87,8 @@ impl Case {
         let (groups, group_cols) = (self.groups, self.group_cols);
         Panels { nr: self.nr, k_pack, k: self.k, groups, group_cols, ways: self.ways(), coding: self.coding }
     }
-    /// Rows up to which panels are claimed: a single block of tiles, three blocks of vectors where tiles would scale the sums of short groups
-    /// of nibbles, two where more would widen the weights.
+    /// Rows up to which panels are claimed: a single block of tiles, three blocks of vectors where tiles would scale the sums of short
+    /// groups of nibbles, two where more would widen the weights.
     fn streamed_rows(&self) -> u32 {
         const TILE_ROWS: u32 = 32;
         let takes_apart = match self.compute {
@@ -1147,8 +1147,8 @@ fn tiles_asm() {
         let (mut program, kernel) = Case { tile, ..case }.program(&isa);
         program.bucket = rows;
         let asm = assembly(&isa, &program, &kernel);
-        // What they ask for, into L1 and L2: a single block of rows weights that it wants next, several those that they want much later, and
-        // the sums of bf16 that wait between turns for the next of them.
+        // What they ask for, into L1 and L2: a single block of rows weights that it wants next, several those that they want much later,
+        // and the sums of bf16 that wait between turns for the next of them.
         let (weights, sums) = ((true, false), (dot == "tdpbf16ps" && rows > CAPACITY, true));
         let functions =
             [("kernel.tiles1", 2, sums), ("kernel.tiles2", 4, sums), ("kernel.alone1", 2, weights), ("kernel.alone2", 4, weights)];

@@ -1,8 +1,8 @@
 //! `rcompile build` where the machine fails it: killed, a full disk, loss of power, directories that cannot be written, odd environments.
 //!
-//! In: a sound tiny model, and a fault made from outside: a signal, a library in front of libc, permissions, the environment; strace, for what
-//! a loss of power would meet. Out: an output with the bytes of an undisturbed build, or the one that was there; one line that says why, its
-//! exit code, and nothing left behind.
+//! In: a sound tiny model, and a fault made from outside: a signal, a library in front of libc, permissions, the environment; strace, for
+//! what a loss of power would meet. Out: an output with the bytes of an undisturbed build, or the one that was there; one line that says
+//! why, its exit code, and nothing left behind.
 
 mod common;
 

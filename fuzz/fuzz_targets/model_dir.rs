@@ -1,6 +1,6 @@
-//! Fed: which file of which sound model directory is replaced, and its new bytes; JSON is mostly mutated as such. A new `config.json` gets the
-//! tensors that it asks for, so that what lies behind the check of weights is reached. Oracle: no panic, refusals and warnings are one line;
-//! what is opened has a graph that the verifier accepts.
+//! Fed: which file of which sound model directory is replaced, and its new bytes; JSON is mostly mutated as such. A new `config.json` gets
+//! the tensors that it asks for, so that what lies behind the check of weights is reached. Oracle: no panic, refusals and warnings are one
+//! line; what is opened has a graph that the verifier accepts.
 #![no_main]
 
 use std::collections::BTreeMap;

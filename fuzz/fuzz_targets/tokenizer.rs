@@ -1,5 +1,5 @@
-//! Fed: a `tokenizer.json`, mostly mutated as JSON. Oracle: no panic, refusals are one line; what the checks accept the runtime's own form gives
-//! the ids and texts of the `tokenizers` crate for, whatever the text and the ids, and neither of the two panics.
+//! Fed: a `tokenizer.json`, mostly mutated as JSON. Oracle: no panic, refusals are one line; what the checks accept the runtime's own form
+//! gives the ids and texts of the `tokenizers` crate for, whatever the text and the ids, and neither of the two panics.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -61,8 +61,8 @@ pub struct OpenOptions {
     pub within: Option<Within>,
 }
 
-/// Runs a part of opening; the process takes at most about as many bytes of memory more meanwhile, or ends with the line of a refusal. Only a process
-/// that does nothing else can hold itself to that.
+/// Runs a part of opening; the process takes at most about as many bytes of memory more meanwhile, or ends with the line of a refusal. Only
+/// a process that does nothing else can hold itself to that.
 pub type Within = fn(bytes: u64, refusal: &str, part: &mut dyn FnMut());
 
 /// What is made of the tokenizer and the chat template of a model directory. A model without takes token ids only.

@@ -41,9 +41,9 @@ pub fn keep_within_control_group() {
     let _ = setrlimit(Resource::Data, Rlimit { current: Some(current), ..given });
 }
 
-/// Runs `part`, in which the process may take about as many bytes more; an allocation beyond them ends it with the line `refusal`. For processes
-/// that do nothing else meanwhile. There is no limit where nobody says what the process has, and in processes that go on when there is no
-/// memory (without [`leave_without_memory`]).
+/// Runs `part`, in which the process may take about as many bytes more; an allocation beyond them ends it with the line `refusal`. For
+/// processes that do nothing else meanwhile. There is no limit where nobody says what the process has, and in processes that go on when
+/// there is no memory (without [`leave_without_memory`]).
 pub fn within(bytes: u64, refusal: &str, part: &mut dyn FnMut()) {
     if LAST.get().is_none() {
         return part();

@@ -20,6 +20,8 @@
 //! which have the same sums, because those of a group are exact there too. Several blocks of rows read values that were made for all of
 //! them ([`super::widening`]); a single one makes them itself, a group before it is multiplied.
 //!
+//! [`Compute::CodesInBf16Tiles`]: crate::program::Compute::CodesInBf16Tiles
+//!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
 use super::int_dot::{Factors, RowFactors, add_scaled, integers};

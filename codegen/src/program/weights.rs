@@ -4,8 +4,8 @@
 
 use super::DType;
 
-/// Bytes between panels that would begin whole pages apart. A few rows walk several panels side by side, which would all use the same set of
-/// the first cache. (docs/machines/zen3.md, docs/machines/sapphire-rapids.md)
+/// Bytes between panels that would begin whole pages apart. A few rows walk several panels side by side, which would all use the same set
+/// of the first cache. (docs/machines/zen3.md, docs/machines/sapphire-rapids.md)
 const GAP: u64 = 512;
 /// Shorter panels have none: it would be more than 3 % of the file.
 const GAP_FROM: u64 = 16 << 10;
@@ -116,7 +116,7 @@ impl Coding {
 pub struct Panels {
     /// Columns per panel.
     pub nr: u32,
-    /// Consecutive k of one column that lie together (bf16: 2, for matrix instructions 4; codes: [`Coding::k_pack`]; else 1).
+    /// Consecutive k of one column that lie together, see [`Compute::k_pack`](super::Compute::k_pack).
     pub k_pack: u32,
     /// Inner dimension.
     pub k: u32,

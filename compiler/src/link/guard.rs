@@ -2,9 +2,9 @@
 //! them.
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
-//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL or
-//! loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead one does not, and
-//! a text that took an hour to write is of a dead one.
+//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL
+//! or loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead one does
+//! not, and a text that took an hour to write is of a dead one.
 
 use crate::error::Error;
 use crate::report;
@@ -97,8 +97,8 @@ fn remove_all(alive: &Alive) {
     }
 }
 
-/// Ends the process without destructors: those of LLVM's globals would pull them from under threads that generate code. Waits for nobody, so not
-/// for stdout either, which `report::print` flushes and may hold while nobody reads it.
+/// Ends the process without destructors: those of LLVM's globals would pull them from under threads that generate code. Waits for nobody,
+/// so not for stdout either, which `report::print` flushes and may hold while nobody reads it.
 pub fn end(code: i32) -> ! {
     signal_hook::low_level::exit(code)
 }

@@ -68,7 +68,8 @@ fn map_norm(t: &Toy, shard: Value) {
     t.json(INDEX, &index);
 }
 
-/// A JSON object of this many entries, written piece by piece: whoever looks at the memory of a process that the test starts sees the test's too.
+/// A JSON object of this many entries, written piece by piece: whoever looks at the memory of a process that the test starts sees the
+/// test's too.
 fn object_of(entries: usize, entry: impl Fn(usize) -> String) -> String {
     let mut text = String::from("{");
     for i in 0..entries {

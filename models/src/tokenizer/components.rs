@@ -66,8 +66,8 @@ const STAGES: &[(&str, &[&str], &str)] = &[
     ),
 ];
 
-/// Checks all stages of the parsed file, whose patterns may take `time_max` in all. Returns what is left of it, and how much longer than a text
-/// what becomes of it may be.
+/// Checks all stages of the parsed file, whose patterns may take `time_max` in all. Returns what is left of it, and how much longer than a
+/// text what becomes of it may be.
 pub(super) fn check_stages(root: &Map<String, Value>, vocabulary: &Vocabulary<'_>, time_max: Duration) -> Result<(Duration, usize), Error> {
     let mut spent = Spent { growth: 1, parts: 0, patterns: Patterns::new(time_max) };
     for (stage, known, list) in STAGES {

@@ -1,7 +1,7 @@
 //! The header of a safetensors file: eight bytes of length, a JSON object, and behind it the data.
 //!
-//! In: an open file. Out: its tensors in the order of their data ([`read`]). The header must describe the data exactly: no overlap, no hole,
-//! nothing behind it. Every size is computed with checked arithmetic and compared with the file before memory is asked for. What this
+//! In: an open file. Out: its tensors in the order of their data ([`read`]). The header must describe the data exactly: no overlap, no
+//! hole, nothing behind it. Every size is computed with checked arithmetic and compared with the file before memory is asked for. What this
 //! module accepts, the `safetensors` crate accepts too; duplicate names, hostile names and a rank above [`RANK_MAX`] are refused here in
 //! addition.
 

@@ -1,5 +1,5 @@
-//! What Python and Jinja do otherwise than the engine, or in addition: the test `sequence`, the filters `int`, `float` and `wordcount`, and some methods
-//! of strings.
+//! What Python and Jinja do otherwise than the engine, or in addition: the test `sequence`, the filters `int`, `float` and `wordcount`, and
+//! some methods of strings.
 //!
 //! In: values and arguments of a template. Out: what Jinja2 3.1 makes of them.
 

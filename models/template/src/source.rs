@@ -5,8 +5,8 @@ use crate::error::{TemplateError, TemplateErrorKind};
 use std::borrow::Cow;
 use std::ops::Range;
 
-/// Turns `{% generation %}` blocks into plain scopes, has what is put into namespaces looked at ([`crate::bounds::KEPT`]), spells texts as the
-/// engine reads them, and refuses what no chat template may use: other files and names with two leading underscores. Line numbers and
+/// Turns `{% generation %}` blocks into plain scopes, has what is put into namespaces looked at ([`crate::bounds::KEPT`]), spells texts as
+/// the engine reads them, and refuses what no chat template may use: other files and names with two leading underscores. Line numbers and
 /// whitespace control stay as they are.
 pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
     let source = &with_line_feeds(source);
@@ -72,9 +72,9 @@ fn with_line_feeds(source: &str) -> Cow<'_, str> {
     }
 }
 
-/// Texts in quotes as the engine has to be given them where it reads an escape otherwise than Python: a backslash before the end of a line, which
-/// joins the lines (the line feed moves to the tag's end, for line numbers), before a slash, which stays, and `\a`, `\v`, `\U`. `Err` with what
-/// only Python can spell: characters by their names.
+/// Texts in quotes as the engine has to be given them where it reads an escape otherwise than Python: a backslash before the end of a line,
+/// which joins the lines (the line feed moves to the tag's end, for line numbers), before a slash, which stays, and `\a`, `\v`, `\U`. `Err`
+/// with what only Python can spell: characters by their names.
 fn respell(tag: &str) -> Result<Cow<'_, str>, &str> {
     if !tag.contains('\\') {
         return Ok(tag.into());
