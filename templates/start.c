@@ -42,7 +42,7 @@ TEXT(NEWLINE, "\n");
 TEXT(DIFFERS, ": code, constants or variables: hash differs\n");
 TEXT(HELP, "help: the file was changed after it was built: copy or build it again\n");
 #if defined(__x86_64__)
-TEXT(OLD_CPU, "error[E10-cpu]: needs x86-64-v2 and avx2; missing x86-64-v2\nhelp: no executable of rcompile runs on a CPU without AVX2\n");
+TEXT(OLD_CPU, "error[E10-cpu]: needs x86-64-v2 and avx2; missing x86-64-v2\nhelp: no model runs on an x86-64 CPU without AVX2\n");
 #endif
 
 #if defined(__x86_64__)

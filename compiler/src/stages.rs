@@ -397,8 +397,9 @@ impl<'o> Building<'o> {
         if let (None, Some(key)) = (&loaded, key) {
             cache.keep_weights(key, weights.len, &packed, exe.sink(), &weight_files, &model.name);
         }
-        exe.publish(&place.work, place.output)?;
+        let warning = exe.publish(&place.work, place.output)?;
         stage.finish("written, re-read and checked");
+        self.warn(warning);
         self.report.output = Some(place.output.display().to_string());
         if let Some((tensor, index)) = &packed.nonfinite {
             let tensor = rcompile_models::error::escape(tensor);

@@ -25,7 +25,7 @@ fn cache() -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap().join("rcompile-tests")
 }
 
-/// What the process may read of the system: its libraries, what the kernel says of the process and the machine, and the zone of times.
+/// What the process may read of the system: its libraries, and what the kernel says of the process and the machine.
 const SYSTEM: [&str; 7] = ["/lib/", "/lib64/", "/usr/lib", "/etc/ld.so", "/proc/", "/sys/", "/dev/"];
 const MEMORY_ABOVE_SOUND_BYTES: u64 = 256 << 20;
 const TIME_MAX: Duration = Duration::from_secs(10);
@@ -107,38 +107,47 @@ fn listing(dir: &Path) -> BTreeSet<String> {
     all
 }
 
-/// What the calls of the process and its threads (not of the programs that it starts) must not be: the reason for each.
+/// What the calls of the process and its threads (not of the programs that it starts) must not be.
 fn forbidden_calls<'a>(calls: &'a str, allowed: &[&str]) -> Vec<&'a str> {
     let pid = |line: &'a str| line.split_whitespace().next().unwrap_or_default();
     let first = pid(calls);
     let tools: BTreeSet<&str> = calls.lines().filter(|l| l.contains(" execve") && pid(l) != first).map(pid).collect();
+    let apart = |path: &String| !allowed.iter().chain(&SYSTEM).any(|prefix| path.starts_with(prefix));
     let forbidden = |line: &&str| {
-        let Some((call, arguments)) = line.split_once(' ').and_then(|(_, rest)| rest.trim_start().split_once('(')) else { return false };
-        match call {
-            "open" | "openat" | "openat2" => {
-                let apart = |path: &String| !allowed.iter().chain(&SYSTEM).any(|prefix| path.starts_with(prefix));
-                opened(arguments).iter().any(apart)
+        let text = line.split_once(' ').map_or("", |(_, text)| text.trim_start());
+        // Where a call of another thread came between, its second part says where it led to.
+        if text.starts_with("<... open") {
+            return found(text).is_some_and(|path| apart(&path));
+        }
+        match text.split_once('(') {
+            Some(("open" | "openat" | "openat2", arguments)) => {
+                asked(arguments).into_iter().chain(found(arguments)).any(|path| apart(&path))
             }
-            "socket" | "connect" => true,
+            Some(("socket" | "connect", _)) => true,
             _ => false,
         }
     };
     calls.lines().filter(|line| !tools.contains(pid(line))).filter(forbidden).collect()
 }
 
-/// The paths of an `open` or `openat`: the one that is asked for, and the one that it leads to where that succeeds. As strace shows them:
-/// `AT_FDCWD</dir>, "name", flags) = 5</dir/name>`.
-fn opened(arguments: &str) -> Vec<String> {
-    let in_brackets = |text: &str| Some(unescaped(text.split_once('<')?.1.rsplit_once('>')?.0));
-    let (dir, rest) = arguments.split_once('"').unwrap_or(("", arguments));
-    let (name, rest) = rest.split_once('"').unwrap_or((rest, ""));
-    let asked = match in_brackets(dir) {
-        Some(dir) if !name.starts_with('/') => format!("{dir}/{}", unescaped(name)),
-        _ => unescaped(name),
-    };
-    let result = rest.rsplit_once(") = ").map(|(_, result)| result).filter(|result| result.starts_with(|c: char| c.is_ascii_digit()));
-    let found = result.and_then(in_brackets);
-    std::iter::once(asked).chain(found).collect()
+/// The path that an `open` or `openat` asks for, as strace shows its arguments: `AT_FDCWD</dir>, "name", flags`.
+fn asked(arguments: &str) -> Option<String> {
+    let (dir, rest) = arguments.split_once('"')?;
+    let name = unescaped(rest.split_once('"')?.0);
+    match in_brackets(dir) {
+        Some(dir) if !name.starts_with('/') => Some(format!("{dir}/{name}")),
+        _ => Some(name),
+    }
+}
+
+/// The path that it led to, where it succeeded: `.. = 5</dir/name>`.
+fn found(call: &str) -> Option<String> {
+    let (_, result) = call.rsplit_once(") = ")?;
+    in_brackets(result.strip_prefix(|c: char| c.is_ascii_digit())?)
+}
+
+fn in_brackets(text: &str) -> Option<String> {
+    Some(unescaped(text.split_once('<')?.1.rsplit_once('>')?.0))
 }
 
 /// Text as strace writes it: bytes outside of ASCII in octal digits.

@@ -36,6 +36,8 @@ fn golden() -> PathBuf {
 /// `rcompile build` of a model.
 fn build_model(model: &Path, out: &Path) -> Command {
     let mut command = Command::new(cargo_bin("rcompile"));
+    // Settings of the person who runs the tests.
+    std::env::vars().filter(|(k, _)| k.starts_with("RCOMPILE_")).for_each(|(k, _)| _ = command.env_remove(k));
     command.args(["build", "--cpu", "x86-64-v3", "--model"]).arg(model).arg("-o").arg(out).env("XDG_CACHE_HOME", CACHE);
     command
 }
@@ -87,7 +89,7 @@ fn killed_at_any_moment() {
     let start = Instant::now();
     succeeded(&start_with_family(&build(&out)).wait_with_output().unwrap());
     let (mut time, mut killed) = (start.elapsed(), 0);
-    for moment in 0..moments {
+    for moment in 1..=moments {
         _ = fs::remove_file(&out);
         let old = (moment % 2 == 0).then_some(&b"old"[..]);
         old.into_iter().for_each(|old| fs::write(&out, old).unwrap());
@@ -109,7 +111,7 @@ fn killed_at_any_moment() {
         let is_right = found.as_deref() == sound || was_killed && found.as_deref() == old;
         assert!(is_right, "{moment} of {moments} in {time:?}: {status}, {:?} bytes", found.map(|bytes| bytes.len()));
     }
-    assert!(killed > 0, "all builds had ended: the test shows nothing");
+    assert!(killed > moments / 4, "{killed} of {moments} builds had not ended: the test shows little");
     let left = names(dir.path()).into_iter().filter(|name| name != "out");
     // Not younger than a directory that may be in the making.
     let an_hour_ago = SystemTime::now() - Duration::from_secs(3600);
@@ -230,6 +232,13 @@ fn a_full_disk() {
 fn a_directory_that_cannot_be_synced() {
     let (disk, dir) = (FullDisk::new(), tempfile::tempdir().unwrap());
     let out = dir.path().join("out");
+    // Both runs have the same calls where the cache is warm.
+    let sound = &*SOUND;
+    let build = |out: &Path| {
+        let mut command = build_model(&golden(), out);
+        command.args(["--no-tokenizer", "--buckets", "1,8"]);
+        command
+    };
     let (_, calls) = disk.run(&mut build(&out), 0);
     let last = calls.iter().rposition(|call| call.starts_with("fsync ")).expect("the directory is synced");
     assert!(calls[..last].iter().any(|call| call.starts_with("rename ")), "{calls:?}");
@@ -237,7 +246,7 @@ fn a_directory_that_cannot_be_synced() {
     let (output, _) = disk.run(&mut build(&out), last + 1);
     let warnings = succeeded(&output);
     assert!(warnings.len() == 1 && warnings[0].starts_with("warning[W-output]: ") && warnings[0].contains("syncing"), "{warnings:?}");
-    assert!(fs::read(&out).unwrap() == *SOUND);
+    assert!(fs::read(&out).unwrap() == *sound);
 }
 
 /// Where only the cache is on a full disk, the build goes on, and says so.
@@ -376,6 +385,8 @@ fn directories_that_may_not_be_used() {
     assert!(line.contains(closed.to_str().unwrap()) && line.contains("Permission denied"), "{line}");
     assert_eq!(fs::read(closed.join("exe")).unwrap(), b"old");
     assert_eq!(names(&closed), ["exe"]);
+    // So that it can be removed.
+    allow(&closed, 0o755);
 
     allow(&model.join("config.json"), 0o000);
     let line = refused(&run(&out.join("exe"), &["--quiet", "--no-cache"]), 3);

@@ -409,7 +409,18 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
     };
     let type_key = if s.value("rope_type").is_some() { "rope_type" } else { "type" };
     // Without a type they would count for nothing.
-    let of_a_type = ["factor", "low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "attention_factor", "mscale"];
+    let of_a_type = [
+        "factor",
+        "low_freq_factor",
+        "high_freq_factor",
+        "beta_fast",
+        "beta_slow",
+        "attention_factor",
+        "mscale",
+        "mscale_all_dim",
+        "long_factor",
+        "short_factor",
+    ];
     if s.value(type_key).is_none() && of_a_type.iter().any(|key| s.value(key).is_some()) {
         return Err(s.absent("rope_type", "a type for these parameters"));
     }

@@ -172,6 +172,8 @@ fn must_be_accepted() {
     let options = OpenOptions { tokenizer: TokenizerUse::Unread, ..OpenOptions::default() };
     let broken = |t: &Toy| ["tokenizer.json", "chat_template.jinja"].iter().for_each(|file| t.put(file, "{% if"));
     assert_eq!(outcome(broken, &options), Ok(vec![]), "nobody reads them");
+    let astray = |t: &Toy| ["tokenizer.json", "chat_template.jinja"].iter().for_each(|file| t.link("../nowhere", file));
+    assert_eq!(outcome(astray, &options), Ok(vec![]), "nobody opens them");
 }
 
 #[test]

@@ -374,29 +374,39 @@ fn order(program: &Program) -> Vec<RegionId> {
     order
 }
 
-/// (buffers read, buffers written) of a kernel.
-fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
-    let (mut reads, mut writes) = (Vec::new(), Vec::new());
-    let buffer = |o: &Operand| if let Place::Buffer(b) = o.place { Some(b.index()) } else { None };
-    let stored = |n: &LoopNest| -> Vec<usize> {
-        let stores = n.stages.iter().filter_map(|s| match &s.kind {
-            rcompile_codegen::program::StageKind::Store(stores) => Some(stores),
-            rcompile_codegen::program::StageKind::Reduce { .. } => None,
-        });
-        stores.flatten().filter_map(|s| buffer(&n.operands[s.operand.index()])).collect()
-    };
+/// All memory that a kernel names, apart from keys and values that it attends to.
+fn operands(kernel: &Kernel) -> Vec<&Operand> {
     match kernel {
-        Kernel::Loops(n) => writes.extend(stored(n)),
+        Kernel::Loops(nest) => nest.operands.iter().collect(),
         Kernel::Matmul(m) => {
-            writes.extend(m.stores.iter().filter_map(|s| buffer(&m.operands[s.operand.index()])));
-            m.group_nests.iter().for_each(|g| writes.extend(stored(&g.nest)));
+            let nests = m.nests().flat_map(|n| &n.operands);
+            let records = m.quantise.iter().flat_map(|q| [&q.x, &q.out]);
+            [&m.a].into_iter().chain(&m.operands).chain(nests).chain(records).collect()
         }
-        Kernel::Attention(a) => writes.extend(buffer(&a.out)),
-        Kernel::Quantise(q) => writes.extend(buffer(&q.out)),
+        Kernel::Attention(a) => vec![&a.q, &a.out],
+        Kernel::Quantise(q) => vec![&q.x, &q.out],
     }
-    // Whatever is named and not only written is read; a buffer may be both.
-    reads.extend(kernel.accesses().into_iter().filter_map(|access| if let Area::Buffer(b) = access.area { Some(b.index()) } else { None }));
-    (reads, writes)
+}
+
+/// The memory that a kernel writes.
+fn stored(kernel: &Kernel) -> Vec<&Operand> {
+    let of_nest = |n| LoopNest::stores(n).map(|s| &n.operands[s.operand.index()]);
+    match kernel {
+        Kernel::Loops(n) => of_nest(n).collect(),
+        Kernel::Matmul(m) => {
+            let own = m.stores.iter().map(|s| &m.operands[s.operand.index()]);
+            own.chain(m.nests().flat_map(of_nest)).chain(m.quantise.iter().map(|q| &q.out)).collect()
+        }
+        Kernel::Attention(a) => vec![&a.out],
+        Kernel::Quantise(q) => vec![&q.out],
+    }
+}
+
+/// (buffers read, buffers written) of a kernel. Whatever it names may be read.
+fn uses(kernel: &Kernel) -> (Vec<usize>, Vec<usize>) {
+    let buffer = |o: &Operand| if let Place::Buffer(b) = o.place { Some(b.index()) } else { None };
+    let buffers = |list: Vec<&Operand>| list.into_iter().filter_map(buffer).collect();
+    (buffers(operands(kernel)), buffers(stored(kernel)))
 }
 
 /// A second opinion on what kernels say of themselves, from which barriers, lives and the verifier's rules come.
@@ -409,9 +419,12 @@ fn check_accesses(what: &str, program: &Program) {
             assert!(listed(false) || !loads(&region.kernel, b), "{what}: {} reads {}\n{program}", region.name, buffer.name);
             assert_eq!(listed(true), written.contains(&b), "{what}: {} writes {}\n{program}", region.name, buffer.name);
         }
-        let attends = matches!(region.kernel, Kernel::Attention(_));
-        let state = |writes: bool| accesses.iter().any(|a| a.area == Area::State && a.writes == writes);
-        assert!(!attends || state(false), "{what}: {} reads keys and values", region.name);
+        let has = |area: Area, writes: bool| accesses.iter().any(|a| a.area == area && a.writes == writes);
+        assert_eq!(has(Area::State, false), matches!(region.kernel, Kernel::Attention(_)), "{what}: {} reads keys and values", region.name);
+        let stores = |is: fn(&Place) -> bool| stored(&region.kernel).iter().any(|o| is(&o.place));
+        let (to_state, to_output) = (stores(|p| matches!(p, Place::State(_))), stores(|p| *p == Place::Output));
+        assert_eq!(has(Area::State, true), to_state, "{what}: {} writes keys and values\n{program}", region.name);
+        assert_eq!(has(Area::Output, true), to_output, "{what}: {} writes the output\n{program}", region.name);
     }
 }
 

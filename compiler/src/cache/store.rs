@@ -86,8 +86,9 @@ impl Store {
         make_dir(dir)?;
         let store = Store::at(dir);
         let tag = dir.join("CACHEDIR.TAG");
-        // Also one that a full disk had cut.
-        if fs::read(&tag).ok().as_deref() != Some(TAG.as_bytes()) {
+        // Also one that a full disk had cut; another tool's stays.
+        let found = if tag.exists() { fs::read(&tag)? } else { vec![] };
+        if found.len() < TAG.len() && TAG.as_bytes().starts_with(&found) {
             fs::write(&tag, TAG)?;
         }
         for kind in Kind::ALL {

@@ -8,6 +8,7 @@
 
 use crate::error::Error;
 use crate::report;
+use rcompile_models::error::escape;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -164,20 +165,16 @@ impl WorkDir {
     }
 
     /// Moves finished files to their places, all or (short of a fault between two renames) none, also when a signal arrives or another
-    /// build beside this one does the same meanwhile.
-    pub fn publish(&self, moves: &[(&Path, &Path)]) -> Result<(), Error> {
+    /// build beside this one does the same meanwhile. Gives what has to be warned of: that a loss of power may still undo it.
+    pub fn publish(&self, moves: &[(&Path, &Path)]) -> Result<Option<String>, Error> {
         let _turn = self.path.parent().filter(|_| moves.len() > 1).and_then(take_turn);
         let _hold = alive();
         for (from, to) in moves {
             std::fs::rename(from, to).map_err(|e| Error::output(to, "renaming the finished file", &e))?;
         }
-        // The files have their names by now: that they may lose them is no failure of the build.
-        if let Some(parent) = self.path.parent()
-            && let Err(e) = File::open(parent).and_then(|dir| dir.sync_all())
-        {
-            report::say(&format!("warning[W-output]: {}: syncing the directory failed: {e}", parent.display()));
-        }
-        Ok(())
+        let Some(parent) = self.path.parent() else { return Ok(None) };
+        let synced = File::open(parent).and_then(|dir| dir.sync_all());
+        Ok(synced.err().map(|e| format!("warning[W-output]: {}: syncing the directory failed: {e}", escape(&parent.display().to_string()))))
     }
 }
 

@@ -188,8 +188,8 @@ impl Unsealed {
         PayloadHeader { header_hash: *blake3::hash(self.header.as_bytes()).as_bytes(), ..self.header }
     }
 
-    /// Gives a sealed executable its name.
-    pub fn publish(self, work: &WorkDir, output: &Path) -> Result<(), Error> {
+    /// Gives a sealed executable its name; also gives what has to be warned of, see [`WorkDir::publish`].
+    pub fn publish(self, work: &WorkDir, output: &Path) -> Result<Option<String>, Error> {
         let beside = weights_path(output);
         match &self.split {
             Some((weights, _)) => work.publish(&[(weights, &beside), (&self.path, output)]),

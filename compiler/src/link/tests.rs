@@ -80,7 +80,7 @@ impl Built {
         let Sink { file, base, .. } = exe.sink();
         file.write_all_at(weights, base).unwrap();
         assert!(exe.seal(*blake3::hash(weights).as_bytes())?);
-        exe.publish(work, &self.out())
+        exe.publish(work, &self.out()).map(|warning| assert_eq!(warning, None))
     }
     fn run(&self, exe: &Path, args: &[&str]) -> String {
         let out = output(Command::new(exe).args(args));

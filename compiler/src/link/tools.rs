@@ -118,13 +118,15 @@ fn cause(text: &str) -> &str {
 }
 
 /// What a compiler says that lacks its linker, its C library or its headers, or is one for another machine.
-const OF_MISSING_PARTS: [&str; 7] = [
+const OF_MISSING_PARTS: [&str; 9] = [
     "cannot find",
     "unable to find",
     "No such file",
     "needs glibc",
     "unrecognized command-line option",
     "unrecognized argument",
+    "unknown argument",
+    "unsupported option",
     "is incompatible with",
 ];
 

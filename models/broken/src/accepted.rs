@@ -10,7 +10,7 @@ use serde_json::json;
 pub const ACCEPTED: &[Accepted] = &[
     ("toy", "", |_| {}),
     // What a text becomes is bounded, and texts of the probe are shorter then.
-    ("tok_replace_500", "", |t| crate::tokenizer::grow(t, 500)),
+    ("tok_replace_4000", "", |t| crate::tokenizer::grow(t, 4000)),
     ("extra_tensor", "model.bogus.weight", crate::extra_tensor),
     ("tok_bos_that_is_added", "add_bos_token: is false, but tokenizer.json puts one around every text", |t| {
         t.json("tokenizer_config.json", &json!({"bos_token": "<s>", "add_bos_token": false, "add_eos_token": false}));

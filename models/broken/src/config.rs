@@ -44,6 +44,9 @@ pub const CONFIG: &[Case] = &[
     }),
     ("rope_scaling_unknown", 6, &["foo", "llama3"], |t| t.config("rope_scaling", json!({"type": "foo"}))),
     ("rope_type_missing", 4, &["rope_scaling.rope_type", "is missing"], |t| t.config("rope_scaling", json!({"factor": 4}))),
+    ("longrope_without_type", 4, &["rope_scaling.rope_type", "is missing"], |t| {
+        t.config("rope_scaling", json!({"long_factor": [1], "short_factor": [1]}));
+    }),
     ("rope_by_layer_without_layer_types", 6, &["rope_parameters.full_attention", "layer_types"], |t| {
         t.config("rope_parameters", json!({"full_attention": {"rope_type": "linear", "factor": 4}}));
     }),

@@ -21,7 +21,7 @@ pub use codes::{CODES, CODES_ACCEPTED};
 pub use config::{CONFIG, CONFIG_ACCEPTED};
 pub use files::{CONFIG_BYTES, FILES};
 pub use shards::{SHARDS, SHARDS_ACCEPTED};
-pub use template::TEMPLATE;
+pub use template::{TEMPLATE, TEMPLATE_MEMORY};
 pub use tokenizer::TOKENIZER;
 pub use toy::{Toy, ToyTensor};
 pub use weights::{SAFETENSORS, TENSORS, cut};
@@ -32,9 +32,9 @@ pub type Case = (&'static str, i32, &'static [&'static str], fn(&Toy));
 /// Name, what the only warning must contain (empty: no warning), and how the toy is changed.
 pub type Accepted = (&'static str, &'static str, fn(&Toy));
 
-/// Every directory that is refused when it is opened.
+/// Every directory that is refused when it is opened, by a process that holds itself to some memory.
 pub fn refused() -> impl Iterator<Item = &'static Case> {
-    [FILES, CONFIG_BYTES, CONFIG, CODES, SAFETENSORS, TENSORS, SHARDS, TOKENIZER, TEMPLATE].into_iter().flatten()
+    [FILES, CONFIG_BYTES, CONFIG, CODES, SAFETENSORS, TENSORS, SHARDS, TOKENIZER, TEMPLATE, TEMPLATE_MEMORY].into_iter().flatten()
 }
 
 /// Every directory that is not.

@@ -35,14 +35,6 @@ pub const TEMPLATE: &[Case] = &[
         t.put("chat_template.jinja", "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}");
     }),
     ("tmpl_precision", 7, &["chat_template.jinja", "65536"], |t| t.put("chat_template.jinja", "{{ '%.65536f' | format(1) }}")),
-    ("tmpl_doubling", 7, &["chat_template.jinja", "takes too much"], |t| {
-        let double = "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}";
-        t.put("chat_template.jinja", format!("{{% set ns = namespace(x='x') %}}{double}{{{{ ns.x | length }}}}"));
-    }),
-    ("tmpl_replace", 7, &["chat_template.jinja", "takes too much"], |t| {
-        let double = "{% set x = x + x %}".repeat(14);
-        t.put("chat_template.jinja", format!("{{% set x = 'aa' %}}{double}{{{{ x | replace('a', x) | length }}}}"));
-    }),
     ("tmpl_ssti", 4, &["__class__"], |t| t.put("chat_template.jinja", "{{ ''.__class__.__mro__ }}")),
     ("tmpl_import", 4, &["import"], |t| t.put("chat_template.jinja", "{% import 'os' as os %}")),
     ("tmpl_include", 4, &["include"], |t| t.put("chat_template.jinja", "{% include '/etc/passwd' %}")),
@@ -50,5 +42,17 @@ pub const TEMPLATE: &[Case] = &[
     ("tmpl_in_config", 4, &["tokenizer_config.json", "line 1"], |t| {
         t.remove("chat_template.jinja");
         t.json("tokenizer_config.json", &json!({"chat_template": [{"name": "default", "template": "{% if"}]}));
+    }),
+];
+
+/// Templates that take all the memory that there is, where nothing bounds the process.
+pub const TEMPLATE_MEMORY: &[Case] = &[
+    ("tmpl_doubling", 7, &["chat_template.jinja", "takes too much"], |t| {
+        let double = "{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}";
+        t.put("chat_template.jinja", format!("{{% set ns = namespace(x='x') %}}{double}{{{{ ns.x | length }}}}"));
+    }),
+    ("tmpl_replace", 7, &["chat_template.jinja", "takes too much"], |t| {
+        let double = "{% set x = x + x %}".repeat(14);
+        t.put("chat_template.jinja", format!("{{% set x = 'aa' %}}{double}{{{{ x | replace('a', x) | length }}}}"));
     }),
 ];

@@ -86,11 +86,11 @@ pub const TOKENIZER: &[Case] = &[
         let part = json!({"type": "Replace", "pattern": {"String": "a"}, "content": "a".repeat(1000)});
         tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": [part, part, part]}));
     }),
-    ("tok_replace_long", 7, &["normalizer", "too long", "1000 times"], |t| grow(t, 1000)),
-    ("tok_bytes_of_bytes", 7, &["normalizer.normalizers[9]", "too long", "1024 times"], |t| {
+    ("tok_replace_long", 7, &["normalizer", "too long", "5000 times"], |t| grow(t, 5000)),
+    ("tok_bytes_of_bytes", 7, &["normalizer.normalizers[12]", "too long", "8192 times"], |t| {
         tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 40]}));
     }),
-    ("tok_bytes_before_bytes", 7, &["pre_tokenizer.pretokenizers[3]", "too long"], |t| {
+    ("tok_bytes_before_bytes", 7, &["pre_tokenizer.pretokenizers[6]", "too long"], |t| {
         let part = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false});
         tok(t, |v| {
             v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "ByteLevel"}); 6]});
@@ -100,15 +100,15 @@ pub const TOKENIZER: &[Case] = &[
     ("tok_compatible_forms", 7, &["normalizer.normalizers[2]", "5832 times"], |t| {
         tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![json!({"type": "NFKD"}); 3]}));
     }),
-    ("tok_replace_nothing", 7, &["normalizer.normalizers[9]", "1024 times"], |t| {
+    ("tok_replace_nothing", 7, &["normalizer.normalizers[12]", "8192 times"], |t| {
         let part = json!({"type": "Replace", "pattern": {"Regex": "(?=x)|q*"}, "content": "a"});
         tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![part; 40]}));
     }),
-    ("tok_replace_boundaries", 7, &["normalizer.normalizers[9]", "1024 times"], |t| {
+    ("tok_replace_boundaries", 7, &["normalizer.normalizers[12]", "8192 times"], |t| {
         let part = json!({"type": "Replace", "pattern": {"Regex": "\\B"}, "content": "a"});
         tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![part; 40]}));
     }),
-    ("tok_replace_empty_text", 7, &["normalizer.normalizers[9]", "1024 times"], |t| {
+    ("tok_replace_empty_text", 7, &["normalizer.normalizers[12]", "8192 times"], |t| {
         let part = json!({"type": "Replace", "pattern": {"String": ""}, "content": "a"});
         tok(t, |v| v["normalizer"] = json!({"type": "Sequence", "normalizers": vec![part; 40]}));
     }),

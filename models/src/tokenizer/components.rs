@@ -15,8 +15,8 @@ use crate::json;
 const DEPTH_MAX: usize = 8;
 /// Most parts of a stage's sequences together.
 const PARTS_MAX: usize = 64;
-/// How much longer normalizers may make a text. Published ones: 18 times (NFKD) and three (a space that becomes U+2581), none both.
-const GROWTH_MAX: usize = 512;
+/// How much longer normalizers may make a text. (ALBERT's, NFKD and a charsmap: 594 times.)
+const GROWTH_MAX: usize = 4096;
 
 /// The stages of a tokenizer: their field, the types that the crate knows, and where a sequence lists its parts.
 const STAGES: &[(&str, &[&str], &str)] = &[

@@ -4,14 +4,14 @@
 //! In: values and arguments of a template. Out: what Jinja2 3.1 makes of them.
 
 use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
-use minijinja::{Environment, Error, filters};
+use minijinja::{Environment, Error, ErrorKind, filters};
 
 /// Adds the test and the filters.
 pub(crate) fn add(env: &mut Environment<'_>) {
-    // What has a length and items.
+    // What has a length and items, among it slices and ranges, which the engine calls iterable. (So it does what `items()` gives, which has none.)
     env.add_test("sequence", |value: &Value| {
-        use ValueKind::{Bytes, Map, Seq, String, Undefined};
-        matches!(value.kind(), Bytes | Map | Seq | String | Undefined)
+        use ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
+        matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined)
     });
     env.add_filter("int", int);
     env.add_filter("float", float);
@@ -25,10 +25,13 @@ pub(crate) fn add(env: &mut Environment<'_>) {
 pub(crate) fn method(value: &Value, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
     let text = value.as_str()?;
     match method {
-        "split" => Some(split_arguments(args).and_then(|(separator, most)| filters::split(value, separator.map(Into::into), most))),
+        "split" => Some(split_arguments(args).and_then(|(separator, most)| match (separator, most) {
+            (None, Some(0..)) => Ok(split_at_spaces(text, most)),
+            (separator, most) => filters::split(value, separator.map(Into::into), most),
+        })),
         "rsplit" => Some(split_arguments(args).map(|(separator, most)| rsplit(text, separator.as_deref(), most))),
-        "partition" => Some(from_args(args).map(|(separator,)| partition(text, separator, false))),
-        "rpartition" => Some(from_args(args).map(|(separator,)| partition(text, separator, true))),
+        "partition" => Some(from_args(args).and_then(|(separator,)| partition(text, separator, false))),
+        "rpartition" => Some(from_args(args).and_then(|(separator,)| partition(text, separator, true))),
         _ => None,
     }
 }
@@ -39,7 +42,26 @@ fn split_arguments(args: &[Value]) -> Result<(Option<String>, Option<i64>), Erro
     let separator = if separator.is_some() { separator } else { named.get("sep")? };
     let most = if most.is_some() { most } else { named.get("maxsplit")? };
     named.assert_all_used()?;
-    Ok((separator, most))
+    match separator.as_deref() {
+        Some("") => Err(empty_separator()),
+        _ => Ok((separator, most)),
+    }
+}
+
+fn empty_separator() -> Error {
+    Error::new(ErrorKind::InvalidOperation, "empty separator")
+}
+
+/// `split(None, most)`: parts between runs of white space; the last is the rest of the text, if there is any.
+fn split_at_spaces(text: &str, most: Option<i64>) -> Value {
+    let most = most.and_then(|n| usize::try_from(n).ok()).unwrap_or(usize::MAX);
+    let (mut parts, mut rest) = (Vec::new(), text.trim_start());
+    while !rest.is_empty() {
+        let end = if parts.len() < most { rest.find(char::is_whitespace).unwrap_or(rest.len()) } else { rest.len() };
+        parts.push(Value::from(&rest[..end]));
+        rest = rest[end..].trim_start();
+    }
+    parts.into_iter().collect()
 }
 
 /// Parts of a text, split from its end at most so often (negative: everywhere); without a separator at runs of white space.
@@ -65,18 +87,30 @@ fn rsplit(text: &str, separator: Option<&str>, most: Option<i64>) -> Value {
 }
 
 /// What stands before a separator, the separator and what stands behind it; at its last place if `from_end`.
-fn partition(text: &str, separator: &str, from_end: bool) -> Value {
+fn partition(text: &str, separator: &str, from_end: bool) -> Result<Value, Error> {
+    if separator.is_empty() {
+        return Err(empty_separator());
+    }
     let found = if from_end { text.rsplit_once(separator) } else { text.split_once(separator) };
     let parts = match found {
         Some((before, behind)) => [before, separator, behind],
         None if from_end => ["", "", text],
         None => [text, "", ""],
     };
-    Value::from_object(Tuple::from(parts.map(Value::from)))
+    Ok(Value::from_object(Tuple::from(parts.map(Value::from))))
+}
+
+/// A name that nothing was given for is no value to convert.
+fn check_defined(value: &Value) -> Result<(), Error> {
+    match value.is_undefined() {
+        true => Err(Error::from(ErrorKind::UndefinedError)),
+        false => Ok(()),
+    }
 }
 
 /// `int(default=0, base=10)`: what is no number is the default.
 fn int(value: &Value, default: Option<Value>, base: Option<u32>, named: Kwargs) -> Result<Value, Error> {
+    check_defined(value)?;
     let default = if default.is_some() { default } else { named.get("default")? };
     let base = if base.is_some() { base } else { named.get("base")? };
     named.assert_all_used()?;
@@ -91,6 +125,7 @@ fn int(value: &Value, default: Option<Value>, base: Option<u32>, named: Kwargs) 
 
 /// `float(default=0.0)`: what is no number is the default.
 fn float(value: &Value, default: Option<Value>, named: Kwargs) -> Result<Value, Error> {
+    check_defined(value)?;
     let default = if default.is_some() { default } else { named.get("default")? };
     named.assert_all_used()?;
     let found = value.as_str().map_or_else(|| number(value), |text| digits(text).parse().ok());
@@ -103,22 +138,29 @@ fn number(value: &Value) -> Option<f64> {
     value.clone().try_into().ok().filter(|_| is_number).or_else(|| is_number.then(|| f64::from(u8::from(value.is_true()))))
 }
 
-/// Text as numbers are read from it: without space around it and underscores between digits.
+/// Text as numbers are read from it: without space around it, and without underscores where all of them are between digits.
 fn digits(text: &str) -> String {
-    text.trim().replace('_', "")
+    let text = text.trim();
+    let is_digit = |c: Option<&u8>| c.is_some_and(u8::is_ascii_alphanumeric);
+    let bytes = text.as_bytes();
+    let between = |at: usize| at > 0 && is_digit(bytes.get(at - 1)) && is_digit(bytes.get(at + 1));
+    match text.match_indices('_').all(|(at, _)| between(at)) {
+        true => text.replace('_', ""),
+        false => text.to_string(),
+    }
 }
 
-/// A whole number to a base, with or without the base's prefix.
+/// A whole number to a base from 2 to 36, with or without the base's prefix; base 0: as its prefix says.
 fn whole_number(text: &str, base: u32) -> Option<i128> {
     let (sign, digits) = text.strip_prefix('-').map_or((1, text.strip_prefix('+').unwrap_or(text)), |digits| (-1, digits));
-    let prefixes: &[&str] = match base {
-        2 => &["0b", "0B"],
-        8 => &["0o", "0O"],
-        16 => &["0x", "0X"],
-        10 => &[],
-        _ => return None,
-    };
-    let digits = prefixes.iter().find_map(|prefix| digits.strip_prefix(prefix)).unwrap_or(digits);
+    let prefixed = [(2, "0b"), (2, "0B"), (8, "0o"), (8, "0O"), (16, "0x"), (16, "0X")]
+        .into_iter()
+        .filter(|(of, _)| base == 0 || base == *of)
+        .find_map(|(of, prefix)| Some((of, digits.strip_prefix(prefix)?)));
+    let (base, digits) = prefixed.unwrap_or((if base == 0 { 10 } else { base }, digits));
+    if !(2..=36).contains(&base) {
+        return None;
+    }
     let plain = digits.starts_with(|c: char| c.is_ascii_alphanumeric());
     i128::from_str_radix(digits, base).ok().filter(|_| plain).map(|number| sign * number)
 }

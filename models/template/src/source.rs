@@ -12,11 +12,12 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
     let source = &with_line_feeds(source);
     let mut out = String::with_capacity(source.len());
     let mut rest = source.as_ref();
-    let refuse = |here: &str, name: &str| TemplateError {
+    let refuse_as = |here: &str, message: String| TemplateError {
         kind: TemplateErrorKind::Syntax,
         line: 1 + source[..source.len() - here.len()].matches('\n').count(),
-        message: format!("undefined name `{name}`"),
+        message,
     };
+    let refuse = |here: &str, name: &str| refuse_as(here, format!("undefined name `{name}`"));
     while let Some(start) = rest.find('{') {
         let (text, tag) = rest.split_at(start);
         let here = tag;
@@ -38,7 +39,11 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
         {
             return Err(refuse(here, name));
         }
-        let spelled = if close == "#}" { Cow::Borrowed(tag) } else { respell(tag).map_err(|escape| refuse(here, escape))? };
+        let spelled = if close == "#}" {
+            Cow::Borrowed(tag)
+        } else {
+            respell(tag).map_err(|escape| refuse_as(here, format!("escape `{escape}` is not supported")))?
+        };
         let tag = spelled.as_ref();
         match (close, statement(tag)) {
             ("%}", Some(word @ ("include" | "import" | "from" | "extends"))) => return Err(refuse(here, word)),
@@ -91,13 +96,13 @@ fn respell(tag: &str) -> Result<Cow<'_, str>, &str> {
                 Some('N') => return Err(tag.get(at..at + 3).unwrap_or("\\N")),
                 Some('U') => {
                     let digits = chars.as_str().get(..8).unwrap_or_default();
-                    match u32::from_str_radix(digits, 16).ok().and_then(char::from_u32).filter(|c| !c.is_ascii()) {
-                        Some(character) => {
-                            out.push(character);
-                            chars.nth(7);
-                        }
+                    let plain = digits.chars().all(|c| c.is_ascii_hexdigit());
+                    match u32::from_str_radix(digits, 16).ok().and_then(char::from_u32).filter(|_| plain) {
+                        Some(character) if character.is_ascii() => out.push_str(&format!("\\x{:02x}", character as u32)),
+                        Some(character) => out.push(character),
                         None => return Err(tag.get(at..at + 2).unwrap_or("\\U")),
                     }
+                    chars.nth(7);
                 }
                 Some(other) => out.extend(['\\', other]),
                 None => out.push('\\'),
