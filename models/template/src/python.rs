@@ -8,7 +8,8 @@ use minijinja::{Environment, Error, ErrorKind, filters};
 
 /// Adds the test and the filters.
 pub(crate) fn add(env: &mut Environment<'_>) {
-    // What has a length and items, among it slices and ranges, which the engine calls iterable. (So it does what `items()` gives, which has none.)
+    // What has a length and items, among it slices and ranges, which the engine calls iterable. (So it does what `items()` gives, which has
+    // none.)
     env.add_test("sequence", |value: &Value| {
         use ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined)
