@@ -175,7 +175,8 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     }
 
     let reads_text = options.tokenizer != TokenizerUse::Unread;
-    let tokenizer = match if reads_text { dir.open_if_present(tokenizer::FILE)? } else { None } {
+    let file = if reads_text { dir.open_if_present(tokenizer::FILE)? } else { None };
+    let tokenizer = match file {
         Some(file) => {
             let bytes = TOKENIZER_MEMORY_BYTES + TOKENIZER_MEMORY_PER_BYTE * file.size().min(tokenizer::FILE_BYTES_MAX);
             bounded(options, bytes, tokenizer::FILE, "file", || tokenizer::read(&dir, facts.vocab_size, &mut warnings))?

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! object    unit key (kernel, buffers, weights' places, ISA, options), compiler fingerprint              -> object file
-//! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, calibrated codes, this program -> weights
-//! area
+//! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, calibrated codes, this program
+//!                                                                                                        -> weights area
 //! ```
 //! The key of an object holds all its inputs. Packed weights are found, and copied, by what is known of the files before they have been
 //! read, which takes as long as the copy; that their content is what the entry was packed from, by sha256, is known before the executable

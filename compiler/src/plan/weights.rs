@@ -70,7 +70,6 @@ pub(super) struct Weights<'a> {
 }
 
 /// One weight.
-#[derive(PartialEq)]
 struct Planned {
     /// One, or one per layer.
     params: Vec<ParamId>,

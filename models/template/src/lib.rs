@@ -325,6 +325,7 @@ mod tests {
             ("{{ x.y.z }}", Syntax, 1),
             ("\n{{ ''.__class__ }}", Syntax, 2),
             ("{{ x['__class__'] }}", Syntax, 1),
+            ("{{ {}['_\\\n_class__'] is defined }}", Syntax, 1),
             ("{% include '/etc/passwd' %}", Syntax, 1),
             ("{% import 'os' as os %}", Syntax, 1),
             ("{{ open('/etc/passwd') }}", Syntax, 1),

@@ -34,17 +34,16 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
         };
         let end = tag_end(tag, close);
         let (tag, after) = tag.split_at(end);
+        let tag = match close {
+            "#}" => Cow::Borrowed(tag),
+            _ => respell(tag).map_err(|escape| refuse_as(here, format!("escape `{escape}` is not supported")))?,
+        };
+        let tag = tag.as_ref();
         if close != "#}"
             && let Some(name) = dunder(tag)
         {
             return Err(refuse(here, name));
         }
-        let spelled = if close == "#}" {
-            Cow::Borrowed(tag)
-        } else {
-            respell(tag).map_err(|escape| refuse_as(here, format!("escape `{escape}` is not supported")))?
-        };
-        let tag = spelled.as_ref();
         match (close, statement(tag)) {
             ("%}", Some(word @ ("include" | "import" | "from" | "extends"))) => return Err(refuse(here, word)),
             ("%}", Some("generation")) => out.push_str(&tag.replacen("generation", "with", 1)),

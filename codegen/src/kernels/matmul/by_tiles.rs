@@ -18,8 +18,8 @@
 //! lines of several pages in turns. Asked for in one stream, they come at two thirds of the rate of a plain read.
 //!
 //! ```text
-//! for panel of a piece { for way { alone<n>: for group of k { products (beside them: nibbles of the next apart) };  epilogue } }  group
-//! nests
+//! for panel of a piece { for way { alone<n>: for group of k { products (beside them: nibbles of the next apart) };  epilogue } }
+//! group nests
 //! ```
 //!
 //! Measured on Sapphire Rapids (docs/machines/sapphire-rapids.md); turns and the rows of a pass on Granite Rapids
