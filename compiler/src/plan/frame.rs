@@ -57,7 +57,17 @@ pub enum Cols {
     },
 }
 
+/// Rows in memory, as kernels take them.
+#[derive(Clone, Debug)]
+pub struct Rows {
+    /// The first one.
+    pub operand: Operand,
+    /// Elements from row to row.
+    pub stride: u32,
+}
+
 /// A function being planned: once for all the layers that call it.
+#[derive(Clone)]
 pub struct Frame<'m> {
     /// The module.
     pub module: &'m Module,
@@ -68,7 +78,7 @@ pub struct Frame<'m> {
     /// Stored values.
     pub homes: HashMap<ValueId, Home>,
     /// Stored records of rows that are codes, by what they are made for: bias factor and arithmetic.
-    pub records: HashMap<(ValueId, i32, Compute), Home>,
+    pub records: HashMap<(ValueId, i32, Compute), Rows>,
     /// Parameter -> the one of each layer.
     pub params: HashMap<ParamId, Vec<ParamId>>,
     /// State -> the one of each layer.

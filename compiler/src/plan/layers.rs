@@ -19,127 +19,135 @@ impl Plan<'_> {
             return self.single_call(frame, first);
         }
         let (x_in, x_place) = carried_operand(frame, &chain);
-        self.store(frame, x_in)?;
-        let x_home = match frame.homes.get(&x_in) {
-            Some(home @ Home::Buffer { cols: Cols::Plain, .. })
-                if frame.users[x_in.index()].len() == 1 && !frame.func.outputs.contains(&x_in) =>
-            {
-                home.clone()
-            }
-            _ => {
-                // The loop overwrites its input: a copy of its own.
-                let home = self.new_buffer(frame, x_in, "x", self.row_width(frame, x_in), Cols::Plain)?;
-                let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x_in, &home))?;
-                self.region("copy", Kernel::Loops(nest));
-                home
-            }
-        };
-        let module = frame.module;
+        let x_home = self.overwritable(frame, x_in)?;
+        // The other operands of all calls are the same, see `call_chain`.
+        let mut operands = Vec::new();
+        for (place, v) in frame.func.node(first).inputs.iter().enumerate() {
+            operands.push(if place == x_place { x_home.clone() } else { self.home(frame, *v)? });
+        }
         let mut at = 0;
         while at < chain.len() {
             let callees: Vec<_> = chain[at..].iter().map(|c| g::build::callee(&frame.func.node(*c).op)).collect();
             let (period, count) = period(&callees);
-            let outer_body = std::mem::take(&mut self.body);
-            self.in_layers = true;
-            if self.weights.enter_layers() == 1 {
-                self.period = period as u32;
-            }
-            for j in 0..period {
-                let calls: Vec<ValueId> = (0..count).map(|layer| chain[at + layer * period + j]).collect();
-                let node = frame.func.node(calls[0]).clone();
-                let Some(func) = g::build::callee(&node.op).map(|f| &module.functions[f.index()]) else {
-                    return Err(PlanError::Internal("call of nothing".into()));
-                };
-                let lists: Vec<(&[ParamId], &[StateId])> = calls
-                    .iter()
-                    .map(|c| match &frame.func.node(*c).op {
-                        Op::Call { params, states, .. } => (&params[..], &states[..]),
-                        _ => (&[][..], &[][..]),
-                    })
-                    .collect();
-                let mut homes = Vec::new();
-                for (place, v) in node.inputs.iter().enumerate() {
-                    homes.push(if place == x_place {
-                        x_home.clone()
-                    } else {
-                        // Operands of all calls are the same (see `call_chain`); stored before the loop.
-                        let inner_body = std::mem::take(&mut self.body);
-                        self.in_layers = false;
-                        self.store(frame, *v)?;
-                        self.in_layers = true;
-                        self.before_layers.append(&mut std::mem::replace(&mut self.body, inner_body));
-                        frame.homes[v].clone()
-                    });
+            self.layer_loop(period, count, |plan| {
+                for j in 0..period {
+                    let calls: Vec<&Op> = (0..count).map(|layer| &frame.func.node(chain[at + layer * period + j]).op).collect();
+                    plan.layer(&callee(frame.module, &calls, &operands)?, &x_home)?;
                 }
-                let callee = || {
-                    let mut callee = Frame::callee(module, func, &lists);
-                    callee.homes.extend(func.inputs.iter().copied().zip(homes.iter().cloned()));
-                    callee
-                };
-                self.layer(&callee, func.outputs[0], &x_home)?;
-            }
-            self.in_layers = false;
-            let layers = std::mem::replace(&mut self.body, outer_body);
-            let mut before = std::mem::take(&mut self.before_layers);
-            self.body.append(&mut before);
-            self.body.push(Item::Layers { count: count as u32, body: layers });
+                Ok(())
+            })?;
             at += period * count;
         }
-        for call in &chain {
-            done.insert(*call);
-        }
+        done.extend(&chain);
         frame.homes.insert(chain[chain.len() - 1], x_home);
         Ok(())
     }
 
     /// A call that feeds no other (the last layer may end early, where only some rows are wanted): its result has a place of its own.
     fn single_call(&mut self, frame: &mut Frame<'_>, id: ValueId) -> Result<(), PlanError> {
-        let node = frame.func.node(id).clone();
-        let Op::Call { func, ref params, ref states } = node.op else { return Err(PlanError::Internal("call of nothing".into())) };
-        let module = frame.module;
-        let func = &module.functions[func.index()];
-        let mut callee = Frame::callee(module, func, &[(params, states)]);
-        for (place, v) in node.inputs.iter().enumerate() {
-            self.store(frame, *v)?;
-            callee.homes.insert(func.inputs[place], frame.homes[v].clone());
+        let node = frame.func.node(id);
+        let mut operands = Vec::new();
+        for v in &node.inputs {
+            operands.push(self.home(frame, *v)?);
         }
+        let mut callee = callee(frame.module, &[&node.op], &operands)?;
         let home = self.buffer(frame, id, "layer", self.row_width(frame, id), Cols::Plain)?;
-        let outer_body = std::mem::take(&mut self.body);
-        let saved = std::mem::replace(&mut self.forced, HashMap::from([(func.outputs[0], home.clone())]));
-        self.in_layers = true;
-        self.weights.enter_layers();
-        self.function(&mut callee)?;
-        self.in_layers = false;
-        self.forced = saved;
-        let body = std::mem::replace(&mut self.body, outer_body);
-        self.body.push(Item::Layers { count: 1, body });
+        self.layer_loop(1, 1, |plan| plan.function_into(&mut callee, &home))?;
         frame.homes.insert(id, home);
         Ok(())
     }
 
-    /// Plans one layer. Its result overwrites its input, unless something still needs the input then.
-    fn layer<'m>(&mut self, callee: &dyn Fn() -> Frame<'m>, result: ValueId, x_home: &Home) -> Result<(), PlanError> {
-        let Home::Buffer { id: x, .. } = *x_home else { return Err(PlanError::Internal("what goes through layers has no buffer".into())) };
-        let (regions, buffers, body) = (self.program.regions.len(), self.program.buffers.len(), self.body.len());
-        let (weights, private_bytes) = (self.weights.len(), self.program.private_bytes);
-        let saved = std::mem::replace(&mut self.forced, HashMap::from([(result, x_home.clone())]));
-        self.function(&mut callee())?;
-        if overwrites_too_early(self.program.regions[regions..].iter().map(|r| &r.kernel), x) {
-            self.program.regions.truncate(regions);
-            self.program.buffers.truncate(buffers);
-            self.program.private_bytes = private_bytes;
-            self.body.truncate(body);
-            self.weights.truncate(weights);
-            let mut frame = callee();
-            let home = self.new_buffer(&frame, result, "result", self.row_width(&frame, result), Cols::Plain)?;
-            self.forced = HashMap::from([(result, home)]);
-            self.function(&mut frame)?;
-            let nest = self.retry(&mut frame, |plan, frame| plan.value_nest(frame, result, x_home))?;
-            self.region("copy", Kernel::Loops(nest));
+    /// A loop of `count` iterations of `period` layers; its body is what `plan` plans.
+    fn layer_loop(&mut self, period: usize, count: usize, plan: impl FnOnce(&mut Self) -> Result<(), PlanError>) -> Result<(), PlanError> {
+        let outer_body = std::mem::take(&mut self.body);
+        self.in_layers = true;
+        if self.weights.enter_layers() == 1 {
+            self.period = period as u32;
         }
-        self.forced = saved;
+        plan(self)?;
+        self.in_layers = false;
+        let body = std::mem::replace(&mut self.body, outer_body);
+        self.body.push(Item::Layers { count: count as u32, body });
         Ok(())
     }
+
+    /// Plans one layer. Its result overwrites its input, unless something still needs the input then.
+    fn layer(&mut self, callee: &Frame<'_>, x_home: &Home) -> Result<(), PlanError> {
+        let Home::Buffer { id: x, .. } = *x_home else { return Err(PlanError::Internal("what goes through layers has no buffer".into())) };
+        let before = self.mark();
+        self.function_into(&mut callee.clone(), x_home)?;
+        if overwrites_too_early(self.program.regions[before.regions..].iter().map(|r| &r.kernel), x) {
+            self.rewind(&before);
+            let (mut frame, result) = (callee.clone(), callee.func.outputs[0]);
+            let home = self.new_buffer(&frame, result, "result", self.row_width(&frame, result), Cols::Plain)?;
+            self.function_into(&mut frame, &home)?;
+            self.copy(&mut frame, result, x_home)?;
+        }
+        Ok(())
+    }
+
+    /// Plans a function whose result is to lie in `home`.
+    fn function_into(&mut self, frame: &mut Frame<'_>, home: &Home) -> Result<(), PlanError> {
+        let outer = std::mem::replace(&mut self.forced, HashMap::from([(frame.func.outputs[0], home.clone())]));
+        self.function(frame)?;
+        self.forced = outer;
+        Ok(())
+    }
+
+    /// Where a value lies that is to be overwritten: a copy, where somebody else needs it.
+    fn overwritable(&mut self, frame: &mut Frame<'_>, v: ValueId) -> Result<Home, PlanError> {
+        let home = self.home(frame, v)?;
+        let is_last_use = frame.users[v.index()].len() == 1 && !frame.func.outputs.contains(&v);
+        if is_last_use && matches!(home, Home::Buffer { cols: Cols::Plain, .. }) {
+            return Ok(home);
+        }
+        let home = self.new_buffer(frame, v, "x", self.row_width(frame, v), Cols::Plain)?;
+        self.copy(frame, v, &home)?;
+        Ok(home)
+    }
+
+    fn mark(&self) -> Mark {
+        Mark {
+            regions: self.program.regions.len(),
+            buffers: self.program.buffers.len(),
+            private_bytes: self.program.private_bytes,
+            body: self.body.len(),
+            weights: self.weights.len(),
+        }
+    }
+
+    /// Forgets what was planned since.
+    fn rewind(&mut self, mark: &Mark) {
+        self.program.regions.truncate(mark.regions);
+        self.program.buffers.truncate(mark.buffers);
+        self.program.private_bytes = mark.private_bytes;
+        self.body.truncate(mark.body);
+        self.weights.truncate(mark.weights);
+    }
+}
+
+/// How far a plan was.
+struct Mark {
+    regions: usize,
+    buffers: usize,
+    private_bytes: u64,
+    body: usize,
+    weights: usize,
+}
+
+/// The function that `calls` of several layers call, with each layer's parameters, and its operands' places.
+fn callee<'m>(module: &'m g::Module, calls: &[&Op], operands: &[Home]) -> Result<Frame<'m>, PlanError> {
+    let mut function = None;
+    let mut lists: Vec<(&[ParamId], &[StateId])> = Vec::new();
+    for call in calls {
+        let Op::Call { func, params, states } = call else { return Err(PlanError::Internal("call of nothing".into())) };
+        function = function.or(Some(&module.functions[func.index()]));
+        lists.push((params, states));
+    }
+    let function = function.ok_or_else(|| PlanError::Internal("a layer that nothing calls".into()))?;
+    let mut frame = Frame::callee(module, function, &lists);
+    frame.homes.extend(function.inputs.iter().copied().zip(operands.iter().cloned()));
+    Ok(frame)
 }
 
 /// Does a kernel of a layer read `x` after it was overwritten, or elsewhere than where it writes while it overwrites it?

@@ -4,7 +4,7 @@
 //! - At few rows, the norm before it: every thread computes it for itself instead of meeting at a barrier.
 //! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
 
-use super::frame::{Cols, Frame, Home, storage};
+use super::frame::{Cols, Frame, Home, Rows, storage};
 use super::kernel::{KernelBuilder, evaluate};
 use super::lower::Stop;
 use super::panels::panels;
@@ -29,131 +29,150 @@ impl Plan<'_> {
             Op::Param(p) if node.op == (Op::Mm { rhs_t: true }) => p,
             _ => return Err(PlanError::Unsupported(format!("{}: matmul of two computed values", node.origin))),
         };
-        let weight_ty = frame.module.params[weight.index()].ty.clone();
+        let weight_ty = &frame.module.params[weight.index()].ty;
         let (n, depth) = (self.bound(frame, weight_ty.shape[0]) as u32, self.bound(frame, weight_ty.shape[1]) as u32);
-        let mut chain = self.epilogue_chain(frame, id);
-        let pads = |d: u32| !d.is_multiple_of(self.cx.isa.panel_nr);
-        if chain.ways == 1 && chain.end != id && self.head_groups(frame, chain.end, n).is_some_and(pads) {
-            // Padded heads: vectors by real column do not line up with the registers' columns.
-            chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
-        }
-        let out_cols = self.row_width(frame, chain.end);
-        let head_dim = if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
-        let group_cols = head_dim.unwrap_or(n / chain.ways);
         let dtype =
             self.weights.storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
-        // Codes of rows are made from floats: by each thread where rows are few, else in a region of their own.
-        let coded = Some(node.inputs[0]).filter(|x| frame.func.ty(*x).dtype.is_quantised());
+        let (chain, group_cols) = self.chain_and_groups(frame, id, n);
         let columns = (n / chain.ways / group_cols, group_cols, chain.ways);
         let (compute, panels) = panels(self.cx.isa, (frame.func.ty(node.inputs[0]).dtype, weight_ty.dtype), depth, columns);
-        // Left operand: private norm at few rows, else a buffer.
         let row_dim = node.ty.shape[0];
-        let row_bound = self.bound(frame, row_dim);
-        let x = coded.map_or(node.inputs[0], |x| frame.func.node(x).inputs[0]);
-        let few = row_bound <= PRIVATE_ROWS && coded.is_none_or(|x| frame.users[x.index()].len() == 1);
-        let private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
-        let known = coded.and_then(|x| frame.records.get(&(x, panels.coding.bias_factor(dtype), compute)).cloned());
-        let (a_home, prologue) = if let Some(home) = known {
-            (home, None)
-        } else if private {
-            let home = Home::Private { offset: 0, dtype: self.stored_type(frame.func.ty(x).dtype)?, stride: depth.next_multiple_of(32) };
-            let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
-            (home, Some(nest))
-        } else {
-            self.store(frame, x)?;
-            (frame.homes[&x].clone(), None)
-        };
-        let (a, a_stride) = match &a_home {
-            Home::Buffer { id, dtype, stride, cols: Cols::Plain } => (Operand { place: Place::Buffer(*id), dtype: *dtype }, *stride),
-            Home::Private { offset, dtype, stride } => {
-                let bytes = row_bound * u64::from(*stride) * dtype.size();
-                self.program.private_bytes = self.program.private_bytes.max((offset + bytes).next_multiple_of(128));
-                (Operand { place: Place::Private(*offset), dtype: *dtype }, *stride)
-            }
-            _ => {
-                // Padded columns, or the entry's output: a plain copy first.
-                let home = self.new_buffer(frame, x, "copy", depth, Cols::Plain)?;
-                let Home::Buffer { id: copy, dtype, stride, .. } = home.clone() else {
-                    return Err(PlanError::Internal("matmul input has no buffer".into()));
-                };
-                let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
-                self.region("copy", Kernel::Loops(nest));
-                (Operand { place: Place::Buffer(copy), dtype }, stride)
-            }
-        };
-        let (a, a_stride, quantise) = match coded {
-            Some(x) if a.dtype != DType::U8 => self.codes(frame, x, (a, a_stride), (row_dim, &panels, dtype, compute), few)?,
-            _ => (a, a_stride, None),
-        };
+        let left = self.left(frame, node.inputs[0], (row_dim, &panels, dtype, compute))?;
         // Epilogue.
         let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };
         let name = weight_label(&frame.module.params[weight.index()].name);
-        let home = self.buffer(frame, chain.end, &name, panels.padded_cols().max(out_cols), cols)?;
+        let home = self.buffer(frame, chain.end, &name, panels.padded_cols().max(self.row_width(frame, chain.end)), cols)?;
         let epilogue = self.retry(frame, |plan, frame| plan.epilogue(frame, &chain, &home, &panels))?;
         let weight_id = self.weights.get(&frame.params[&weight].clone(), Layout::Panels(panels));
         frame.homes.insert(chain.end, home);
-        for inner in chain.inner {
-            done.insert(inner);
-        }
-        let mut matmul = Matmul {
+        done.extend(chain.inner);
+        let group_nests = if panels.groups > 1 { self.group_nests(frame, chain.end, row_dim, &panels, done)? } else { vec![] };
+        let matmul = Matmul {
             rows: self.extent(frame, row_dim)?,
-            a,
-            a_stride,
-            prologue,
-            quantise,
+            a: left.rows.operand,
+            a_stride: left.rows.stride,
+            prologue: left.prologue,
+            quantise: left.quantise,
             weight: weight_id,
             panels,
             compute,
-            tile: super::tiling::matmul_tile(&self.cx, row_bound, &panels, dtype, compute),
+            tile: super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute),
             row: epilogue.row,
             col: epilogue.col,
             operands: epilogue.operands,
             exprs: epilogue.exprs,
             stores: epilogue.stores,
-            group_nests: vec![],
+            group_nests,
         };
-        if panels.groups > 1 {
-            matmul.group_nests = self.group_nests(frame, chain.end, row_dim, &panels, done)?;
-        }
         self.region(&name, Kernel::Matmul(Box::new(matmul)));
         Ok(())
     }
 
-    /// Records of the codes `x` of the rows `(a, a_stride)`, for panels stored as `weight`: private to each thread where rows are few, else
-    /// stored by a region of its own.
+    /// The elementwise chain above a matmul with `n` columns, and the columns of a group of its output: of a head, or all of a way.
+    fn chain_and_groups(&self, frame: &Frame<'_>, id: ValueId, n: u32) -> (Chain, u32) {
+        let groups = |chain: &Chain| if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
+        let mut chain = self.epilogue_chain(frame, id);
+        if chain.end != id && groups(&chain).is_some_and(|cols| !cols.is_multiple_of(self.cx.isa.panel_nr)) {
+            // Padded heads: vectors by real column do not line up with the registers' columns.
+            chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
+        }
+        let cols = groups(&chain).unwrap_or(n / chain.ways);
+        (chain, cols)
+    }
+
+    /// The left operand: the rows `input`, or records of them where it is codes.
+    fn left(
+        &mut self,
+        frame: &mut Frame<'_>,
+        input: ValueId,
+        (row_dim, panels, weight, compute): (Dim, &Panels, DType, Compute),
+    ) -> Result<Left, PlanError> {
+        let coded = Some(input).filter(|v| frame.func.ty(*v).dtype.is_quantised());
+        if let Some(codes) = coded
+            && let Some(rows) = frame.records.get(&(codes, panels.coding.bias_factor(weight), compute))
+        {
+            return Ok(Left { rows: rows.clone(), prologue: None, quantise: None });
+        }
+        let x = coded.map_or(input, |codes| frame.func.node(codes).inputs[0]);
+        let few = self.bound(frame, row_dim) <= PRIVATE_ROWS && coded.is_none_or(|codes| frame.users[codes.index()].len() == 1);
+        let is_private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
+        let (floats, prologue) = if is_private {
+            let (rows, nest) = self.private_rows(frame, x, (row_dim, panels.k))?;
+            (rows, Some(nest))
+        } else {
+            (self.stored_rows(frame, x, panels.k)?, None)
+        };
+        let (rows, quantise) = match coded {
+            Some(codes) => self.codes(frame, codes, floats, (row_dim, panels, weight, compute), few)?,
+            None => (floats, None),
+        };
+        Ok(Left { rows, prologue, quantise })
+    }
+
+    /// A value of `k` columns that every thread computes for itself, at the start of its private area.
+    fn private_rows(&mut self, frame: &mut Frame<'_>, x: ValueId, (row_dim, k): (Dim, u32)) -> Result<(Rows, LoopNest), PlanError> {
+        let (dtype, stride) = (self.stored_type(frame.func.ty(x).dtype)?, k.next_multiple_of(32));
+        let home = Home::Private { offset: 0, dtype, stride };
+        let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, x, &home))?;
+        self.reserve_private(self.bound(frame, row_dim) * u64::from(stride) * dtype.size());
+        Ok((Rows { operand: Operand { place: Place::Private(0), dtype }, stride }, nest))
+    }
+
+    /// A value of `k` columns in a buffer whose columns are its own.
+    fn stored_rows(&mut self, frame: &mut Frame<'_>, x: ValueId, k: u32) -> Result<Rows, PlanError> {
+        let home = match self.home(frame, x)? {
+            home @ Home::Buffer { cols: Cols::Plain, .. } => home,
+            // Padded columns, or the entry's output: a plain copy first.
+            _ => {
+                let home = self.new_buffer(frame, x, "copy", k, Cols::Plain)?;
+                self.copy(frame, x, &home)?;
+                home
+            }
+        };
+        let Home::Buffer { id, dtype, stride, .. } = home else {
+            return Err(PlanError::Internal("matmul input has no buffer".into()));
+        };
+        Ok(Rows { operand: Operand { place: Place::Buffer(id), dtype }, stride })
+    }
+
+    /// Each thread's private area holds at least `end` bytes.
+    fn reserve_private(&mut self, end: u64) {
+        self.program.private_bytes = self.program.private_bytes.max(end.next_multiple_of(128));
+    }
+
+    /// Records of the codes of `floats`, for panels stored as `weight`: private to each thread where rows are few, else stored by a region of
+    /// its own.
     fn codes(
         &mut self,
         frame: &mut Frame<'_>,
-        x: ValueId,
-        (a, x_stride): (Operand, u32),
-        (rows, panels, weight, compute): (Dim, &Panels, DType, Compute),
+        codes: ValueId,
+        floats: Rows,
+        (row_dim, panels, weight, compute): (Dim, &Panels, DType, Compute),
         private: bool,
-    ) -> Result<(Operand, u32, Option<Quantise>), PlanError> {
+    ) -> Result<(Rows, Option<Quantise>), PlanError> {
         let group = panels.coding.group().ok_or_else(|| PlanError::Internal("codes of rows for a weight without codes".into()))?;
         let stride = compute.record_stride(panels.k, group);
-        let bound = self.bound(frame, rows);
+        let bound = self.bound(frame, row_dim);
         let bias_factor = panels.coding.bias_factor(weight);
-        let out = if private {
+        let place = if private {
             // Behind the rows of the prologue.
-            let offset = match a.place {
-                Place::Private(offset) => (offset + bound * u64::from(x_stride) * a.dtype.size()).next_multiple_of(128),
+            let offset = match floats.operand.place {
+                Place::Private(offset) => (offset + bound * u64::from(floats.stride) * floats.operand.dtype.size()).next_multiple_of(128),
                 _ => 0,
             };
-            let end = (offset + bound * u64::from(stride)).next_multiple_of(128);
-            self.program.private_bytes = self.program.private_bytes.max(end);
+            self.reserve_private(offset + bound * u64::from(stride));
             Place::Private(offset)
         } else {
             let id = BufferId(self.program.buffers.len() as u32);
             self.program.buffers.push(Buffer { name: format!("codes.{}", id.0), dtype: DType::U8, rows: bound as u32, stride, offset: 0 });
-            frame.records.insert((x, bias_factor, compute), Home::Buffer { id, dtype: DType::U8, stride, cols: Cols::Plain });
             Place::Buffer(id)
         };
-        let out = Operand { place: out, dtype: DType::U8 };
+        let rows = Rows { operand: Operand { place, dtype: DType::U8 }, stride };
         let kernel = Quantise {
-            rows: self.extent(frame, rows)?,
-            x: a,
-            x_stride,
-            out: out.clone(),
+            rows: self.extent(frame, row_dim)?,
+            x: floats.operand,
+            x_stride: floats.stride,
+            out: rows.operand.clone(),
             out_stride: stride,
             k: panels.k,
             group,
@@ -161,10 +180,11 @@ impl Plan<'_> {
             bias_factor,
         };
         if private {
-            return Ok((out, stride, Some(kernel)));
+            return Ok((rows, Some(kernel)));
         }
         self.region("quantise", Kernel::Quantise(kernel));
-        Ok((out, stride, None))
+        frame.records.insert((codes, bias_factor, compute), rows.clone());
+        Ok((rows, None))
     }
 
     /// A value that is worth a prologue: something with arithmetic and rows, or another order of columns.
@@ -366,6 +386,13 @@ impl Plan<'_> {
             self.program.buffers.pop();
         }
     }
+}
+
+/// What a matmul reads of its left operand, and what each thread does for itself before.
+struct Left {
+    rows: Rows,
+    prologue: Option<LoopNest>,
+    quantise: Option<Quantise>,
 }
 
 /// Elementwise work of a matmul.

@@ -103,7 +103,6 @@ struct Plan<'a> {
     cx: PlanCx<'a>,
     program: Program,
     body: Vec<Item>,
-    before_layers: Vec<Item>,
     in_layers: bool,
     /// Layers in one iteration of the first layer loop.
     period: u32,
@@ -189,7 +188,6 @@ fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<
         cx: *cx,
         program,
         body: vec![],
-        before_layers: vec![],
         in_layers: false,
         period: 1,
         forced: HashMap::new(),
@@ -220,8 +218,7 @@ fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<
     for (i, v) in outputs.iter().enumerate() {
         // A value that is an output twice is copied to its second place.
         if plan.forced[v] != place(i) {
-            let nest = plan.retry(&mut frame, |plan, frame| plan.value_nest(frame, *v, &place(i)))?;
-            plan.region("copy", Kernel::Loops(nest));
+            plan.copy(&mut frame, *v, &place(i))?;
         }
     }
     plan.program.body = std::mem::take(&mut plan.body);

@@ -143,6 +143,19 @@ impl Plan<'_> {
         self.body.push(Item::Region(id));
     }
 
+    /// Where a value lies, which is stored if it is not.
+    pub(super) fn home(&mut self, frame: &mut Frame<'_>, v: ValueId) -> Result<Home, PlanError> {
+        self.store(frame, v)?;
+        Ok(frame.homes[&v].clone())
+    }
+
+    /// A region that computes a value at `home`, wherever else it may lie.
+    pub(super) fn copy(&mut self, frame: &mut Frame<'_>, v: ValueId, home: &Home) -> Result<(), PlanError> {
+        let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, v, home))?;
+        self.region("copy", Kernel::Loops(nest));
+        Ok(())
+    }
+
     /// A region of its own for a value; views share the home of what they view.
     pub(super) fn store(&mut self, frame: &mut Frame<'_>, v: ValueId) -> Result<(), PlanError> {
         if frame.homes.contains_key(&v) && !self.forced.contains_key(&v) {
