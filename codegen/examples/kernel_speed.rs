@@ -452,7 +452,7 @@ impl Matmuls {
             arena_bytes: a_bytes + u64::from(self.rows * columns) * 4,
             private_bytes: 128,
         };
-        program.private_bytes += matmul::private_bytes(&self.isa, &program, &kernel);
+        program.private_bytes += matmul::Schedule::new(&self.isa, &program, &kernel).private_bytes();
         let loaded = Loaded::build(&self.isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
         // Whole megabytes and a margin: prefetches and the read loop may pass the end.
         let bytes = ((layers * layer_bytes) as usize).next_multiple_of(1 << 20) + 8192;

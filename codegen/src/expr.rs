@@ -10,7 +10,7 @@
 
 mod facts;
 
-pub use self::facts::{Type, children, loads_by_row_and_col, types};
+pub use self::facts::{Type, below, children, loads_by_row_and_col, types, variables};
 
 use self::facts::free_vars;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value, storage};

@@ -17,7 +17,7 @@ mod quantise;
 mod weights;
 
 pub use self::access::{Access, Area, At};
-pub use self::attention::Attention;
+pub use self::attention::{Attention, KEY_GROUP};
 pub use self::compute::{Compute, FewRows, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};
 pub use self::loops::{LoopNest, Stage, StageKind, Store};

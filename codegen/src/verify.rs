@@ -28,9 +28,10 @@
 //! - What a matmul reads through `a` or its prologue, and an attention as `q`, it does not write.
 
 use crate::error::Error;
-use crate::expr::{Type, children, types};
+use crate::expr::{Type, children, types, variables};
 use crate::isa::BF16_TILE_K;
 use crate::program::*;
+use rcompile_runtime::abi::PAGE_POSITIONS;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
@@ -309,10 +310,7 @@ impl<'a> Verifier<'a> {
                     }
                     _ => {
                         // Extremes of both sides meet only when the sides do not depend on the same variables.
-                        let (mut left, mut right) = (BTreeSet::new(), BTreeSet::new());
-                        variables(exprs, a, &mut left);
-                        variables(exprs, b, &mut right);
-                        if !left.is_disjoint(&right) {
+                        if !variables(exprs, a).is_disjoint(&variables(exprs, b)) {
                             return None;
                         }
                         let one = x.low == x.high || y.low == y.high;
@@ -472,8 +470,9 @@ impl<'a> Verifier<'a> {
             _ => false,
         };
         self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv_dtype));
-        let half = 256 * u64::from(a.head_dim) * a.kv_dtype.size();
-        let end = a.scales.map_or(a.v_offset + half, |at| at + 2 * 256 * DType::F32.size());
+        let positions = PAGE_POSITIONS as u64;
+        let half = positions * u64::from(a.head_dim) * a.kv_dtype.size();
+        let end = a.scales.map_or(a.v_offset + half, |at| at + 2 * positions * DType::F32.size());
         let scales = a.scales.is_some() == (a.kv_dtype == DType::I8) && a.scales.is_none_or(|at| at >= a.v_offset + half);
         self.check(scales, || format!("a cache of {} with scales at {:?}", a.kv_dtype, a.scales));
         let pages = a.v_offset >= half && a.head_bytes >= end && a.page_bytes >= u64::from(a.kv_heads) * a.head_bytes;
@@ -604,14 +603,6 @@ struct Values {
     low: i64,
     high: i64,
     dense: bool,
-}
-
-fn variables(exprs: &Exprs, id: ExprId, into: &mut BTreeSet<VarId>) {
-    let node = exprs.get(id);
-    if let Expr::Var(v) = node {
-        into.insert(v);
-    }
-    children(&node).iter().for_each(|c| variables(exprs, *c, into));
 }
 
 /// Memory that a region uses, by name.

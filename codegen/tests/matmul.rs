@@ -228,7 +228,7 @@ impl Case {
             arena_bytes,
             private_bytes: self.private_bytes(),
         };
-        program.private_bytes += matmul::private_bytes(isa, &program, &matmul);
+        program.private_bytes += matmul::Schedule::new(isa, &program, &matmul).private_bytes();
         (program, matmul)
     }
     /// Of the prologue; kernels have their own scratch behind it.
@@ -616,7 +616,7 @@ fn tiles_in_turns() {
             let case = Case { group_cols: 300, tile, ..case };
             let bytes = |isa: &Isa| {
                 let (program, kernel) = case.program(isa);
-                matmul::private_bytes(isa, &program, &kernel)
+                matmul::Schedule::new(isa, &program, &kernel).private_bytes()
             };
             assert!(bytes(&small) > bytes(&isa), "{case:?}: sums of more panels wait between turns");
             for isa in [&isa, &small] {
@@ -665,7 +665,7 @@ fn functions_of_large_buckets() {
     let counts = |isa: &Isa, case: &Case, (least_rows, bucket): (u32, u32)| {
         let (mut program, kernel) = case.program(isa);
         (program.least_rows, program.bucket) = (least_rows, bucket);
-        let counts = matmul::row_counts(isa, &program, &kernel);
+        let counts = matmul::Schedule::new(isa, &program, &kernel).row_counts;
         [counts.stream, counts.block, counts.first, counts.alone, counts.several].map(|rows| (!rows.is_empty()).then(|| rows.into_inner()))
     };
     let tile = |mr: u32, widen: bool| MatmulTile { mr, block_mr: mr, m_block: 256, widen, ..Case::new(&isa, DType::F32).tile };
@@ -1334,7 +1334,7 @@ fn residuals_are_asked_for() {
 
 /// Numbers of rows of a kernel's functions, and what these are called: of all few rows, and of blocks of up to `block_mr`.
 fn functions(isa: &Isa, program: &Program, kernel: &Matmul, widens: bool) -> Vec<(u32, &'static str)> {
-    let counts = matmul::row_counts(isa, program, kernel);
+    let counts = matmul::Schedule::new(isa, program, kernel).row_counts;
     assert_eq!((counts.stream.clone(), *counts.block.end()), (1..=kernel.tile.mr, kernel.tile.block_mr));
     let first = counts.first.filter(|_| widens).map(|m| (m, "widen"));
     counts.stream.map(|m| (m, "stream")).chain(counts.block.map(|m| (m, "block"))).chain(first).collect()

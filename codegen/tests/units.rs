@@ -180,7 +180,7 @@ fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Progra
     let weight = Weight { name: "head".into(), dtype: DType::Bf16, layout: Layout::Panels(panels), offsets: vec![0] };
     let mut p = program(buffers(&[("a", DType::F32, 64, 2048)]), vec![weight], vec![]);
     (p.bucket, p.least_rows, p.max_logit_rows) = (64, least_rows, max_logit_rows);
-    p.private_bytes = matmul::private_bytes(isa, &p, &head);
+    p.private_bytes = matmul::Schedule::new(isa, &p, &head).private_bytes();
     p.regions = vec![Region { name: "head".into(), kernel: Kernel::Matmul(Box::new(head)) }];
     p
 }

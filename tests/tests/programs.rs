@@ -351,7 +351,7 @@ fn check_private_area(what: &str, isa: &Isa, program: &Program) {
         let Kernel::Matmul(m) = &region.kernel else { continue };
         let Place::Private(offset) = m.a.place else { continue };
         let rows = u64::from(program.capacity(m.rows)) * u64::from(m.a_stride) * m.a.dtype.size();
-        let scratch = rcompile_codegen::kernels::matmul::private_bytes(isa, program, m);
+        let scratch = rcompile_codegen::kernels::matmul::Schedule::new(isa, program, m).private_bytes();
         let all = program.private_bytes;
         assert!(offset + rows + scratch <= all, "{what}: {}: {offset} + {rows} + {scratch} of {all}", region.name);
     }

@@ -1,6 +1,7 @@
 //! What can be said of expressions without evaluating them: types, operands, variables.
 
 use crate::program::{BinaryOp, DType, Expr, ExprId, Exprs, OperandId, UnaryOp, VarId};
+use std::collections::BTreeSet;
 
 /// Type of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,26 @@ pub fn children(expr: &Expr) -> Vec<ExprId> {
         Expr::Fold { begin, end, body, .. } => vec![begin, end, body],
         _ => vec![],
     }
+}
+
+/// The nodes at and below `roots`, each once.
+pub fn below(exprs: &Exprs, roots: &[ExprId]) -> BTreeSet<ExprId> {
+    let (mut open, mut found) = (roots.to_vec(), BTreeSet::new());
+    while let Some(id) = open.pop() {
+        if found.insert(id) {
+            open.extend(children(&exprs.get(id)));
+        }
+    }
+    found
+}
+
+/// The variables that a node uses, with those of folds below it.
+pub fn variables(exprs: &Exprs, root: ExprId) -> BTreeSet<VarId> {
+    let variable = |id| match exprs.get(id) {
+        Expr::Var(v) => Some(v),
+        _ => None,
+    };
+    below(exprs, &[root]).into_iter().filter_map(variable).collect()
 }
 
 /// For each node: the variables that it uses and does not bind itself, and whether it uses an accumulator or score.

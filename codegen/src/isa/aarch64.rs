@@ -3,10 +3,9 @@
 //! All of them are NEON targets: vectors of 128 bits, 32 registers, an FMA that takes one factor from a lane. On Neoverse V1 (SVE of 256
 //! bits on two pipes, NEON on four) both have the same peak; on V2 SVE is 128 bits wide.
 
+use super::family::{Cpu, Family, cpu};
 use super::{Arch, Int8Dot, Isa, Stream, Streams};
 use crate::error::Error;
-use crate::llvm::object;
-use std::collections::BTreeSet;
 
 /// armv8-a.
 const V8: &[&str] = &["fp-armv8", "neon"];
@@ -14,56 +13,23 @@ const V8: &[&str] = &["fp-armv8", "neon"];
 const V82: &[&str] = &["dotprod", "fullfp16"];
 /// The matrix instructions: BFMMLA, BFDOT, BFCVTN; SMMLA, USMMLA.
 const MATRIX: &[&str] = &["bf16", "i8mm"];
-/// Features that code may come to use; of a host's features only these count.
-const KNOWN: &[&[&str]] = &[V8, V82, MATRIX];
+pub(super) const FAMILY: Family =
+    Family { arch: Arch::Aarch64, lowest: "armv8-a", base: V8, needed: V8, known: &[V8, V82, MATRIX], cpus: || CPUS.iter().collect() };
 
-/// A row: name, extra features on top of armv8-a.
-struct Row {
-    name: &'static str,
-    features: &'static [&'static [&'static str]],
-}
-
-const ROWS: &[Row] = &[
-    Row { name: "generic", features: &[] },
-    Row { name: "cortex-a72", features: &[] },
-    Row { name: "neoverse-n1", features: &[V82] },
-    Row { name: "neoverse-n2", features: &[V82, MATRIX] },
-    Row { name: "neoverse-v1", features: &[V82, MATRIX] },
-    Row { name: "neoverse-v2", features: &[V82, MATRIX] },
-    Row { name: "ampere1", features: &[V82, MATRIX] },
-    Row { name: "apple-m1", features: &[V82] },
-    Row { name: "apple-m2", features: &[V82, MATRIX] },
+const CPUS: &[Cpu] = &[
+    cpu("generic", &[]),
+    cpu("cortex-a72", &[]),
+    cpu("neoverse-n1", &[V82]),
+    cpu("neoverse-n2", &[V82, MATRIX]),
+    cpu("neoverse-v1", &[V82, MATRIX]),
+    cpu("neoverse-v2", &[V82, MATRIX]),
+    cpu("ampere1", &[V82, MATRIX]),
+    cpu("apple-m1", &[V82]),
+    cpu("apple-m2", &[V82, MATRIX]),
 ];
 
-pub(super) fn names() -> Vec<&'static str> {
-    ROWS.iter().map(|r| r.name).collect()
-}
-
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
-    let set =
-        |lists: &[&[&str]]| -> BTreeSet<String> { V8.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };
-    let (name, mut features) = if cpu == "native" {
-        let Some((host, have)) = object::host_of(Arch::Aarch64) else {
-            return Err(Error::Target(format!(
-                "CPU 'native' is this machine's, which is none of {triple}; name one of: {}",
-                names().join(", ")
-            )));
-        };
-        let known = KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(**f));
-        (host, known.map(|f| f.to_string()).collect())
-    } else {
-        let row = ROWS
-            .iter()
-            .find(|r| r.name == cpu)
-            .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
-        (row.name.to_string(), set(row.features))
-    };
-    super::edit(&mut features, feature_edits, KNOWN)?;
-    for needed in V8 {
-        if !features.contains(*needed) {
-            return Err(Error::Target(format!("CPU '{name}' lacks {needed}; armv8-a is the lowest supported level")));
-        }
-    }
+    let (name, mut features) = FAMILY.resolve(triple, cpu, feature_edits)?;
     // Few rows take the dots.
     if !features.contains("dotprod") {
         features.remove("i8mm");

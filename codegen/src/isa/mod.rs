@@ -5,6 +5,7 @@
 //! which its CPU check reads, is complete.
 
 pub mod aarch64;
+mod family;
 pub mod x86_64;
 
 use crate::error::Error;
@@ -184,8 +185,8 @@ impl Isa {
     /// Names for `--cpu` of an architecture's triple.
     pub fn known_cpus(triple: &str) -> Vec<&'static str> {
         match arch_of(triple) {
-            Some(Arch::X86_64) => x86_64::names(),
-            Some(Arch::Aarch64) => aarch64::names(),
+            Some(Arch::X86_64) => x86_64::FAMILY.names(),
+            Some(Arch::Aarch64) => aarch64::FAMILY.names(),
             None => vec![],
         }
     }
@@ -332,26 +333,4 @@ pub(crate) fn arch_of(triple: &str) -> Option<Arch> {
 /// The first edit whose feature is not among those that are left.
 fn lost_edit<'e>(features: &BTreeSet<String>, edits: &'e [String]) -> Option<&'e String> {
     edits.iter().find(|edit| edit.strip_prefix('+').is_some_and(|f| !features.contains(f)))
-}
-
-/// Applies `+name` and `-name`.
-fn edit(features: &mut BTreeSet<String>, edits: &[String], known: &[&[&str]]) -> Result<(), Error> {
-    for edit in edits {
-        let is_known = |f: &str| known.iter().any(|l| l.contains(&f));
-        match (edit.strip_prefix('+'), edit.strip_prefix('-')) {
-            (Some(f), _) if is_known(f) => {
-                features.insert(f.to_string());
-            }
-            (_, Some(f)) if is_known(f) => {
-                features.remove(f);
-            }
-            _ => {
-                return Err(Error::Target(format!(
-                    "feature edit '{edit}' is not known; write +NAME or -NAME with one of: {}",
-                    known.concat().join(", ")
-                )));
-            }
-        }
-    }
-    Ok(())
 }

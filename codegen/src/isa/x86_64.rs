@@ -1,8 +1,8 @@
 //! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
 
+use super::family::{Cpu, Family, cpu};
 use super::{Arch, Busy, Int8Dot, Isa, Near, Stream, Streams};
 use crate::error::Error;
-use crate::llvm::object;
 use std::collections::BTreeSet;
 
 /// x86-64-v3 without what vector kernels never use.
@@ -16,13 +16,19 @@ const VNNI: &[&str] = &["avx512ifma", "avx512vbmi", "avx512vbmi2", "avx512vnni",
 const INTEL: &[&str] = &["avx512bf16", "avx512fp16", "avxvnni"];
 /// Their matrix unit.
 const AMX: &[&str] = &["amx-tile", "amx-int8", "amx-bf16"];
-/// Features that code may come to use; of a host's features only these count.
-const KNOWN: &[&[&str]] = &[V3, V4, VNNI, INTEL, AMX];
 
-/// A row: name, extra features on top of level v3, whether the bf16 dot is faster than FMA, second cache, how weights stream.
+pub(super) const FAMILY: Family = Family {
+    arch: Arch::X86_64,
+    lowest: "x86-64-v3",
+    base: V3,
+    needed: &["avx2", "fma", "f16c"],
+    known: &[V3, V4, VNNI, INTEL, AMX],
+    cpus: || ROWS.iter().map(|row| &row.cpu).collect(),
+};
+
+/// A row: the CPU, whether the bf16 dot is faster than FMA, second cache, how weights stream.
 struct Row {
-    name: &'static str,
-    features: &'static [&'static [&'static str]],
+    cpu: Cpu,
     /// [`Isa::bf16_dot_fast`], where there is one.
     bf16_fast: bool,
     /// [`Isa::nibbles_beside_dots`].
@@ -87,59 +93,31 @@ const ZEN5: Streams = Streams {
 const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, ..ZEN5 };
 
 const ROWS: &[Row] = &[
-    Row { name: "x86-64-v3", features: &[], bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },
-    Row { name: "x86-64-v4", features: &[V4], bf16_fast: false, beside: false, l2: GENERIC_L2, streams: GENERIC },
-    Row { name: "haswell", features: &[], bf16_fast: false, beside: false, l2: 256, streams: INTEL_STREAMS },
-    Row { name: "alderlake", features: &[&["avxvnni"]], bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
-    Row { name: "znver2", features: &[], bf16_fast: false, beside: false, l2: 512, streams: NEAR_STREAMS },
-    Row { name: "znver3", features: &[], bf16_fast: false, beside: false, l2: 512, streams: NEAR_STREAMS },
-    Row { name: "znver4", features: &[V4, VNNI, &["avx512bf16"]], bf16_fast: true, beside: false, l2: 1024, streams: NEAR },
-    Row { name: "znver5", features: &[V4, VNNI, &["avx512bf16", "avxvnni"]], bf16_fast: true, beside: true, l2: 1024, streams: ZEN5 },
-    Row { name: "skylake-avx512", features: &[V4], bf16_fast: false, beside: false, l2: 1024, streams: INTEL_STREAMS },
-    Row { name: "icelake-server", features: &[V4, VNNI], bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
-    Row { name: "sapphirerapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
-    Row { name: "emeraldrapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
-    Row { name: "graniterapids", features: &[V4, VNNI, INTEL, AMX], bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { cpu: cpu("x86-64-v3", &[]), bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },
+    Row { cpu: cpu("x86-64-v4", &[V4]), bf16_fast: false, beside: false, l2: GENERIC_L2, streams: GENERIC },
+    Row { cpu: cpu("haswell", &[]), bf16_fast: false, beside: false, l2: 256, streams: INTEL_STREAMS },
+    Row { cpu: cpu("alderlake", &[&["avxvnni"]]), bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
+    Row { cpu: cpu("znver2", &[]), bf16_fast: false, beside: false, l2: 512, streams: NEAR_STREAMS },
+    Row { cpu: cpu("znver3", &[]), bf16_fast: false, beside: false, l2: 512, streams: NEAR_STREAMS },
+    Row { cpu: cpu("znver4", &[V4, VNNI, &["avx512bf16"]]), bf16_fast: true, beside: false, l2: 1024, streams: NEAR },
+    Row { cpu: cpu("znver5", &[V4, VNNI, &["avx512bf16", "avxvnni"]]), bf16_fast: true, beside: true, l2: 1024, streams: ZEN5 },
+    Row { cpu: cpu("skylake-avx512", &[V4]), bf16_fast: false, beside: false, l2: 1024, streams: INTEL_STREAMS },
+    Row { cpu: cpu("icelake-server", &[V4, VNNI]), bf16_fast: false, beside: false, l2: 1280, streams: INTEL_STREAMS },
+    Row { cpu: cpu("sapphirerapids", &[V4, VNNI, INTEL, AMX]), bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { cpu: cpu("emeraldrapids", &[V4, VNNI, INTEL, AMX]), bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
+    Row { cpu: cpu("graniterapids", &[V4, VNNI, INTEL, AMX]), bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
 ];
-
-pub(super) fn names() -> Vec<&'static str> {
-    ROWS.iter().map(|r| r.name).collect()
-}
 
 /// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that the servers of its maker have it is
 /// like the last of those, whether Intel's tiles may be used or not.
 fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
     let (last, has) = if name.starts_with("znver") { ("znver5", VNNI) } else { ("graniterapids", INTEL) };
     let is_server = has.iter().all(|f| features.contains(*f));
-    ROWS.iter().find(|r| r.name == name).or_else(|| ROWS.iter().find(|r| is_server && r.name == last))
+    ROWS.iter().find(|r| r.cpu.name == name).or_else(|| ROWS.iter().find(|r| is_server && r.cpu.name == last))
 }
 
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
-    let set =
-        |lists: &[&[&str]]| -> BTreeSet<String> { V3.iter().chain(lists.iter().flat_map(|l| l.iter())).map(|f| f.to_string()).collect() };
-    let (name, mut features) = if cpu == "native" {
-        let Some((host, have)) = object::host_of(Arch::X86_64) else {
-            return Err(Error::Target(format!(
-                "CPU 'native' is this machine's, which is none of {triple}; name one of: {}",
-                names().join(", ")
-            )));
-        };
-        let features: BTreeSet<String> =
-            KNOWN.iter().flat_map(|l| l.iter()).filter(|f| have.contains(**f)).map(|f| f.to_string()).collect();
-        (host, features)
-    } else {
-        let row = ROWS
-            .iter()
-            .find(|r| r.name == cpu)
-            .ok_or_else(|| Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names().join(", "))))?;
-        (row.name.to_string(), set(row.features))
-    };
-    super::edit(&mut features, feature_edits, KNOWN)?;
-    for needed in ["avx2", "fma", "f16c"] {
-        if !features.contains(needed) {
-            return Err(Error::Target(format!("CPU '{name}' lacks {needed}; x86-64-v3 is the lowest supported level")));
-        }
-    }
+    let (name, mut features) = FAMILY.resolve(triple, cpu, feature_edits)?;
     let wide = V4.iter().all(|f| features.contains(*f));
     if !wide {
         features.retain(|f| !f.starts_with("avx512"));
@@ -228,7 +206,7 @@ mod tests {
             let edits: Vec<_> = edits.iter().map(|e| e.to_string()).collect();
             lookup(crate::isa::HOST_TRIPLE, cpu, &edits).unwrap()
         };
-        let row = |name: &str, isa: &Isa| row_of(name, &isa.features).map(|row| row.name);
+        let row = |name: &str, isa: &Isa| row_of(name, &isa.features).map(|row| row.cpu.name);
         for edits in [&[][..], &["-amx-tile"]] {
             let server = isa("graniterapids", edits);
             let rows = ["rocketlake", "sapphirerapids"].map(|name| row(name, &server));

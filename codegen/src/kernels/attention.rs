@@ -42,19 +42,20 @@ mod scratch;
 mod softmax;
 mod tiles;
 
-use self::pairs::{BlockCaller, PairFunction, PairWork, Pairs, maxima_params};
+use self::pairs::{BlockArgs, BlockCaller, CopyArgs, MaximaArgs, PairFunction, PairWork, Pairs, SoftmaxArgs, TilesArgs};
 pub use self::scratch::Cache;
 use self::scratch::{Scratch, cache_and_bytes};
+use super::arguments::{Arguments, arguments};
 use super::microkernel::{L2, tile_fits};
 use super::part::Part;
 use super::tiles::{ROW, Shapes};
-use super::{Call, KERNEL_PARAMS, define_kernel};
+use super::{Call, KernelArgs, define_kernel};
 use crate::error::Error;
 use crate::expr::{Eval, Point};
 use crate::isa::{BF16_TILE_K, Isa};
-use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value};
 use crate::math;
-use crate::program::{Attention, Compute, DType, Expr, ExprId, Place, Program, Table};
+use crate::program::{Attention, Compute, DType, Expr, ExprId, KEY_GROUP, Place, Program, Table};
 use rcompile_runtime::abi::{PAGE_POSITIONS, field};
 use std::collections::BTreeSet;
 
@@ -123,8 +124,6 @@ const STEPS: i64 = 4;
 const BLOCK: i64 = PAGE_POSITIONS as i64;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
-/// Keys that lie together in K: `[256 / 16][head_dim][16]`.
-const KEY_GROUP: u32 = 16;
 /// Bytes from the scales of a block's keys to those of its values.
 const V_SCALES: u64 = BLOCK as u64 * 4;
 /// Scratch up to this size is on the stack; more is at the end of the thread's private area, see [`private_bytes`].
@@ -219,6 +218,18 @@ fn chunk_sizes(pairs: &[u32]) -> BTreeSet<u32> {
     pairs.iter().flat_map(sizes).collect()
 }
 
+arguments! {
+    /// Arguments of a unit: a tile of rows and a KV head, and where the thread goes on.
+    struct UnitArgs {
+        kernel: [KernelArgs],
+        tile: PTR,
+        kv_head: I64,
+        next_tile: PTR,
+        next_kv_head: I64,
+        scratch: PTR,
+    }
+}
+
 /// One kernel's generator.
 struct Generator<'a, 'c> {
     mb: &'a ModuleBuilder<'c>,
@@ -249,8 +260,6 @@ impl<'a, 'c> Generator<'a, 'c> {
             let weight = |tile: Value<'c>| fb.mul(tile_field(fb, tile, 1), fb.add_int(tile_field(fb, tile, 3), UNIT_KEYS));
             let sum = fb.loop_(fb.int(0), tiles, 1, &[fb.int(0)], |i, sum| vec![fb.add(sum[0], weight(tile_at(i)))]);
             let heads = i64::from(self.kernel.kv_heads);
-            let narrow = |v| fb.trunc(v, Elem::I32);
-            let args = [call.ctx, narrow(call.thread), narrow(call.threads), narrow(call.layer)];
             let (last_tile, last_head) = (fb.add_int(tiles, -1), fb.int(heads - 1));
             let total = fb.mul_int(sum[0], heads);
             let (_, share_end) = call.share(total);
@@ -269,8 +278,9 @@ impl<'a, 'c> Generator<'a, 'c> {
                             let next_tile = tile_at(fb.select(is_last, fb.int(0), fb.add_int(i, 1)));
                             let next_head = fb.min(fb.add(kv_head, fb.zext(is_last, Elem::I64)), last_head);
                             let goes_on = fb.cmp(Cmp::Lt, after, share_end);
-                            let next = [fb.select(goes_on, next_tile, tile), fb.select(goes_on, next_head, kv_head)];
-                            fb.call(unit, &[&args[..], &[tile, kv_head], &next, &[scratch]].concat());
+                            let next_tile = fb.select(goes_on, next_tile, tile);
+                            let next_kv_head = fb.select(goes_on, next_head, kv_head);
+                            UnitArgs { kernel: call.args, tile, kv_head, next_tile, next_kv_head, scratch }.call(fb, unit);
                         });
                         vec![after]
                     })
@@ -290,20 +300,16 @@ impl<'a, 'c> Generator<'a, 'c> {
         many_pairs(self.kernel).map_or(fb.bool(false), |many| fb.cmp(Cmp::Ge, pairs, fb.int(many.into())))
     }
 
-    /// `unit(.., tile, kv_head, next_tile, next_kv_head, scratch)`: what is next is asked for.
+    /// `unit`: what is next is asked for.
     fn unit(&self, functions: &Functions<Function<'c>>) -> Function<'c> {
         let (group, maxima) = (self.group, self.maxima());
-        let params = [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::PTR, Ty::I64, Ty::PTR]].concat();
-        self.mb.define(&format!("{}.unit", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [tile, kv_head, next_tile, next_kv_head, scratch] = *rest else { unreachable!() };
-            let call = Call::new(fb, self.program, args);
+        UnitArgs::define(self.mb, &format!("{}.unit", self.name), |fb, args| {
+            let UnitArgs { kernel, tile, kv_head, next_tile, next_kv_head, scratch } = args;
+            let call = Call::new(fb, self.program, kernel);
             let k = self.kernel;
             let [row_begin, row_count, slot, key_end] = [0, 1, 2, 3].map(|i| tile_field(fb, tile, i));
             let pairs = fb.mul_int(row_count, group);
-            let call_args: [Value<'c>; 4] = args.try_into().expect("four");
-            let caller =
-                |softmax: &Function<'c>| BlockCaller { call: call_args, maxima: fb.address(&maxima), softmax: fb.address(softmax) };
+            let caller = |softmax: &Function<'c>| BlockCaller { kernel, maxima: fb.address(&maxima), softmax: fb.address(softmax) };
             let seen = self.begin_pairs(&call, scratch, kv_head, row_begin, pairs, key_end);
 
             let pages_per_slot = call.u32_field(field::PAGES_PER_SLOT);
@@ -345,9 +351,9 @@ impl<'a, 'c> Generator<'a, 'c> {
                     chunks(few, &|first, count| {
                         for (size, function) in blocks {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int((*size).into())), || {
-                                let own = [scratch, keys, next, scales, key_begin, kv_head, first];
+                                let own = BlockArgs { scratch, keys, next, scales, key_begin, kv_head, first };
                                 let softmax = functions.softmax.as_ref().expect("there are blocks");
-                                fb.call(function, &caller(softmax).with(&own));
+                                (caller(softmax), own).call(fb, function);
                             });
                         }
                     });
@@ -359,17 +365,18 @@ impl<'a, 'c> Generator<'a, 'c> {
                     None => all(keys, stored),
                     Some(Many::Widened { widen, blocks: wide }) => {
                         let by_widened = || {
-                            fb.call(widen, &[cache, keys, count]);
+                            CopyArgs { to: cache, from: keys, count }.call(fb, widen);
                             all(cache, wide)
                         };
                         fb.either(self.are_many(fb, pairs), by_widened, || all(keys, stored));
                     }
                     Some(Many::Tiles { pack, softmax, tiles }) => {
                         let by_tiles = || {
-                            fb.call(pack, &[cache, keys, count]);
+                            CopyArgs { to: cache, from: keys, count }.call(fb, pack);
                             chunks(number_of(tiles::PAIRS.into()), &|first, count| {
                                 shapes.iter().for_each(|shapes| shapes.set(fb, count));
-                                fb.call(tiles, &caller(softmax).with(&[scratch, cache, scales, key_begin, kv_head, first, count]));
+                                let own = TilesArgs { scratch, block: cache, scales, key_begin, kv_head, first, pairs: count };
+                                (caller(softmax), own).call(fb, tiles);
                             });
                         };
                         fb.either(self.are_many(fb, pairs), by_tiles, || all(keys, stored));

@@ -4,6 +4,7 @@
 //! Every kernel is `void NAME(ptr ctx, i32 thread, i32 threads, i32 layer)`: all threads of a step call it, each does its share. Here is
 //! what the generators have in common: the call's arguments ([`Call`]), operand addresses, extents, shares.
 
+mod arguments;
 pub mod attention;
 mod int_dot;
 mod int_mmla;
@@ -22,21 +23,53 @@ pub mod step;
 mod tiles;
 mod widening;
 
+use self::arguments::{Arguments, arguments};
 use crate::expr::Scope;
 use crate::llvm::builder::{Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Exprs, Extent, Operand, Place, Program, Table};
 use rcompile_runtime::abi::field;
 use std::cell::Cell;
 
-/// Parameters of a kernel function.
-pub const KERNEL_PARAMS: [Ty; 4] = [Ty::PTR, Ty::I32, Ty::I32, Ty::I32];
+arguments! {
+    /// Arguments of a step function, and of a barrier.
+    pub struct StepArgs {
+        /// Address of the `StepCtx`.
+        ctx: PTR,
+        /// This thread.
+        thread: I32,
+        /// Number of threads.
+        threads: I32,
+    }
 
-/// Arguments of a kernel and what is read from its context, at the kernel's entry.
+    /// Arguments of a kernel.
+    pub struct KernelArgs {
+        /// Address of the `StepCtx`.
+        ctx: PTR,
+        /// This thread.
+        thread: I32,
+        /// Number of threads.
+        threads: I32,
+        /// Layer.
+        layer: I32,
+    }
+}
+
+impl<'c> StepArgs<'c> {
+    /// Those of a kernel that the step calls.
+    fn in_layer(self, layer: Value<'c>) -> KernelArgs<'c> {
+        let StepArgs { ctx, thread, threads } = self;
+        KernelArgs { ctx, thread, threads, layer }
+    }
+}
+
+/// A call of a kernel, at the entry of one of its functions: its arguments and what is read from its context.
 pub struct Call<'s, 'm, 'c> {
     /// The builder.
     pub fb: &'s Fb<'m, 'c>,
     /// The program that the kernel belongs to.
     pub program: &'s Program,
+    /// As they were given.
+    pub args: KernelArgs<'c>,
     /// Address of the `StepCtx`.
     pub ctx: Value<'c>,
     /// This thread (i64).
@@ -50,14 +83,15 @@ pub struct Call<'s, 'm, 'c> {
 
 /// Defines a kernel function; `body` emits its code.
 pub fn define_kernel<'c>(mb: &ModuleBuilder<'c>, program: &Program, symbol: &str, body: impl FnOnce(&Call<'_, '_, 'c>)) -> Function<'c> {
-    mb.define(symbol, &KERNEL_PARAMS, None, Visibility::Export, |fb, args| body(&Call::new(fb, program, args)))
+    let params = KernelArgs::types();
+    mb.define(symbol, &params, None, Visibility::Export, |fb, args| body(&Call::new(fb, program, KernelArgs::of(args))))
 }
 
 impl<'s, 'm, 'c> Call<'s, 'm, 'c> {
     /// From the arguments of a kernel function.
-    pub fn new(fb: &'s Fb<'m, 'c>, program: &'s Program, args: &[Value<'c>]) -> Self {
-        let wide = |v| fb.zext(v, Elem::I64);
-        Call { fb, program, ctx: args[0], thread: wide(args[1]), threads: wide(args[2]), layer: wide(args[3]), tables: Cell::new(0) }
+    pub fn new(fb: &'s Fb<'m, 'c>, program: &'s Program, args: KernelArgs<'c>) -> Self {
+        let [thread, threads, layer] = [args.thread, args.threads, args.layer].map(|v| fb.zext(v, Elem::I64));
+        Call { fb, program, args, ctx: args.ctx, thread, threads, layer, tables: Cell::new(0) }
     }
 
     /// Pointer field of the context.

@@ -25,7 +25,7 @@ impl Part {
     /// Those of a kernel.
     pub fn of(isa: &Isa, program: &Program, kernel: &Kernel) -> Vec<Part> {
         match kernel {
-            Kernel::Matmul(kernel) => matmul::parts(isa, program, kernel),
+            Kernel::Matmul(kernel) => matmul::Schedule::new(isa, program, kernel).parts(),
             Kernel::Attention(kernel) => attention::parts(kernel),
             Kernel::Loops(_) | Kernel::Quantise(_) => vec![],
         }

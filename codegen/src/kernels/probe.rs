@@ -3,8 +3,9 @@
 //!
 //! In: a [`Probe`]. Out: `void rc_probe_<name>(ptr ctx, i32 thread, i32 threads)`; see the ABI for the amounts.
 
+use super::arguments::Arguments;
 use super::microkernel::{L1, L2};
-use super::{Call, tiles};
+use super::{Call, StepArgs, tiles};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Codes, Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::Program;
@@ -32,9 +33,9 @@ pub fn probes(isa: &Isa) -> impl Iterator<Item = Probe> {
 
 /// Defines the probe's function.
 pub fn define(mb: &ModuleBuilder<'_>, program: &Program, probe: Probe) {
-    mb.define(&symbol(probe), &[Ty::PTR, Ty::I32, Ty::I32], None, Visibility::Export, |fb, args| {
+    mb.define(&symbol(probe), &StepArgs::types(), None, Visibility::Export, |fb, args| {
         // Probes have no layers.
-        let call = Call::new(fb, program, &[args[0], args[1], args[2], fb.i32(0)]);
+        let call = Call::new(fb, program, StepArgs::of(args).in_layer(fb.i32(0)));
         let rows = || call.u32_field(field::ROWS);
         let products = |k: u32| u64::from(tiles::SIDE * tiles::SIDE * k);
         let (sum, result) = match probe {

@@ -26,9 +26,10 @@ mod by_registers;
 mod by_tiles;
 mod check;
 
+use super::arguments::{Arguments, arguments};
 use super::microkernel::Start;
 use super::product::Product;
-use super::{KERNEL_PARAMS, int_mmla, mmla};
+use super::{KernelArgs, int_mmla, mmla};
 use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Fb, Ty, Value};
 use crate::program::Reading;
@@ -121,146 +122,112 @@ pub enum KBlocks {
     SeveralTurns,
 }
 
-/// What a kernel gives all its functions of rows: its own arguments, for its epilogue, and this.
-#[derive(Clone, Copy)]
-pub(super) struct Caller<'c> {
-    /// Arguments of [`KERNEL_PARAMS`].
-    pub call: [Value<'c>; 4],
-    /// Address of the epilogue.
-    pub epilogue: Value<'c>,
-    /// Address of what asks for the epilogue's inputs; null: there are none.
-    pub ahead: Value<'c>,
-    /// Where rows are packed for matrix instructions.
-    pub packed: Value<'c>,
-}
+arguments! {
+    /// What a kernel gives all its functions of rows: its own arguments, for its epilogue, and this.
+    pub(super) struct Caller {
+        kernel: [KernelArgs],
+        /// Address of the epilogue.
+        epilogue: PTR,
+        /// Address of what asks for the epilogue's inputs; null: there are none.
+        ahead: PTR,
+        /// Where rows are packed for matrix instructions.
+        packed: PTR,
+    }
 
-/// Parameters of an epilogue: `(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
-pub(super) fn epilogue_params() -> Vec<Ty> {
-    [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat()
-}
+    /// Arguments of an epilogue, over `tile: f32[way][rows][columns]`.
+    pub(super) struct EpilogueArgs {
+        kernel: [KernelArgs],
+        tile: PTR,
+        /// First row.
+        row: I64,
+        rows: I64,
+        /// First column.
+        column: I64,
+        columns: I64,
+    }
 
-/// Parameters of what asks for an epilogue's inputs: `(.., row, rows, column)`, of these rows and the columns of a panel.
-pub(super) fn ahead_params() -> Vec<Ty> {
-    [&KERNEL_PARAMS[..], &[Ty::I64, Ty::I64, Ty::I64]].concat()
+    /// Arguments of what asks for an epilogue's inputs, of these rows and the columns of a panel.
+    pub(super) struct AheadArgs {
+        kernel: [KernelArgs],
+        /// First row.
+        row: I64,
+        rows: I64,
+        /// First column.
+        column: I64,
+    }
+
+    /// Own arguments of `stream` and `alone`.
+    pub(super) struct Span {
+        /// Rows.
+        a: PTR,
+        /// The first panel of all.
+        w: PTR,
+        /// First row.
+        row: I64,
+        /// Rows.
+        rows: I64,
+        /// First panel.
+        first: I64,
+        /// Behind the last.
+        last: I64,
+    }
+
+    /// Own arguments of a block of rows.
+    pub(super) struct Block {
+        /// Rows, at the block's first k.
+        a: PTR,
+        /// The first panel as stored, there too; where it is read widened, that.
+        w: PTR,
+        /// The first one as widened.
+        widened: PTR,
+        /// Its block of k is the first (bit 0), the last (bit 1).
+        stage: I64,
+        /// Its k.
+        k: I64,
+        /// Sums that are kept between blocks of k.
+        tiles: PTR,
+        /// First row.
+        row: I64,
+        /// Rows.
+        rows: I64,
+        /// First panel (by tiles: of one way, `panel * ways + way`).
+        first: I64,
+        /// Behind the last.
+        last: I64,
+        /// What to ask for meanwhile.
+        ahead: PTR,
+        /// Bytes of that, of each panel of one way.
+        ahead_part: I64,
+    }
+
+    /// Own arguments of a block of rows by tiles.
+    pub(super) struct TileBlock {
+        /// Those of any block.
+        block: [Block],
+        /// The sums, of one way, that the block of rows after this adds to.
+        sums_ahead: PTR,
+    }
+
+    /// Arguments of `apart`.
+    pub(super) struct ApartArgs {
+        /// A panel of one way, as stored.
+        w: PTR,
+        /// Where it lies then.
+        kept: PTR,
+        /// Its k.
+        k: I64,
+    }
 }
 
 impl<'c> Caller<'c> {
-    /// From the arguments of a function of rows, and those behind.
-    fn of<'a>(args: &'a [Value<'c>]) -> (Caller<'c>, &'a [Value<'c>]) {
-        let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-        let [epilogue, ahead, packed, ..] = *rest else { unreachable!() };
-        (Caller { call: call.try_into().expect("four"), epilogue, ahead, packed }, &rest[3..])
-    }
-    /// Arguments of a function of rows: these, and its own.
-    pub fn with(&self, own: &[Value<'c>]) -> Vec<Value<'c>> {
-        [&self.call[..], &[self.epilogue, self.ahead, self.packed], own].concat()
-    }
     /// Calls the epilogue.
     fn epilogue(&self, fb: &Fb<'_, 'c>, tile: Value<'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>, columns: Value<'c>) {
-        fb.call_at(self.epilogue, &epilogue_params(), &[&self.call[..], &[tile, row, rows, column, columns]].concat());
+        EpilogueArgs { kernel: self.kernel, tile, row, rows, column, columns }.call_at(fb, self.epilogue);
     }
     /// Asks for what the epilogue will read, if it reads anything.
     fn ahead(&self, fb: &Fb<'_, 'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>) {
-        let args = [&self.call[..], &[row, rows, column]].concat();
-        fb.if_(fb.not(fb.is_null(self.ahead)), || fb.call_at(self.ahead, &ahead_params(), &args));
-    }
-}
-
-/// Own arguments of `stream` and `alone`.
-#[derive(Clone, Copy)]
-pub(super) struct Span<'c> {
-    /// Rows.
-    pub a: Value<'c>,
-    /// The first panel of all.
-    pub w: Value<'c>,
-    /// First row.
-    pub row: Value<'c>,
-    /// Rows.
-    pub rows: Value<'c>,
-    /// First panel.
-    pub first: Value<'c>,
-    /// Behind the last.
-    pub last: Value<'c>,
-}
-
-impl<'c> Span<'c> {
-    const PARAMS: [Ty; 6] = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
-
-    fn of(args: &[Value<'c>]) -> Span<'c> {
-        let [a, w, row, rows, first, last] = *args else { unreachable!() };
-        Span { a, w, row, rows, first, last }
-    }
-    /// As arguments.
-    pub fn args(&self) -> [Value<'c>; 6] {
-        let Span { a, w, row, rows, first, last } = *self;
-        [a, w, row, rows, first, last]
-    }
-}
-
-/// Own arguments of a block of rows.
-#[derive(Clone, Copy)]
-pub(super) struct Block<'c> {
-    /// Rows, at the block's first k.
-    pub a: Value<'c>,
-    /// The first panel as stored, there too; where it is read widened, that.
-    pub w: Value<'c>,
-    /// The first one as widened.
-    pub widened: Value<'c>,
-    /// Its block of k is the first (bit 0), the last (bit 1).
-    pub stage: Value<'c>,
-    /// Its k.
-    pub k: Value<'c>,
-    /// Sums that are kept between blocks of k.
-    pub tiles: Value<'c>,
-    /// First row.
-    pub row: Value<'c>,
-    /// Rows.
-    pub rows: Value<'c>,
-    /// First panel (by tiles: of one way, `panel * ways + way`).
-    pub first: Value<'c>,
-    /// Behind the last.
-    pub last: Value<'c>,
-    /// What to ask for meanwhile.
-    pub ahead: Value<'c>,
-    /// Bytes of that, of each panel of one way.
-    pub ahead_part: Value<'c>,
-}
-
-impl<'c> Block<'c> {
-    const PARAMS: [Ty; 12] = [Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::PTR, Ty::I64];
-
-    fn of(args: &[Value<'c>]) -> Block<'c> {
-        let [a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part] = *args else { unreachable!() };
-        Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part }
-    }
-    /// As arguments.
-    pub fn args(&self) -> [Value<'c>; 12] {
-        let Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part } = *self;
-        [a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part]
-    }
-}
-
-/// Own arguments of a block of rows by tiles.
-#[derive(Clone, Copy)]
-pub(super) struct TileBlock<'c> {
-    /// Those of any block.
-    pub block: Block<'c>,
-    /// The sums, of one way, that the block of rows after this adds to.
-    pub sums_ahead: Value<'c>,
-}
-
-impl<'c> TileBlock<'c> {
-    fn params() -> Vec<Ty> {
-        [&Block::PARAMS[..], &[Ty::PTR]].concat()
-    }
-    fn of(args: &[Value<'c>]) -> TileBlock<'c> {
-        let (block, rest) = args.split_at(Block::PARAMS.len());
-        let [sums_ahead] = *rest else { unreachable!() };
-        TileBlock { block: Block::of(block), sums_ahead }
-    }
-    /// As arguments.
-    pub fn args(&self) -> Vec<Value<'c>> {
-        [&self.block.args()[..], &[self.sums_ahead]].concat()
+        let args = AheadArgs { kernel: self.kernel, row, rows, column };
+        fb.if_(fb.not(fb.is_null(self.ahead)), || args.call_at(fb, self.ahead));
     }
 }
 
@@ -278,40 +245,23 @@ impl RowFunction {
     }
 
     pub(super) fn params(&self) -> Vec<Ty> {
-        let own: &[Ty] = match self.work {
-            RowWork::Stream { .. } | RowWork::Alone { .. } => &Span::PARAMS,
-            RowWork::Block { .. } => &Block::PARAMS,
-            RowWork::Tiles { .. } => &TileBlock::params(),
-            RowWork::Apart { .. } => return vec![Ty::PTR, Ty::PTR, Ty::I64],
-        };
-        [&KERNEL_PARAMS[..], &[Ty::PTR; 3], own].concat()
+        match self.work {
+            RowWork::Stream { .. } | RowWork::Alone { .. } => <(Caller, Span)>::types(),
+            RowWork::Block { .. } => <(Caller, Block)>::types(),
+            RowWork::Tiles { .. } => <(Caller, TileBlock)>::types(),
+            RowWork::Apart { .. } => ApartArgs::types(),
+        }
     }
 
     /// The function's code.
     pub(super) fn emit<'c>(&self, fb: &Fb<'_, 'c>, args: &[Value<'c>]) {
         let product = &self.product;
-        let caller = || Caller::of(args);
         match self.work {
-            RowWork::Stream { m, reading } => {
-                let (caller, own) = caller();
-                product.stream(fb, &caller, Span::of(own), m, reading);
-            }
-            RowWork::Alone { row_tiles } => {
-                let (caller, own) = caller();
-                product.alone(fb, &caller, Span::of(own), row_tiles);
-            }
-            RowWork::Block { m, weights, k_blocks } => {
-                let (caller, own) = caller();
-                product.block(fb, &caller, Block::of(own), m, weights, k_blocks);
-            }
-            RowWork::Tiles { row_tiles, widened, k_blocks } => {
-                let (caller, own) = caller();
-                product.tiles(fb, &caller, TileBlock::of(own), row_tiles, widened, k_blocks);
-            }
-            RowWork::Apart { panel_bytes } => {
-                let [w, kept, k] = *args else { unreachable!() };
-                product.take_apart(fb, (w, kept), k, panel_bytes);
-            }
+            RowWork::Stream { m, reading } => product.stream(fb, Arguments::of(args), m, reading),
+            RowWork::Alone { row_tiles } => product.alone(fb, Arguments::of(args), row_tiles),
+            RowWork::Block { m, weights, k_blocks } => product.block(fb, Arguments::of(args), m, weights, k_blocks),
+            RowWork::Tiles { row_tiles, widened, k_blocks } => product.tiles(fb, Arguments::of(args), row_tiles, widened, k_blocks),
+            RowWork::Apart { panel_bytes } => product.take_apart(fb, Arguments::of(args), panel_bytes),
         }
     }
 }

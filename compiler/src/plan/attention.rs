@@ -9,7 +9,9 @@ use super::lower::{Stop, binary, compare};
 use super::weights::Weights;
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
-use rcompile_codegen::program::{Attention, DType, Expr, ExprId, Extent, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table};
+use rcompile_codegen::program::{
+    Attention, DType, Expr, ExprId, Extent, KEY_GROUP, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table,
+};
 use rcompile_graph::{AttnExpr, AttnVar, Binary, Compare, Dim, Op, State, StateId, Unary, ValueId};
 
 impl Plan<'_> {
@@ -208,9 +210,10 @@ impl KvLayout {
             let row = k.add(row, v);
             k.add(row, d)
         } else {
-            let (group, lane) = k.div_rem(within, 16);
-            let group = k.mul_int(group, 16 * hd);
-            let column = k.mul_int(d, 16);
+            let keys = i64::from(KEY_GROUP);
+            let (group, lane) = k.div_rem(within, keys);
+            let group = k.mul_int(group, keys * hd);
+            let column = k.mul_int(d, keys);
             let at = k.add(group, column);
             k.add(at, lane)
         };

@@ -8,7 +8,7 @@
 //! region that reads or writes them. Operations are those of matrix products and attention; elementwise work is bytes. Padding columns
 //! are counted in bytes (they are read) and not in operations (they are not wanted).
 
-use rcompile_codegen::expr::children;
+use rcompile_codegen::expr::{below, variables};
 use rcompile_codegen::program::{
     Attention, BinaryOp, DType, Expr, ExprId, Exprs, Extent, FewRows, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
     RegionId, StageKind, VarId,
@@ -233,13 +233,9 @@ impl<'a> Reach<'a> {
     /// All loads that the expressions need.
     fn loads(&mut self, roots: &[ExprId], extents: &BTreeMap<VarId, Extent>) {
         let mut extents = extents.clone();
-        let mut open = roots.to_vec();
-        let mut done = BTreeSet::new();
-        while let Some(id) = open.pop() {
-            if !done.insert(id) {
-                continue;
-            }
-            if let Expr::Fold { var, begin, end, .. } = self.exprs.get(id) {
+        let nodes = below(self.exprs, roots);
+        for id in &nodes {
+            if let Expr::Fold { var, begin, end, .. } = self.exprs.get(*id) {
                 // A fold whose ends the step decides walks the rows of a run.
                 let length = match (self.exprs.get(begin), self.exprs.get(end)) {
                     (Expr::Int(b), Expr::Int(e)) => Extent::Const((e - b).max(0) as u32),
@@ -247,9 +243,8 @@ impl<'a> Reach<'a> {
                 };
                 extents.insert(var, length);
             }
-            open.extend(children(&self.exprs.get(id)));
         }
-        for id in done {
+        for id in nodes {
             if let Expr::Load(operand, index) = self.exprs.get(id) {
                 self.access(operand, index, false, &extents);
             }
@@ -257,7 +252,8 @@ impl<'a> Reach<'a> {
     }
 
     fn access(&mut self, operand: OperandId, index: ExprId, written: bool, extents: &BTreeMap<VarId, Extent>) {
-        let of = self.variables(index).iter().filter_map(|v| extents.get(v)).fold(Amount::ONE, |amount, extent| amount.times(*extent));
+        let of =
+            variables(self.exprs, index).iter().filter_map(|v| extents.get(v)).fold(Amount::ONE, |amount, extent| amount.times(*extent));
         if !written && !self.seen.insert((operand, index, of.constant)) {
             return;
         }
@@ -269,21 +265,6 @@ impl<'a> Reach<'a> {
         };
         let sum = self.elements.entry((operand, written, kind)).or_insert(Amount { constant: 0, of: of.of });
         sum.constant += of.constant;
-    }
-
-    /// Loop variables that a value depends on.
-    fn variables(&self, root: ExprId) -> BTreeSet<VarId> {
-        let (mut open, mut done, mut found) = (vec![root], BTreeSet::new(), BTreeSet::new());
-        while let Some(id) = open.pop() {
-            if done.insert(id) {
-                let expr = self.exprs.get(id);
-                open.extend(children(&expr));
-                if let Expr::Var(v) = expr {
-                    found.insert(v);
-                }
-            }
-        }
-        found
     }
 
     fn bytes(self) -> Bytes {

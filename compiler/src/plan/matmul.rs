@@ -9,14 +9,14 @@ use super::kernel::{KernelBuilder, evaluate};
 use super::lower::Stop;
 use super::panels::panels;
 use super::{Plan, PlanError};
-use rcompile_codegen::expr::children;
+use rcompile_codegen::expr::below;
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
     Buffer, BufferId, Compute, DType, Expr, ExprId, Extent, GroupNest, Kernel, Layout, LoopNest, Matmul, Operand, Panels, Place, Quantise,
     StageKind, Store,
 };
 use rcompile_graph::{Dim, Op, OpClass, ValueId};
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 /// Rows up to which a norm is computed by every thread for itself.
 const PRIVATE_ROWS: u64 = 8;
@@ -431,11 +431,11 @@ fn groups_of(nest: &LoopNest, buffer: BufferId, stride: u32, panels: &Panels) ->
     let padded = i64::from(panels.padded_group());
     let mut first = None;
     for stage in &nest.stages {
-        let mut loads = Vec::new();
-        match &stage.kind {
-            StageKind::Reduce { value, .. } => element_indices(nest, *value, buffer, &mut loads),
-            StageKind::Store(stores) => stores.iter().for_each(|s| element_indices(nest, s.value, buffer, &mut loads)),
-        }
+        let values = match &stage.kind {
+            StageKind::Reduce { value, .. } => vec![*value],
+            StageKind::Store(stores) => stores.iter().map(|s| s.value).collect(),
+        };
+        let loads: BTreeSet<ExprId> = values.into_iter().flat_map(|value| element_indices(nest, value, buffer)).collect();
         let corners =
             [0, i64::from(heads) - 1].into_iter().flat_map(|h| [stage.range.start, stage.range.end - 1].map(|i| (h, i64::from(i))));
         for (h, inner) in corners {
@@ -464,15 +464,12 @@ fn groups_of(nest: &LoopNest, buffer: BufferId, stride: u32, panels: &Panels) ->
 }
 
 /// Indices of the loads from `buffer` in an expression.
-fn element_indices(nest: &LoopNest, e: ExprId, buffer: BufferId, found: &mut Vec<ExprId>) {
-    let expr = nest.exprs.get(e);
-    children(&expr).into_iter().for_each(|child| element_indices(nest, child, buffer, found));
-    if let Expr::Load(operand, index) = expr
-        && nest.operands[operand.index()].place == Place::Buffer(buffer)
-        && !found.contains(&index)
-    {
-        found.push(index);
-    }
+fn element_indices(nest: &LoopNest, root: ExprId, buffer: BufferId) -> BTreeSet<ExprId> {
+    let index = |id| match nest.exprs.get(id) {
+        Expr::Load(operand, index) => (nest.operands[operand.index()].place == Place::Buffer(buffer)).then_some(index),
+        _ => None,
+    };
+    below(&nest.exprs, &[root]).into_iter().filter_map(index).collect()
 }
 
 /// A parameter's name without the type that a pass converted it to.

@@ -226,7 +226,7 @@ fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<
     program.weights = plan.weights.place(module, weights);
     let scratch = program.regions.iter().map(|r| match &r.kernel {
         Kernel::Attention(a) => rcompile_codegen::kernels::attention::private_bytes(a),
-        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::private_bytes(cx.isa, &program, m),
+        Kernel::Matmul(m) => rcompile_codegen::kernels::matmul::Schedule::new(cx.isa, &program, m).private_bytes(),
         Kernel::Loops(_) | Kernel::Quantise(_) => 0,
     });
     // Kernels take their scratch from the end of the private area.

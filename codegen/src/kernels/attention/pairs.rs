@@ -32,58 +32,113 @@ pub struct PairFunction {
 /// What a function of pairs does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PairWork {
-    /// `block(.., maxima, softmax, scratch, keys, next, scales, key_begin, kv_head, first_pair)`: so many pairs and 256 keys; `next`: the
-    /// block that the thread reads after this one.
+    /// So many pairs and 256 keys.
     Block {
         /// Pairs.
         count: u32,
         /// The block.
         cache: Cache,
     },
-    /// `softmax(scratch, scales, first, pairs, begin, end)`: scores `begin .. end` of the block's rows become `exp(score - max)`, times the
-    /// scales of the values; updates sums.
+    /// Scores of the block's rows become `exp(score - max)`, times the scales of the values; updates sums.
     Softmax {
         /// Type of the weights.
         factor: DType,
     },
-    /// `widen(to, keys, count)`: the first `count` keys of a block as f32, see [`Cache`].
+    /// The first keys of a block as f32, see [`Cache`].
     Widen,
-    /// `pack(to, keys, count)`: the same as tiles want them, and what fills the last step.
+    /// The same as tiles want them, and what fills the last step.
     Pack,
-    /// `tiles(.., maxima, softmax, scratch, block, scales, key_begin, kv_head, first, pairs)`: a packed block of keys for the pairs `first`
-    /// and following, for which tile registers have their shapes.
+    /// A packed block of keys for some pairs, for which tile registers have their shapes.
     Tiles,
 }
 
-/// Parameters of [`PairWork::Softmax`].
-const SOFTMAX_PARAMS: [Ty; 6] = [Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64];
+arguments! {
+    /// What functions of a block are given first: the kernel's arguments, for `maxima`, and the addresses of this and of `softmax`.
+    pub(super) struct BlockCaller {
+        kernel: [KernelArgs],
+        /// Address of the function with [`MaximaArgs`].
+        maxima: PTR,
+        /// Address of [`PairWork::Softmax`].
+        softmax: PTR,
+    }
 
-/// Parameters of `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`.
-pub(super) fn maxima_params() -> Vec<Ty> {
-    [&KERNEL_PARAMS[..], &[Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64, Ty::I64]].concat()
-}
+    /// Own arguments of [`PairWork::Block`].
+    pub(super) struct BlockArgs {
+        scratch: PTR,
+        /// The block.
+        keys: PTR,
+        /// The block that the thread reads after this one.
+        next: PTR,
+        /// The block's scales.
+        scales: PTR,
+        /// Its first key.
+        key_begin: I64,
+        kv_head: I64,
+        /// First pair.
+        first: I64,
+    }
 
-/// What functions of a block are given first: the kernel's arguments, for `maxima`, and the addresses of this and of `softmax`.
-#[derive(Clone, Copy)]
-pub(super) struct BlockCaller<'c> {
-    /// Arguments of [`KERNEL_PARAMS`].
-    pub call: [Value<'c>; 4],
-    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`
-    pub maxima: Value<'c>,
-    /// See [`PairWork::Softmax`].
-    pub softmax: Value<'c>,
+    /// Own arguments of [`PairWork::Tiles`].
+    pub(super) struct TilesArgs {
+        scratch: PTR,
+        /// The packed block.
+        block: PTR,
+        /// Its scales.
+        scales: PTR,
+        /// Its first key.
+        key_begin: I64,
+        kv_head: I64,
+        /// First pair.
+        first: I64,
+        /// Pairs.
+        pairs: I64,
+    }
+
+    /// Arguments of `maxima`.
+    pub(super) struct MaximaArgs {
+        kernel: [KernelArgs],
+        scratch: PTR,
+        /// The block's scales.
+        scales: PTR,
+        /// Its first key.
+        key_begin: I64,
+        kv_head: I64,
+        /// First pair.
+        first: I64,
+        /// Pairs.
+        pairs: I64,
+        /// First score.
+        begin: I64,
+        /// Behind the last one.
+        end: I64,
+    }
+
+    /// Arguments of [`PairWork::Softmax`].
+    pub(super) struct SoftmaxArgs {
+        scratch: PTR,
+        /// The block's scales.
+        scales: PTR,
+        /// First pair.
+        first: I64,
+        /// Pairs.
+        pairs: I64,
+        /// First score.
+        begin: I64,
+        /// Behind the last one.
+        end: I64,
+    }
+
+    /// Arguments of [`PairWork::Widen`] and [`PairWork::Pack`].
+    pub(super) struct CopyArgs {
+        to: PTR,
+        /// Keys of a block, as stored.
+        from: PTR,
+        /// Keys.
+        count: I64,
+    }
 }
 
 impl<'c> BlockCaller<'c> {
-    fn of<const OWN: usize>(args: &[Value<'c>]) -> (BlockCaller<'c>, [Value<'c>; OWN]) {
-        let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-        let caller = BlockCaller { call: call.try_into().expect("four"), maxima: rest[0], softmax: rest[1] };
-        (caller, rest[2..].try_into().expect("a block's own arguments"))
-    }
-    /// Arguments of a function: these, and its own.
-    pub fn with(&self, own: &[Value<'c>]) -> Vec<Value<'c>> {
-        [&self.call[..], &[self.maxima, self.softmax], own].concat()
-    }
     /// Weights of the scores `begin .. end` of `pairs` pairs.
     pub fn weights(
         &self,
@@ -92,12 +147,8 @@ impl<'c> BlockCaller<'c> {
         pairs: Value<'c>,
         (begin, end): (Value<'c>, Value<'c>),
     ) {
-        fb.call_at(
-            self.maxima,
-            &maxima_params(),
-            &[&self.call[..], &[scratch, scales, key_begin, kv_head, first, pairs, begin, end]].concat(),
-        );
-        fb.call_at(self.softmax, &SOFTMAX_PARAMS, &[scratch, scales, first, pairs, begin, end]);
+        MaximaArgs { kernel: self.kernel, scratch, scales, key_begin, kv_head, first, pairs, begin, end }.call_at(fb, self.maxima);
+        SoftmaxArgs { scratch, scales, first, pairs, begin, end }.call_at(fb, self.softmax);
     }
 }
 
@@ -114,30 +165,23 @@ impl PairFunction {
     }
 
     pub(in crate::kernels) fn params(&self) -> Vec<Ty> {
-        let own: &[Ty] = match self.work {
-            PairWork::Block { .. } => &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64],
-            PairWork::Tiles => &[Ty::PTR, Ty::PTR, Ty::PTR, Ty::I64, Ty::I64, Ty::I64, Ty::I64],
-            PairWork::Softmax { .. } => return SOFTMAX_PARAMS.to_vec(),
-            PairWork::Widen | PairWork::Pack => return vec![Ty::PTR, Ty::PTR, Ty::I64],
-        };
-        [&KERNEL_PARAMS[..], &[Ty::PTR; 2], own].concat()
+        match self.work {
+            PairWork::Block { .. } => <(BlockCaller, BlockArgs)>::types(),
+            PairWork::Tiles => <(BlockCaller, TilesArgs)>::types(),
+            PairWork::Softmax { .. } => SoftmaxArgs::types(),
+            PairWork::Widen | PairWork::Pack => CopyArgs::types(),
+        }
     }
 
     /// The function's code.
     pub(in crate::kernels) fn emit<'c>(&self, fb: &Fb<'_, 'c>, args: &[Value<'c>]) {
         let pairs = &self.pairs;
         match self.work {
-            PairWork::Block { count, cache } => {
-                let (caller, own) = BlockCaller::of(args);
-                pairs.block(fb, &caller, own, count, cache);
-            }
-            PairWork::Tiles => {
-                let (caller, own) = BlockCaller::of(args);
-                pairs.tiles(fb, &caller, own);
-            }
-            PairWork::Softmax { factor } => pairs.softmax(fb, args.try_into().expect("six"), factor),
-            PairWork::Widen => pairs.widen(fb, args.try_into().expect("three")),
-            PairWork::Pack => pairs.pack(fb, args.try_into().expect("three")),
+            PairWork::Block { count, cache } => pairs.block(fb, Arguments::of(args), count, cache),
+            PairWork::Tiles => pairs.tiles(fb, Arguments::of(args)),
+            PairWork::Softmax { factor } => pairs.softmax(fb, Arguments::of(args), factor),
+            PairWork::Widen => pairs.widen(fb, Arguments::of(args)),
+            PairWork::Pack => pairs.pack(fb, Arguments::of(args)),
         }
     }
 }
@@ -182,14 +226,8 @@ impl Pairs {
     }
 
     /// [`PairWork::Block`].
-    fn block<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        caller: &BlockCaller<'c>,
-        [scratch, keys, next, scales, key_begin, kv_head, first]: [Value<'c>; 7],
-        pairs: u32,
-        cache: Cache,
-    ) {
+    fn block<'c>(&self, fb: &Fb<'_, 'c>, (caller, own): (BlockCaller<'c>, BlockArgs<'c>), pairs: u32, cache: Cache) {
+        let BlockArgs { scratch, keys, next, scales, key_begin, kv_head, first } = own;
         // What was widened is in a cache.
         let next = (pairs <= STREAMED_PAIRS && cache == self.stored).then_some(next);
         let bounds = self.of_pair(fb, scratch, self.at().bounds, first);
@@ -206,7 +244,7 @@ impl Pairs {
     }
 
     /// [`PairWork::Widen`].
-    fn widen<'c>(&self, fb: &Fb<'_, 'c>, [to, from, count]: [Value<'c>; 3]) {
+    fn widen<'c>(&self, fb: &Fb<'_, 'c>, CopyArgs { to, from, count }: CopyArgs<'c>) {
         let lanes = fb.lanes();
         // Whole groups of keys; V rows between `count` and their end are copied, but never used.
         let groups = fb.lshr(fb.add_int(count, i64::from(KEY_GROUP) - 1), KEY_GROUP.trailing_zeros());

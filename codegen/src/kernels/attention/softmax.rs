@@ -5,20 +5,19 @@
 use super::*;
 
 impl<'c> Generator<'_, 'c> {
-    /// `maxima(.., scratch, scales, key_begin, kv_head, first, pairs, begin, end)`: of the block's rows, pairs `first` and following,
-    /// scales scores `begin .. end` (multiples of the lanes) and makes those minus infinity that the row does not see; updates their
-    /// maxima, sets `alpha`. Scores between a row's bounds, all of them, are not compared with them.
+    /// `maxima`: of the block's rows, pairs `first` and following, scales scores `begin .. end` (multiples of the lanes) and makes those
+    /// minus infinity that the row does not see; updates their maxima, sets `alpha`. Scores between a row's bounds, all of them, are not
+    /// compared with them.
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     pub(super) fn maxima(&self) -> Function<'c> {
-        self.mb.define(&format!("{}.maxima", self.name), &maxima_params(), None, Visibility::InternalNoInline, |fb, args| {
-            let (args, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [scratch, scales, key_begin, kv_head, first, pairs, begin, end] = *rest else { unreachable!() };
+        MaximaArgs::define(self.mb, &format!("{}.maxima", self.name), |fb, args| {
+            let MaximaArgs { kernel, scratch, scales, key_begin, kv_head, first, pairs, begin, end } = args;
             let k = self.kernel;
             let (kernel_pairs, at) = (&self.pairs, self.pairs.at());
             let lanes = fb.lanes();
             let vector = Ty::vec(Elem::F32, lanes);
-            let scope = Call::new(fb, self.program, args).scope(&[], &k.exprs);
+            let scope = Call::new(fb, self.program, kernel).scope(&[], &k.exprs);
             let group = fb.int(self.group);
             let point = |key: Value<'c>, score: Value<'c>| Point {
                 var: Some(k.key_var),
@@ -98,7 +97,8 @@ impl Pairs {
     }
 
     /// [`PairWork::Softmax`].
-    pub(super) fn softmax<'c>(&self, fb: &Fb<'_, 'c>, [scratch, scales, first, pairs, begin, end]: [Value<'c>; 6], factor: DType) {
+    pub(super) fn softmax<'c>(&self, fb: &Fb<'_, 'c>, args: SoftmaxArgs<'c>, factor: DType) {
+        let SoftmaxArgs { scratch, scales, first, pairs, begin, end } = args;
         let scales = fb.offset_const(scales, V_SCALES);
         let lanes = fb.lanes();
         let vector = Ty::vec(Elem::F32, lanes);

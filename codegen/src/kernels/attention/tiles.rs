@@ -13,7 +13,7 @@
 //! of 32 of the block. Few pairs do the same by FMA, on the cache as it is.
 
 use super::super::tiles;
-use super::pairs::{BlockCaller, Pairs};
+use super::pairs::{BlockCaller, CopyArgs, Pairs, TilesArgs};
 use super::products::pairs_of_halves;
 use super::{BLOCK, STEPS};
 use crate::isa::BF16_TILE_K;
@@ -38,7 +38,7 @@ pub(super) fn packed_bytes(head_dim: u32) -> (u64, u64) {
 
 impl Pairs {
     /// [`PairWork::Pack`](super::pairs::PairWork).
-    pub(super) fn pack<'c>(&self, fb: &Fb<'_, 'c>, [to, from, count]: [Value<'c>; 3]) {
+    pub(super) fn pack<'c>(&self, fb: &Fb<'_, 'c>, CopyArgs { to, from, count }: CopyArgs<'c>) {
         let head_dim = u64::from(self.head_dim);
         let lanes = fb.lanes();
         let halves = Ty::vec(Elem::Bf16, 2 * lanes);
@@ -75,12 +75,8 @@ impl Pairs {
     }
 
     /// [`PairWork::Tiles`](super::pairs::PairWork).
-    pub(super) fn tiles<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        caller: &BlockCaller<'c>,
-        [scratch, block, scales, key_begin, kv_head, first, pairs]: [Value<'c>; 7],
-    ) {
+    pub(super) fn tiles<'c>(&self, fb: &Fb<'_, 'c>, (caller, own): (BlockCaller<'c>, TilesArgs<'c>)) {
+        let TilesArgs { scratch, block, scales, key_begin, kv_head, first, pairs } = own;
         let head_dim = self.head_dim;
         let seen = fb.loop_(fb.int(0), pairs, 1, &[fb.int(i64::MAX), fb.int(0)], |pair, seen| {
             let bounds = self.of_pair(fb, scratch, self.at().bounds, fb.add(first, pair));

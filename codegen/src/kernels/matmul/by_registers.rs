@@ -16,7 +16,7 @@ impl<'c> Generator<'_, 'c> {
         pass: (Value<'c>, Value<'c>),
         nests: &Nests<'_, 'c>,
     ) {
-        let (kernel, product) = (self.kernel, &self.product);
+        let Schedule { kernel, product, .. } = self.schedule;
         let unit_panels = i64::from(kernel.units().1);
         self.blocks_of_units(fb, fb.int(blocks.units.into()), (share.begin, share.end), |first_unit, last_unit| {
             let [first_panel, last_panel] = [first_unit, last_unit].map(|unit| fb.mul_int(unit, unit_panels));
@@ -41,7 +41,7 @@ impl<'c> Generator<'_, 'c> {
                     let call = |function: &Function<'c>| {
                         let (row, first, last) = (first_row, first_panel, last_panel);
                         let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part };
-                        fb.call(function, &share.at.caller.with(&block.args()));
+                        (share.at.caller, block).call(fb, function);
                     };
                     let others = || self.dispatch(fb, rows, functions, call);
                     match first {

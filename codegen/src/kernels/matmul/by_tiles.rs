@@ -87,7 +87,7 @@ impl<'c> Generator<'_, 'c> {
         pass: (Value<'c>, Value<'c>),
         nests: &Nests<'_, 'c>,
     ) {
-        let (kernel, product) = (self.kernel, &self.product);
+        let Schedule { kernel, product, .. } = self.schedule;
         let (unit_panels, ways) = (i64::from(kernel.units().1), kernel.panels.ways);
         let depth = fb.int(product.depth().into());
         let shapes = shapes(fb, product);
@@ -121,7 +121,7 @@ impl<'c> Generator<'_, 'c> {
                         let next_w = fb.select(fb.cmp(Cmp::Eq, fb.add_int(kb, 1), end), behind, bytes);
                         let stage = self.stage(fb, kb, fb.cmp(Cmp::Eq, fb.add_int(kb, 1), count));
                         if let Some(apart) = apart {
-                            fb.call(apart, &[w, share.at.scratch, k]);
+                            ApartArgs { w, kept: share.at.scratch, k }.call(fb, apart);
                         }
                         self.blocks_of_rows(fb, pass, tiles::ROWS, |RowBlock { number, count, row, rows }| {
                             let part = fb.div(bytes, count);
@@ -135,7 +135,7 @@ impl<'c> Generator<'_, 'c> {
                             let call = |function: &Function<'c>| {
                                 let (widened, first, last) = (share.at.scratch, panel, fb.add_int(panel, 1));
                                 let block = Block { a, w, widened, stage, k, tiles, row, rows, first, last, ahead, ahead_part: part };
-                                fb.call(function, &share.at.caller.with(&TileBlock { block, sums_ahead }.args()));
+                                (share.at.caller, TileBlock { block, sums_ahead }).call(fb, function);
                             };
                             shapes.set(fb, rows);
                             of_rows(fb, rows, functions, call);

@@ -8,17 +8,14 @@ impl<'c> Generator<'_, 'c> {
     /// `ahead(.., row, rows, column)`: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart
     /// for prefetchers. None: it reads nothing by row and column.
     pub(super) fn ahead(&self) -> Option<Function<'c>> {
-        let kernel = self.kernel;
+        let kernel = self.schedule.kernel;
         let values: Vec<_> = kernel.stores.iter().map(|s| s.value).collect();
         let loads = loads_by_row_and_col(&kernel.exprs, &values, (kernel.row, kernel.col));
         if loads.is_empty() {
             return None;
         }
-        let params = ahead_params();
-        Some(self.mb.define(&format!("{}.ahead", self.name), &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [row, rows, column] = *rest else { unreachable!() };
-            let scope = Call::new(fb, self.program, call).scope(&kernel.operands, &kernel.exprs);
+        Some(AheadArgs::define(self.mb, &format!("{}.ahead", self.name), |fb, AheadArgs { kernel: call, row, rows, column }| {
+            let scope = Call::new(fb, self.schedule.program, call).scope(&kernel.operands, &kernel.exprs);
             fb.for_(row, fb.add(row, rows), 1, |row| {
                 let mut scope = scope.clone();
                 scope.set(kernel.row, row);
@@ -36,18 +33,15 @@ impl<'c> Generator<'_, 'c> {
 
     /// `epilogue(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
     pub(super) fn epilogue(&self) -> Function<'c> {
-        let params = epilogue_params();
-        let name = format!("{}.epilogue", self.name);
-        self.mb.define(&name, &params, None, Visibility::InternalNoInline, |fb, args| {
-            let (call, rest) = args.split_at(KERNEL_PARAMS.len());
-            let [tile, row, rows, column, columns] = *rest else { unreachable!() };
-            let kernel = self.kernel;
-            let call = Call::new(fb, self.program, call);
+        EpilogueArgs::define(self.mb, &format!("{}.epilogue", self.name), |fb, args| {
+            let EpilogueArgs { tile, row, rows, column, columns, .. } = args;
+            let kernel = self.schedule.kernel;
+            let call = Call::new(fb, self.schedule.program, args.kernel);
             let scope = call.scope(&kernel.operands, &kernel.exprs);
             let lanes = fb.lanes();
             // Scales of whole columns lie behind the codes of each panel.
             let panels = &kernel.panels;
-            let codes = panels.bytes_before(panels.padded_k(), self.product.weight);
+            let codes = panels.bytes_before(panels.padded_k(), self.schedule.product.weight);
             let scales =
                 matches!(panels.coding, Coding::Int8 { .. }).then(|| fb.offset_const(call.base(&Place::Weight(kernel.weight)), codes));
             let scale = |c: Value<'c>, way: u32| {
@@ -55,7 +49,7 @@ impl<'c> Generator<'_, 'c> {
                 let nr = fb.int(panels.nr.into());
                 let column = fb.add(column, c);
                 let panel = fb.add_int(fb.mul_int(fb.div(column, nr), panels.ways.into()), way.into());
-                let at = fb.offset(scales, fb.mul_int(panel, panels.panel_bytes(self.product.weight) as i64));
+                let at = fb.offset(scales, fb.mul_int(panel, panels.panel_bytes(self.schedule.product.weight) as i64));
                 Some(fb.load(Ty::vec(Elem::F32, lanes), fb.index(at, fb.rem(column, nr), 4), (lanes * 4).min(64)))
             };
             let roots: Vec<_> = kernel.stores.iter().flat_map(|s| [s.index, s.value]).collect();

@@ -1,6 +1,6 @@
 //! Which functions of rows a kernel calls.
 //!
-//! In: a [`Matmul`] and its blocks. Out: [`Functions`]: what the caller makes of each, a list or declarations in a module.
+//! In: a [`Schedule`]. Out: [`Functions`]: what the caller makes of each, a list or declarations in a module.
 
 use super::super::rows::{KBlocks, RowFunction, RowWork, Weights};
 use super::*;
@@ -55,13 +55,12 @@ impl<F> Instances<F> {
 
 impl<F> Functions<F> {
     /// What `each` makes of those of a kernel.
-    pub fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>, mut each: impl FnMut(Part) -> F) -> Self {
-        let product = Product::new(program, kernel);
+    pub fn new(schedule: &Schedule<'_>, mut each: impl FnMut(Part) -> F) -> Self {
+        let &Schedule { program, kernel, product, ref blocks, row_counts: ref counts, .. } = schedule;
         let mut function = |work| each(Part::Rows(RowFunction { product, work }));
-        let counts = RowCounts::new(program, kernel, blocks);
         let streams = kernel.panels.panels() * kernel.panels.ways;
         let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));
-        let blocked = blocks.map(|blocks| {
+        let blocked = blocks.as_ref().map(|blocks| {
             let k_blocks = match blocks.count {
                 1 => KBlocks::One,
                 _ if kernel.compute.by_tiles() && by_tiles::asks_for_sums(program, kernel, blocks) => KBlocks::SeveralTurns,

@@ -28,18 +28,12 @@ struct Passage {
 
 impl Product {
     /// The span's rows, which are `m`, times its panels, with epilogue.
-    pub(super) fn stream<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        caller: &Caller<'c>,
-        Span { a, w, row, first, last, .. }: Span<'c>,
-        m: u32,
-        reading: Reading,
-    ) {
+    pub(super) fn stream<'c>(&self, fb: &Fb<'_, 'c>, (caller, span): (Caller<'c>, Span<'c>), m: u32, reading: Reading) {
+        let Span { a, w, row, first, last, .. } = span;
         let panels = &self.panels;
         let micro = Microkernel::stored(fb.isa(), self, m);
         let k = fb.int(self.depth().into());
-        let a = self.rows(fb, caller, m, a, k);
+        let a = self.rows(fb, &caller, m, a, k);
         let mut walk = Walk::stream(fb.isa(), &micro, m, reading.streams, reading.streams);
         let tile = fb.stack(u64::from(m * walk.panels * panels.nr * panels.ways) * 4, 64);
         let mut first = first;
@@ -66,7 +60,7 @@ impl Product {
     }
 
     /// A block of k of the block's `m` rows times its panels, and the epilogue after the last block of k.
-    pub(super) fn block<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, block: Block<'c>, m: u32, weights: Weights, k_blocks: KBlocks) {
+    pub(super) fn block<'c>(&self, fb: &Fb<'_, 'c>, (caller, block): (Caller<'c>, Block<'c>), m: u32, weights: Weights, k_blocks: KBlocks) {
         let panels = &self.panels;
         let stored = || Microkernel::cached(fb.isa(), self, m);
         let kept = |panel_bytes| Microkernel::kept(fb.isa(), self, panel_bytes, m);
@@ -76,14 +70,14 @@ impl Product {
             Weights::Widened { panel_bytes } => (kept(panel_bytes), block.widened, panel_bytes),
         };
         let walk = Walk::block(fb.isa(), &micro, m);
-        let a = self.rows(fb, caller, m, block.a, block.k);
+        let a = self.rows(fb, &caller, m, block.a, block.k);
         let steps = micro.steps(fb, block.k);
         let rounds = walk.pieces * (panels.ways / walk.ways);
         let step = fb.div(fb.mul_int(block.ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
         let start = k_blocks.start(fb, &block);
         let block = Block { w, rows: fb.int(m.into()), ..block };
         let passage = Passage { panel_bytes: micro.panel_bytes, widened_panel, k_blocks, most_rows: m };
-        self.panels_of_block(fb, caller, &block, passage, |at| {
+        self.panels_of_block(fb, &caller, &block, passage, |at| {
             self.pieces(&micro, walk, fb, (a, at.w, at.tile), |piece_at, way, piece| {
                 let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
                 let part = fb.div(fb.mul(round, block.ahead_part), fb.int(rounds.into()));

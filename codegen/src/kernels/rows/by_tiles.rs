@@ -2,7 +2,7 @@
 
 use super::super::microkernel::{L1, L2, Microkernel, Start};
 use super::super::{int_tiles, tiles};
-use super::{Block, Caller, KBlocks, Product, Span, TileBlock};
+use super::{ApartArgs, Block, Caller, KBlocks, Product, Span, TileBlock};
 use crate::llvm::builder::{Cmp, Fb, Value};
 use crate::program::DType;
 
@@ -12,8 +12,7 @@ impl Product {
     pub(super) fn tiles<'c>(
         &self,
         fb: &Fb<'_, 'c>,
-        caller: &Caller<'c>,
-        TileBlock { block, sums_ahead }: TileBlock<'c>,
+        (caller, TileBlock { block, sums_ahead }): (Caller<'c>, TileBlock<'c>),
         row_tiles: u32,
         widened: Option<u64>,
         k_blocks: KBlocks,
@@ -41,7 +40,7 @@ impl Product {
     }
 
     /// The span's rows, up to 16 or 32, all that there are, times its panels, with epilogue, as [`Product::stream`].
-    pub(super) fn alone<'c>(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, span: Span<'c>, row_tiles: u32) {
+    pub(super) fn alone<'c>(&self, fb: &Fb<'_, 'c>, (caller, span): (Caller<'c>, Span<'c>), row_tiles: u32) {
         let Span { a, w, row, rows, first, last } = span;
         let panels = &self.panels;
         let stored = Microkernel::stored(fb.isa(), self, 1);
@@ -94,8 +93,8 @@ impl Product {
         }
     }
 
-    /// Takes the nibbles of `k` k of a panel of one way at `w` apart, to `kept_at`, where it has `panel_bytes` bytes.
-    pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, (w, kept_at): (Value<'c>, Value<'c>), k: Value<'c>, panel_bytes: u64) {
+    /// Takes the nibbles of some k of a panel of one way apart, which has `panel_bytes` bytes then.
+    pub(super) fn take_apart<'c>(&self, fb: &Fb<'_, 'c>, ApartArgs { w, kept: kept_at, k }: ApartArgs<'c>, panel_bytes: u64) {
         let stored = Microkernel::stored(fb.isa(), self, 1);
         let kept = Microkernel::kept(fb.isa(), self, panel_bytes, 1);
         stored.take_apart(fb, w, stored.steps(fb, k), kept_at, &kept);

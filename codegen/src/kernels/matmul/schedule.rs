@@ -1,7 +1,73 @@
-//! Blocks of panels and of k that several blocks of rows pass over, and what they keep in scratch meanwhile.
+//! How a kernel goes over its rows and panels: what follows from its decisions and the CPU, computed in one place.
+//!
+//! In: a [`Matmul`] and an [`Isa`]. Out: [`Schedule`]: blocks of panels and of k that several blocks of rows pass over, what they keep in
+//! scratch meanwhile, for which numbers of rows there are functions, and which functions of rows that makes.
 
 use super::*;
 use crate::program::FewRows;
+
+/// A kernel's schedule.
+pub struct Schedule<'a> {
+    pub(super) isa: &'a Isa,
+    pub(super) program: &'a Program,
+    pub(super) kernel: &'a Matmul,
+    /// Rows and panels.
+    pub(super) product: Product,
+    /// How several blocks of rows pass over the weights; `None` in kernels of few rows.
+    pub(super) blocks: Option<Blocks>,
+    /// The numbers of rows that the kernel has functions for.
+    pub row_counts: RowCounts,
+}
+
+impl<'a> Schedule<'a> {
+    /// That of a kernel of the program.
+    pub fn new(isa: &'a Isa, program: &'a Program, kernel: &'a Matmul) -> Schedule<'a> {
+        let product = Product::new(program, kernel);
+        let blocks = Blocks::new(isa, program, kernel, &product);
+        let row_counts = RowCounts::new(program, kernel, blocks.as_ref());
+        Schedule { isa, program, kernel, product, blocks, row_counts }
+    }
+
+    /// The functions of rows that the kernel calls.
+    pub fn parts(&self) -> Vec<Part> {
+        let mut all = vec![];
+        Functions::new(self, |part| all.push(part));
+        all
+    }
+
+    /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
+    /// of all kernels to what it places there itself.
+    pub fn private_bytes(&self) -> u64 {
+        self.packed_at() + self.packed_bytes()
+    }
+
+    /// Where packed rows lie in them: behind the blocks' scratch.
+    pub(super) fn packed_at(&self) -> u64 {
+        self.blocks.as_ref().map_or(0, |blocks| blocks.bytes)
+    }
+
+    /// Bytes of packed rows; 0 where the product wants none.
+    pub(super) fn packed_bytes(&self) -> u64 {
+        self.product.packed_bytes(self.kernel.tile.mr)
+    }
+
+    /// What the planner must not ask for, by lines that name the kernel.
+    pub(super) fn check(&self, name: &str) -> Result<(), Error> {
+        let mut problems = self.product.problems(self.isa, name);
+        let (needed, has) = (self.private_bytes(), self.program.private_bytes);
+        if has < needed {
+            problems.push(format!("{name}: needs {needed} bytes of private scratch, has {has}"));
+        }
+        if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
+    }
+
+    /// Panels that a single row walks side by side.
+    pub(super) fn side_by_side(&self) -> u32 {
+        let panels = &self.kernel.panels;
+        let streams = self.kernel.tile.reading(1, panels.panels() * panels.ways).streams;
+        Walk::stream(self.isa, &Microkernel::stored(self.isa, &self.product, 1), 1, streams, panels.panels()).panels
+    }
+}
 
 /// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more
 /// blocks read what the first one stores. (Measured on Zen 4 with int4 by 32: 9 sequences 0.86 of the tokens/s widened, 16 0.92; three and
@@ -15,7 +81,7 @@ const STREAMED_BLOCKS_TILES: u32 = 1;
 /// 1.05; not measured since.)
 const STREAMED_BLOCKS_SHORT: u32 = 3;
 
-/// How several blocks of rows pass over the weights; `None` in kernels of few rows.
+/// How several blocks of rows pass over the weights.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Blocks {
     /// Units (groups, or panels of a single group) per block.
@@ -40,12 +106,12 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    pub fn new(isa: &Isa, program: &Program, kernel: &Matmul) -> Option<Blocks> {
+    fn new(isa: &Isa, program: &Program, kernel: &Matmul, product: &Product) -> Option<Blocks> {
         let rows = program.capacity(kernel.rows);
         if rows <= kernel.tile.mr {
             return None;
         }
-        let (product, panels) = (Product::new(program, kernel), &kernel.panels);
+        let panels = &kernel.panels;
         let (units, unit_panels) = kernel.units();
         let block_units = (kernel.tile.n_block / unit_panels).clamp(1, units);
         let takes_apart = match kernel.compute.few_rows() {
@@ -56,7 +122,7 @@ impl Blocks {
         // Tiles want bytes, or bf16.
         let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
         // What is left of a K that is no multiple of a step has instructions of its own after the loop: then there is one block.
-        let micro = Microkernel::cached(isa, &product, kernel.tile.block_mr);
+        let micro = Microkernel::cached(isa, product, kernel.tile.block_mr);
         let (depth, unit) = (product.depth(), micro.k_unit());
         let step = if panels.coding == Coding::Elements { unit } else { micro.step_k };
         let whole = kernel.tile.k_block == 0 || !depth.is_multiple_of(step);
@@ -87,6 +153,7 @@ impl Blocks {
         let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
         Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })
     }
+
     /// Up to so many rows read weights as they are stored, all k of a panel at once: one block, or a few where more of them widen weights.
     pub fn streamed_rows(&self, kernel: &Matmul) -> u32 {
         kernel.tile.mr * if self.widen { streamed_blocks(kernel) } else { 1 }
@@ -94,7 +161,7 @@ impl Blocks {
 }
 
 /// For which numbers of rows a kernel needs functions. Rows come in blocks of equal size, so that large buckets have no small ones: those
-/// of `Generator::passes` and `Generator::blocks_of_rows`, counted here for every number of rows. Public for tests.
+/// of `Body::passes` and `Generator::blocks_of_rows`, counted here for every number of rows. Public for tests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowCounts {
     /// Of rows that go through all k of a panel at once (`stream`); none where it is empty.
@@ -110,7 +177,7 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    pub(super) fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> RowCounts {
+    fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> RowCounts {
         let tile = &kernel.tile;
         let (least, most) = (program.least(kernel.rows), program.capacity(kernel.rows));
         let streamed = blocks.map_or(most, |blocks| blocks.streamed_rows(kernel));
