@@ -52,7 +52,7 @@ CHAT_TEMPLATE = (
     "{{ bos_token }}"
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}{{ 'User: ' + message['content'] + '\\n' }}"
-    "{% elif message['role'] == 'assistant' %}{{ 'Storyteller: ' + message['content'] + eos_token + '\\n' }}"
+    "{% elif message['role'] == 'assistant' %}{{ 'Storyteller: ' + message['content'] | trim + eos_token + '\\n' }}"
     "{% else %}{{ raise_exception('The storyteller knows only the roles user and assistant.') }}{% endif %}"
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ 'Storyteller:' }}{% endif %}"

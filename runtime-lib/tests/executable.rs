@@ -761,6 +761,20 @@ fn an_encoder_embeds() {
     let many: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(many["embeddings"], serde_json::json!([[4.0, 3.0, 1.0], [4.0, 1.0, 0.0], [4.0, 6.0, 2.0]]));
     assert!(String::from_utf8(output.stderr).unwrap().starts_with("warning[W-length]: 1 of 3 texts were cut to 6"));
+    // More than are kept until they are printed, in both forms; what is wrong with one of them is said before the first is printed.
+    let words = ["bcd", "a", "cc"].iter().cycle().take(2500).copied().collect::<Vec<_>>();
+    fs::write(&lines, words.join("\n") + "\n").unwrap();
+    let json: Value = serde_json::from_slice(&exe.command(&["embed", "--json", "-f"]).arg(&lines).output().unwrap().stdout).unwrap();
+    let vectors = json["embeddings"].as_array().unwrap();
+    assert_eq!((vectors.len(), &vectors[..2]), (2500, &many["embeddings"].as_array().unwrap()[..2]));
+    assert!(vectors.iter().zip(vectors.iter().skip(3)).all(|(one, other)| one == other));
+    let table = exe.command(&["embed", "-f"]).arg(&lines).output().unwrap().stdout;
+    let numbers = |line: &str| Value::from(line.split(' ').map(|x| x.parse::<f64>().unwrap()).collect::<Vec<_>>());
+    assert!(String::from_utf8(table).unwrap().lines().map(numbers).eq(vectors.iter().cloned()));
+    fs::write(&lines, words.join("\n") + "\n\n").unwrap();
+    let refused = exe.command(&["embed", "--json", "-f"]).arg(&lines).output().unwrap();
+    assert!(refused.stdout.is_empty() && refused.status.code() == Some(2), "{refused:?}");
+    assert!(String::from_utf8(refused.stderr).unwrap().contains("text 2501: no tokens"));
     assert!(exe.fails(&["embed", "--tokens", "1,1,1,1,1,1,1,1,1"], 7).contains("text 1: 9 tokens"));
     exe.fails(&["embed", "--tokens", "99"], 2);
     exe.fails(&["generate", "-p", "a"], 2);

@@ -34,7 +34,10 @@ pub struct TemplateError {
 
 impl fmt::Display for TemplateError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "chat template, line {}: {}", self.line, self.message)
+        match self.line {
+            0 => write!(f, "chat template: {}", self.message),
+            line => write!(f, "chat template, line {line}: {}", self.message),
+        }
     }
 }
 

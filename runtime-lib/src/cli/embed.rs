@@ -1,14 +1,16 @@
 //! `embed`: texts in, vectors out.
 
 use clap::ArgMatches;
-use serde::Serialize;
 
 use super::args::{EmbedArgs, Pooling, only_one, token_list};
 use super::error::{Failure, warn, warn_unless_finite};
 use super::progress::Progress;
-use super::{Cx, print, print_json, read_text};
+use super::{Cx, print, read_text};
 use crate::encode::Encoder;
 use crate::text::Text;
+
+/// Texts whose vectors are kept until all of them are printed: so many that threads seldom wait for each other's last one.
+const TEXTS_AT_ONCE: usize = 1024;
 
 /// Pooled vectors come in this order, then again normalised.
 fn vector_of(pooling: Pooling, normalize: bool) -> usize {
@@ -22,10 +24,6 @@ fn vector_of(pooling: Pooling, normalize: bool) -> usize {
 }
 
 pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(), Failure> {
-    #[derive(Serialize)]
-    struct Report {
-        embeddings: Vec<Vec<f32>>,
-    }
     let defaults = cx.manifest().pooling.as_ref();
     let pooling = args.pooling.unwrap_or_else(|| match defaults.map(|p| p.mode.as_str()) {
         Some("cls") => Pooling::Cls,
@@ -46,32 +44,58 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
         }
     };
     let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
+    // What is wrong with any of them is said before the first vector is printed.
+    encoder.check_lengths(&texts.iter().map(Vec::len).collect::<Vec<_>>())?;
     let vector = vector_of(pooling, normalize);
     let progress = Progress::new("texts", texts.len(), args.quiet);
-    let embeddings = encoder.encode(&texts, |session, run| {
-        progress.advance();
-        session.pooled(run, vector).to_vec()
-    })?;
-    drop(progress);
-    embeddings.iter().for_each(|embedding| warn_unless_finite(embedding));
-    if args.json {
-        return print_json(&Report { embeddings });
+    let mut out = Output { json: args.json, printed: 0 };
+    out.begin()?;
+    for texts in texts.chunks(TEXTS_AT_ONCE) {
+        let embeddings = encoder.encode(texts, |session, run| {
+            progress.advance();
+            session.pooled(run, vector).to_vec()
+        })?;
+        progress.hide();
+        for embedding in embeddings {
+            warn_unless_finite(&embedding);
+            out.vector(&embedding)?;
+        }
     }
-    for embedding in embeddings {
-        let words: Vec<String> = embedding.iter().map(f32::to_string).collect();
-        print(&(words.join(" ") + "\n"))?;
-    }
-    Ok(())
+    out.end()
 }
 
-/// Ids of all texts, cut where the tokenizer says.
+/// Vectors on stdout as they come: one to a line, or one JSON object `{"embeddings":[[..],..]}` in all.
+struct Output {
+    json: bool,
+    printed: usize,
+}
+
+impl Output {
+    fn begin(&mut self) -> Result<(), Failure> {
+        if self.json { print("{\"embeddings\":[") } else { Ok(()) }
+    }
+    fn vector(&mut self, vector: &[f32]) -> Result<(), Failure> {
+        self.printed += 1;
+        if !self.json {
+            let words: Vec<String> = vector.iter().map(f32::to_string).collect();
+            return print(&(words.join(" ") + "\n"));
+        }
+        let comma = if self.printed > 1 { "," } else { "" };
+        print(&(comma.to_owned() + &serde_json::to_string(vector).map_err(Failure::bug)?))
+    }
+    fn end(&mut self) -> Result<(), Failure> {
+        if self.json { print("]}\n") } else { Ok(()) }
+    }
+}
+
+/// Ids of all texts, cut where the model's files say.
 fn encoded(cx: &Cx, texts: &[&str]) -> Result<Vec<Vec<u32>>, Failure> {
     let loading = cx.load_text()?;
     let limit = cx.manifest().text.as_ref().and_then(|t| t.max_length).map_or(usize::MAX, |n| n as usize);
     let tokenizer = loading.wait()?;
     let (all, cut) = ids(&tokenizer, texts, limit)?;
     if cut > 0 {
-        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the tokenizer says", texts.len()));
+        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, the most that the model takes", texts.len()));
     }
     Ok(all)
 }

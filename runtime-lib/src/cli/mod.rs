@@ -266,8 +266,8 @@ pub(crate) fn input(args: &InputArgs, flags: &ArgMatches) -> Result<Input, Failu
 
 /// A file as text; `-`, or none, is stdin.
 pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
+    let name = input_name(path);
     let path = path.filter(|path| *path != Path::new("-"));
-    let name = path.map_or("stdin".into(), |path| path.display().to_string());
     let failed = |e: std::io::Error| Failure::new(3, "input", format!("{name}: {e}"));
     let mut bytes = Vec::new();
     let reader: &mut dyn Read = match path {
@@ -279,6 +279,11 @@ pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
         return Err(too_large(&name));
     }
     utf8(&name, 0, bytes)
+}
+
+/// What an input is called in errors: none and `-` are standard input.
+pub(crate) fn input_name(path: Option<&Path>) -> String {
+    path.filter(|path| *path != Path::new("-")).map_or("stdin".into(), |path| path.display().to_string())
 }
 
 /// More than [`MAX_INPUT_BYTES`].

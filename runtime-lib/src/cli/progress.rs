@@ -43,6 +43,14 @@ impl Progress {
         Progress { unit, total, start, style, state: Mutex::new(State { done: 0, said: start, out }) }
     }
 
+    /// Takes the line away, so that what follows stands where it was.
+    pub fn hide(&self) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.style.is_some_and(|s| s.terminal) && state.said > self.start {
+            let _ = write!(state.out, "\r\x1b[K");
+        }
+    }
+
     /// One more is done.
     pub fn advance(&self) {
         let Some(style) = self.style else { return };
@@ -59,12 +67,8 @@ impl Progress {
 }
 
 impl Drop for Progress {
-    /// Takes the line away, so that what follows stands where it was.
     fn drop(&mut self) {
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if self.style.is_some_and(|s| s.terminal) && state.said > self.start {
-            let _ = write!(state.out, "\r\x1b[K");
-        }
+        self.hide();
     }
 }
 

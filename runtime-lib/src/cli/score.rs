@@ -11,7 +11,7 @@ use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::{Failure, warn_unless_finite};
 use super::output::{self, OutputFile};
 use super::progress::Progress;
-use super::{Cx, Input, input, print, print_json, read_text};
+use super::{Cx, Input, input, input_name, print, print_json, read_text};
 use crate::decode::Decoder;
 use crate::logits::{Header, LogitsWriter, Row, WINDOW};
 use crate::sample::{nll, top};
@@ -62,7 +62,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let count = windows.len().min(args.chunks.unwrap_or(usize::MAX));
     let positions = count as u64 * (window as u64 - 1);
     if positions == 0 {
-        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", args.file.display(), ids.len()))
+        return Err(Failure::usage(format!("{}: {} tokens do not fill a window of {window}", input_name(Some(&args.file)), ids.len()))
             .help("give a longer text or a smaller -c"));
     }
     let header = Header { vocab_size: cx.manifest().vocab_size, window: window as u32, positions };
