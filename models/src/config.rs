@@ -6,7 +6,6 @@
 //! `config.json` comes in two forms, both common: transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and
 //! transformers 5 (`rope_parameters`, `dtype`, `layer_types`). [`rope()`], [`check_dtype`] and [`layer_types`] read either.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -337,8 +336,8 @@ pub enum RopeKind {
     },
 }
 
-/// RoPE parameters of a config in either form. `layer_types` are those of the model's layers (empty where it has none).
-pub fn rope(config: &ConfigReader<'_>, max_positions: usize, layer_types: &[&str]) -> Result<RopeConfig, Error> {
+/// RoPE parameters of a config in either form: the same for all layers.
+pub fn rope(config: &ConfigReader<'_>, max_positions: usize) -> Result<RopeConfig, Error> {
     let outer_theta = config.positive_or("rope_theta", 10_000.0)?;
     let outer_partial = config.f64_or("partial_rotary_factor", 1.0)?;
     let original = config.usize_opt("original_max_position_embeddings", 1..=SIZE_MAX)?;
@@ -351,36 +350,24 @@ pub fn rope(config: &ConfigReader<'_>, max_positions: usize, layer_types: &[&str
         return Err(Error::new(Kind::Disagree, config.file, "rope_scaling and rope_parameters", what, "one", found));
     }
     let outer = Outer { theta: outer_theta, partial: outer_partial, original, max_positions, of: config };
-    let Some(section) = old.or(new) else { return rope_section(None, &outer) };
-
-    // Nested by layer type: {"full_attention": {...}, "sliding_attention": {...}}.
-    let nested: BTreeSet<&str> = layer_types.iter().copied().filter(|t| section.map.contains_key(*t)).collect();
-    if nested.is_empty() {
-        if let Some((layer_type, _)) = section.map.iter().find(|(_, inner)| inner.is_object()) {
-            return Err(section.unsupported(layer_type, "no such type in layer_types", "layer_types beside parameters by type of layer"));
-        }
-        return rope_section(Some(&section), &outer);
+    let section = old.or(new);
+    // By type of layer, as classes have them that are not supported; those that are read no such parameters, or fail on them.
+    if let Some(section) = &section
+        && let Some((layer_type, _)) = section.map.iter().find(|(_, inner)| inner.is_object())
+    {
+        return Err(section.unsupported(layer_type, "RoPE parameters of a type of layers", "the same for all layers"));
     }
-    let mut all = Vec::new();
-    for layer_type in layer_types.iter().collect::<BTreeSet<_>>() {
-        let inner = section.section(layer_type)?.ok_or_else(|| section.absent(layer_type, "RoPE parameters"))?;
-        all.push(rope_section(Some(&inner), &outer)?);
-    }
-    if all.iter().any(|r| *r != all[0]) {
-        return Err(section.unsupported("rope_type", "different RoPE per layer type", "one for all layers"));
-    }
-    Ok(all.swap_remove(0))
+    rope_section(section.as_ref(), &outer)
 }
 
 /// Where the config says `field` of its RoPE parameters, for messages.
 pub fn rope_place(config: &ConfigReader<'_>, field: &str) -> String {
     for key in ["rope_scaling", "rope_parameters"] {
         let Some(Value::Object(section)) = config.value(key) else { continue };
-        if section.contains_key(field) {
-            return config.place(&format!("{key}.{field}"));
-        }
-        if let Some((layer_type, _)) = section.iter().find(|(_, inner)| inner.get(field).is_some()) {
-            return config.place(&format!("{key}.{layer_type}.{field}"));
+        // The type has an older name, too.
+        let names = if field == "rope_type" { &["rope_type", "type"][..] } else { &[field] };
+        if let Some(name) = names.iter().find(|name| section.contains_key(**name)) {
+            return config.place(&format!("{key}.{name}"));
         }
     }
     config.place(field)
@@ -457,14 +444,17 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
             if attention_factor.is_some() {
                 s.positive("attention_factor")?;
             }
+            let original = original()?;
+            // Written as null it is what the trained length was stretched by.
+            let stretched = s.has("factor") && s.value("factor").is_none();
             RopeKind::Yarn {
-                factor: s.positive("factor")?,
+                factor: if stretched { outer.max_positions as f64 / original as f64 } else { s.positive("factor")? },
                 beta_fast: or("beta_fast", 32.0)?,
                 beta_slow: or("beta_slow", 1.0)?,
                 attention_factor,
                 mscale: s.f64_opt("mscale")?,
                 mscale_all_dim: s.f64_opt("mscale_all_dim")?,
-                original_max_position_embeddings: original()?,
+                original_max_position_embeddings: original,
                 truncate: s.bool_or("truncate", true)?,
             }
         }
@@ -519,13 +509,12 @@ mod tests {
     fn rope_in_both_forms() {
         let v4 = json!({"rope_theta": 5e5, "rope_scaling": {"type": "linear", "factor": 2}});
         let v5 = json!({"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000}});
-        let nested = json!({"rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000},
-            "sliding_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500000}}});
         let expected = RopeConfig { theta: 5e5, kind: RopeKind::Linear { factor: 2.0 }, partial_rotary_factor: 1.0 };
-        for (config, types) in [(v4, &[][..]), (v5, &["full_attention"][..]), (nested, &["full_attention", "sliding_attention"][..])] {
-            assert_eq!(with(config, |c| rope(c, 64, types)).unwrap(), expected);
+        for config in [v4, v5] {
+            assert_eq!(with(config, |c| rope(c, 64)).unwrap(), expected);
         }
+        let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 16}});
+        assert!(matches!(with(yarn, |c| rope(c, 64)).unwrap().kind, RopeKind::Yarn { factor: 4.0, .. }));
     }
 
     #[test]
@@ -534,6 +523,8 @@ mod tests {
             (json!({"rope_scaling": {"type": "foo"}}), 6, "rope_scaling.type"),
             (json!({"rope_scaling": {"rope_type": "longrope"}}), 6, "rope_scaling.rope_type"),
             (json!({"rope_scaling": {"type": "linear"}}), 4, "rope_scaling.factor"),
+            (json!({"rope_scaling": {"type": "yarn"}}), 4, "rope_scaling.factor"),
+            (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), 6, "rope_parameters.full_attention"),
             (json!({"rope_scaling": {"type": "linear", "factor": 0}}), 4, "rope_scaling.factor"),
             (json!({"rope_scaling": {"type": "linear", "factor": -1}}), 4, "rope_scaling.factor"),
             (json!({"rope_theta": 0}), 4, "rope_theta"),
@@ -541,7 +532,7 @@ mod tests {
             (json!({"partial_rotary_factor": 0}), 4, "partial_rotary_factor"),
             (json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {}}), 5, "rope_scaling and"),
         ] {
-            let e = with(config.clone(), |c| rope(c, 64, &[])).unwrap_err();
+            let e = with(config.clone(), |c| rope(c, 64)).unwrap_err();
             assert_eq!(e.exit_code(), exit, "{config}: {e}");
             assert!(e.place.starts_with(place), "{config}: {e}");
         }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::config::{ConfigReader, SIZE_MAX};
 use crate::dir::{self, ModelDir};
-use crate::error::{Error, Kind};
+use crate::error::{Error, Kind, Warning};
 use crate::json;
 
 /// Largest JSON file of settings.
@@ -39,16 +39,28 @@ pub struct Generation {
     pub repetition_penalty: Option<f64>,
 }
 
-/// Reads ids from `generation_config.json`, or from `config` where the former does not say.
-pub fn read_generation(dir: &ModelDir, config: &ConfigReader<'_>, vocab_size: usize) -> Result<Generation, Error> {
+/// Reads `generation_config.json`, or what `config` says of generation where there is no such file; ids from `config` also where the file
+/// does not say. Settings that change what is generated and are not followed are warned of.
+pub fn read_generation(
+    dir: &ModelDir,
+    config: &ConfigReader<'_>,
+    vocab_size: usize,
+    warnings: &mut Vec<Warning>,
+) -> Result<Generation, Error> {
     let bytes = dir.read_if_present(GENERATION, SETTINGS_BYTES_MAX)?;
-    let map = bytes.map(|bytes| json::parse_object(GENERATION, &bytes)).transpose()?.unwrap_or_default();
-    let own = ConfigReader::new(GENERATION, &map);
+    let map = bytes.map(|bytes| json::parse_object(GENERATION, &bytes)).transpose()?;
+    let own = map.as_ref().map(|map| ConfigReader::new(GENERATION, map));
+    let own = own.as_ref().unwrap_or(config);
     let first = |key: &str| -> Result<Vec<u32>, Error> {
         // Both are checked, also where only one is used.
-        let (a, b) = (ids(&own, key, vocab_size)?, ids(config, key, vocab_size)?);
+        let (a, b) = (ids(own, key, vocab_size)?, ids(config, key, vocab_size)?);
         Ok(a.or(b).unwrap_or_default())
     };
+    let ignored: Vec<&str> = NOT_FOLLOWED.iter().filter(|setting| setting.is_active(own)).map(|setting| setting.0).collect();
+    if !ignored.is_empty() {
+        let what = "changes what the reference generates; this is not supported, and ignored";
+        warnings.push(Warning::new(own.file(), ignored.join(", "), what));
+    }
     let share = |key: &str| -> Result<Option<f64>, Error> {
         match own.f64_opt(key)? {
             Some(x) if !(0.0..=1.0).contains(&x) => Err(own.malformed(key, "is out of range", "0 <= x <= 1", x)),
@@ -73,6 +85,47 @@ pub fn read_generation(dir: &ModelDir, config: &ConfigReader<'_>, vocab_size: us
         min_p: share("min_p")?,
         repetition_penalty,
     })
+}
+
+/// A setting of the reference's generation, and the number that stands for its absence.
+struct Setting(&'static str, Option<f64>);
+
+/// Those that change what is generated and that executables do not follow. Lengths (`max_new_tokens`) are not among them: `-n` decides.
+const NOT_FOLLOWED: &[Setting] = &[
+    Setting("suppress_tokens", None),
+    Setting("begin_suppress_tokens", None),
+    Setting("bad_words_ids", None),
+    Setting("force_words_ids", None),
+    Setting("forced_bos_token_id", None),
+    Setting("forced_eos_token_id", None),
+    Setting("sequence_bias", None),
+    Setting("no_repeat_ngram_size", Some(0.0)),
+    Setting("encoder_repetition_penalty", Some(1.0)),
+    Setting("exponential_decay_length_penalty", None),
+    Setting("min_length", Some(0.0)),
+    Setting("min_new_tokens", Some(0.0)),
+    Setting("num_beams", Some(1.0)),
+    Setting("guidance_scale", Some(1.0)),
+    Setting("penalty_alpha", Some(0.0)),
+    Setting("dola_layers", None),
+    Setting("stop_strings", None),
+    Setting("watermarking_config", None),
+    Setting("typical_p", Some(1.0)),
+    Setting("epsilon_cutoff", Some(0.0)),
+    Setting("eta_cutoff", Some(0.0)),
+];
+
+impl Setting {
+    fn is_active(&self, settings: &ConfigReader<'_>) -> bool {
+        match settings.value(self.0) {
+            None => false,
+            Some(Value::Number(number)) => self.1.is_none() || number.as_f64() != self.1,
+            Some(Value::Array(items)) => !items.is_empty(),
+            Some(Value::Object(map)) => !map.is_empty(),
+            Some(Value::Bool(on)) => *on,
+            Some(Value::String(_) | Value::Null) => true,
+        }
+    }
 }
 
 /// The id or list of ids at `key`, each below `vocab_size`.
@@ -240,7 +293,22 @@ mod tests {
 
     fn generation(own: Value, config: Value) -> Result<Generation, Error> {
         let (_temp, dir) = dir_with(&[(GENERATION, own)]);
-        read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), 10)
+        read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), 10, &mut vec![])
+    }
+
+    /// Where there is no file of its own, the config says how to generate, and only there.
+    #[test]
+    fn settings_of_the_config() {
+        let config = json!({"eos_token_id": 1, "repetition_penalty": 1.5, "do_sample": true, "min_length": 3, "num_beams": 1});
+        let read = |files: &[(&str, Value)]| {
+            let ((_temp, dir), mut warnings) = (dir_with(files), vec![]);
+            let g = read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), 10, &mut warnings).unwrap();
+            (g.eos, g.do_sample, g.repetition_penalty, warnings.iter().map(|w| format!("{} {}", w.file, w.place)).collect::<Vec<_>>())
+        };
+        assert_eq!(read(&[]), (vec![1], true, Some(1.5), vec!["config.json min_length".to_string()]));
+        let own = json!({"top_k": 3, "bad_words_ids": [[1]], "suppress_tokens": [], "guidance_scale": 1.5});
+        let ignored = vec!["generation_config.json bad_words_ids, guidance_scale".to_string()];
+        assert_eq!(read(&[(GENERATION, own)]), (vec![1], false, None, ignored));
     }
 
     #[test]

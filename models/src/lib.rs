@@ -158,7 +158,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
         let what = "names code in the model directory, which is never run; the built-in architecture is used";
         warnings.push(Warning::new(CONFIG, "auto_map", what));
     }
-    let generation = generation::read_generation(&dir, &config, facts.vocab_size)?;
+    let generation = generation::read_generation(&dir, &config, facts.vocab_size, &mut warnings)?;
     let pooling = match entry.task {
         Task::Embed => generation::read_pooling(&dir, facts.hidden_size)?,
         Task::Generate => None,

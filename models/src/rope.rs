@@ -152,7 +152,7 @@ mod tests {
             let map: serde_json::Map<String, serde_json::Value> = serde_json::from_str(config).unwrap();
             let c = ConfigReader::new("config.json", &map);
             let max_positions = c.usize("max_position_embeddings", 1..=1 << 20).unwrap();
-            let (frequencies, attention_factor) = inv_freq(&rope(&c, max_positions, &[]).unwrap(), 8, max_positions);
+            let (frequencies, attention_factor) = inv_freq(&rope(&c, max_positions).unwrap(), 8, max_positions);
             let found: Vec<u32> = frequencies.iter().map(|f| f.to_bits()).collect();
             assert_eq!((found.as_slice(), attention_factor), (&bits[..], *factor), "{config}");
         }

@@ -64,5 +64,14 @@ pub const ACCEPTED: &[Accepted] = &[
         t.config("layer_types", json!(["full_attention", "full_attention"]));
     }),
     ("template_that_raises", "", |t| t.put("chat_template.jinja", "{{ raise_exception('never') }}")),
+    ("generation_settings_not_followed", "suppress_tokens, no_repeat_ngram_size: changes what the reference generates", |t| {
+        let settings = json!({"suppress_tokens": [1], "no_repeat_ngram_size": 2, "num_beams": 1, "bad_words_ids": [], "max_length": 9});
+        t.json("generation_config.json", &settings);
+    }),
+    ("generation_settings_of_config", "num_beams: changes what the reference generates", |t| {
+        std::fs::remove_file(t.file("generation_config.json")).ok();
+        t.config("num_beams", json!(4));
+        t.config("typical_p", json!(1.0));
+    }),
     ("pad_token_id -1", "", |t| t.config("pad_token_id", json!(-1))),
 ];

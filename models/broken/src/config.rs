@@ -47,8 +47,9 @@ pub const CONFIG: &[Case] = &[
     ("longrope_without_type", 4, &["rope_scaling.rope_type", "is missing"], |t| {
         t.config("rope_scaling", json!({"long_factor": [1], "short_factor": [1]}));
     }),
-    ("rope_by_layer_without_layer_types", 6, &["rope_parameters.full_attention", "layer_types"], |t| {
-        t.config("rope_parameters", json!({"full_attention": {"rope_type": "linear", "factor": 4}}));
+    ("rope_by_layer", 6, &["rope_parameters.full_attention", "the same for all layers"], |t| {
+        t.config("rope_parameters", json!({"full_attention": {"rope_type": "default", "rope_theta": 500}}));
+        t.config("layer_types", json!(["full_attention", "full_attention"]));
     }),
     ("rope_factor_missing", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "linear"}))),
     ("rope_factor_zero", 4, &["rope_scaling.factor"], |t| t.config("rope_scaling", json!({"type": "linear", "factor": 0}))),
@@ -59,9 +60,8 @@ pub const CONFIG: &[Case] = &[
     ("rope_factor_1e30", 4, &["rope_scaling.factor", "frequencies"], |t| {
         t.config("rope_scaling", json!({"type": "dynamic", "factor": 1e30}));
     }),
-    ("rope_parameters_1e30", 4, &["rope_parameters.full_attention.factor", "frequencies"], |t| {
-        t.config("rope_parameters", json!({"full_attention": {"rope_type": "dynamic", "factor": 1e30}}));
-        t.config("layer_types", json!(["full_attention", "full_attention"]));
+    ("rope_parameters_1e30", 4, &["rope_parameters.factor", "frequencies"], |t| {
+        t.config("rope_parameters", json!({"rope_type": "dynamic", "factor": 1e30}));
     }),
     ("rope_theta_subnormal", 4, &["rope_theta", "frequencies"], |t| t.config("rope_theta", json!(1e-45))),
     ("rope_attention_factor_1e38", 4, &["rope_scaling.attention_factor", "found 1e38"], |t| {

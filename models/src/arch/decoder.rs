@@ -328,8 +328,8 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
 
     let eps = c.positive_or("rms_norm_eps", family.eps)?;
     let act = config::activation(c, "hidden_act", "silu")?;
-    let (layer_types, windows) = windows(c, family, layers)?;
-    let rope = config::rope(c, max_positions, &layer_types)?;
+    let windows = windows(c, family, layers)?;
+    let rope = config::rope(c, max_positions)?;
     check_rope(c, &rope, head_dim, family)?;
 
     let attention_bias = c.bool_or("attention_bias", false)?;
@@ -382,8 +382,8 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
     }))
 }
 
-/// Layer types (for nested RoPE parameters) and the window of each layer.
-fn windows<'a>(c: &ConfigReader<'a>, family: &Family, layers: usize) -> Result<(Vec<&'a str>, Vec<Option<usize>>), Error> {
+/// The window of each layer.
+fn windows(c: &ConfigReader<'_>, family: &Family, layers: usize) -> Result<Vec<Option<usize>>, Error> {
     let types = config::layer_types(c, layers)?;
     let (window, sliding): (Option<usize>, Vec<bool>) = match family.windows {
         Windows::Never => (None, vec![false; layers]),
@@ -391,7 +391,7 @@ fn windows<'a>(c: &ConfigReader<'a>, family: &Family, layers: usize) -> Result<(
             let window = if c.has("sliding_window") { window_of(c)? } else { default };
             let full = types.iter().flatten().find(|t| **t != "sliding_attention");
             if let (Some(_), Some(full)) = (window, full) {
-                // The reference ignores the field for these classes; a mix would be read as a window everywhere.
+                // These classes have one window for all layers.
                 return Err(c.unsupported("layer_types", full, "sliding_attention, as sliding_window is set"));
             }
             (window, vec![window.is_some(); layers])
@@ -417,8 +417,7 @@ fn windows<'a>(c: &ConfigReader<'a>, family: &Family, layers: usize) -> Result<(
         let found = "sliding_attention layers without a window";
         return Err(Error::new(Kind::Disagree, c.file(), place, what, expected, found));
     }
-    let windows = sliding.iter().map(|sliding| window.filter(|_| *sliding)).collect();
-    Ok((types.unwrap_or_default(), windows))
+    Ok(sliding.iter().map(|sliding| window.filter(|_| *sliding)).collect())
 }
 
 fn window_of(c: &ConfigReader<'_>) -> Result<Option<usize>, Error> {
@@ -426,18 +425,22 @@ fn window_of(c: &ConfigReader<'_>) -> Result<Option<usize>, Error> {
 }
 
 fn check_rope(c: &ConfigReader<'_>, rope: &RopeConfig, head_dim: usize, family: &Family) -> Result<(), Error> {
+    let refuse = |field: &str, found: String, expected: &str| {
+        let place = config::rope_place(c, field);
+        Err(Error::new(Kind::Unsupported, c.file(), place, "is not supported", expected, found))
+    };
     let width = rope::rotary_dim(rope, head_dim);
     if width < 2 || !width.is_multiple_of(2) {
-        let found = format!("{width} of head_dim {head_dim}");
-        return Err(c.unsupported("head_dim", found, "an even number of rotated elements"));
+        let field = if rope.partial_rotary_factor == 1.0 { "head_dim" } else { "partial_rotary_factor" };
+        return refuse(field, format!("{width} of head_dim {head_dim}"), "an even number of rotated elements");
     }
     if family.fused && rope.kind != RopeKind::Default {
         // In this family every other type name stands for LongRoPE.
-        return Err(c.unsupported("rope_scaling", "scaled RoPE in Phi-3 (longrope)", "none"));
+        return refuse("rope_type", "scaled RoPE in Phi-3".into(), "none");
     }
     if !family.fused && rope.partial_rotary_factor != 1.0 {
         // In these classes the reference's plain RoPE drops the field and the scaled kinds fail on it.
-        return Err(c.unsupported("partial_rotary_factor", rope.partial_rotary_factor, "1.0 for this architecture"));
+        return refuse("partial_rotary_factor", rope.partial_rotary_factor.to_string(), "1.0 for this architecture");
     }
     if matches!(rope.kind, RopeKind::Dynamic { .. }) && width < 4 {
         return Err(c.unsupported("head_dim", head_dim, "at least 4 rotated elements with dynamic RoPE"));
@@ -496,7 +499,7 @@ mod tests {
             "MistralForCausalLM" => Family { windows: Windows::Every(Some(4096)), ..FAMILY },
             _ => Family { windows: Windows::ByLayer, ..FAMILY },
         };
-        windows(&reader, &family, 3).unwrap().1
+        windows(&reader, &family, 3).unwrap()
     }
 
     #[test]
@@ -530,7 +533,10 @@ mod tests {
             (&MISTRAL, json!({"sliding_window": -1}), 4, "sliding_window"),
             (&QWEN2, json!({"layer_types": ["full_attention"]}), 5, "layer_types and num_hidden_layers"),
             (&QWEN2, json!({"layer_types": vec!["sliding_attention"; 3]}), 5, "layer_types and sliding_window"),
-            (&PHI3, json!({"rope_scaling": {"type": "yarn", "factor": 2}}), 6, "rope_scaling"),
+            (&PHI3, json!({"rope_scaling": {"type": "yarn", "factor": 2}}), 6, "rope_scaling.type"),
+            (&PHI3, json!({"rope_parameters": {"rope_type": "linear", "factor": 2}}), 6, "rope_parameters.rope_type"),
+            (&PHI3, json!({"head_dim": 10, "rope_parameters": {"partial_rotary_factor": 0.3}}), 6, "rope_parameters.partial_rotary_factor"),
+            (&LLAMA, json!({"partial_rotary_factor": 0.5}), 6, "partial_rotary_factor"),
         ] {
             let e = read(entry, more.clone()).err().unwrap_or_else(|| panic!("accepted {more}"));
             assert_eq!((e.exit_code(), e.place.as_str()), (exit, place), "{more}: {e}");

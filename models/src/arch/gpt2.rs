@@ -123,12 +123,22 @@ impl Gpt2Config {
     }
 }
 
+/// The name by which a size is given, this class's own or the one that other classes have, which the reference takes as well; by both it has
+/// to be the same size.
+fn given_name<'n>(c: &ConfigReader<'_>, (own, other): (&'n str, &'n str)) -> Result<&'n str, Error> {
+    match (c.usize_opt(own, 1..=SIZE_MAX)?, c.usize_opt(other, 1..=SIZE_MAX)?) {
+        (Some(a), Some(b)) if a != b => Err(c.disagree((own, a), (other, b), "are not the same", "one size")),
+        (None, Some(_)) => Ok(other),
+        _ => Ok(own),
+    }
+}
+
 fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
-    let hidden = c.usize("n_embd", 1..=SIZE_MAX)?;
-    let layers = c.usize("n_layer", 1..=LAYERS_MAX)?;
-    let heads = c.usize("n_head", 1..=SIZE_MAX)?;
+    let hidden = c.usize(given_name(c, ("n_embd", "hidden_size"))?, 1..=SIZE_MAX)?;
+    let layers = c.usize(given_name(c, ("n_layer", "num_hidden_layers"))?, 1..=LAYERS_MAX)?;
+    let heads = c.usize(given_name(c, ("n_head", "num_attention_heads"))?, 1..=SIZE_MAX)?;
     let vocab = c.usize("vocab_size", 1..=SIZE_MAX)?;
-    let positions = c.positions("n_positions", 1024)?;
+    let positions = c.positions(given_name(c, ("n_positions", "max_position_embeddings"))?, 1024)?;
     if !hidden.is_multiple_of(heads) {
         return Err(c.disagree(("n_embd", hidden), ("n_head", heads), "do not divide", "a multiple"));
     }
@@ -196,6 +206,9 @@ mod tests {
         assert!(plain.facts().tied_head);
         assert_eq!(read("n_head", json!(5)).err().unwrap().exit_code(), 5);
         assert_eq!(read("n_head", json!(0)).err().unwrap().exit_code(), 4);
+        assert!(read("num_attention_heads", json!(3)).is_ok());
+        let two = read("num_hidden_layers", json!(1)).err().unwrap();
+        assert_eq!((two.exit_code(), two.place.as_str()), (5, "n_layer and num_hidden_layers"), "{two}");
         assert_eq!(read("activation_function", json!("foo")).err().unwrap().exit_code(), 6);
         assert_eq!(read("add_cross_attention", json!(true)).err().unwrap().exit_code(), 6);
     }
