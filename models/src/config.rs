@@ -351,11 +351,11 @@ pub fn rope(config: &ConfigReader<'_>, max_positions: usize) -> Result<RopeConfi
     }
     let outer = Outer { theta: outer_theta, partial: outer_partial, original, max_positions, of: config };
     let section = old.or(new);
-    // By type of layer, as classes have them that are not supported; those that are read no such parameters, or fail on them.
+    // Nested by type of layer: only classes that are not supported here have such parameters; the reference's others ignore them or fail.
     if let Some(section) = &section
         && let Some((layer_type, _)) = section.map.iter().find(|(_, inner)| inner.is_object())
     {
-        return Err(section.unsupported(layer_type, "RoPE parameters of a type of layers", "the same for all layers"));
+        return Err(section.unsupported(layer_type, "an object within RoPE parameters", "the same parameters for all layers"));
     }
     rope_section(section.as_ref(), &outer)
 }

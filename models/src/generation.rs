@@ -1,10 +1,12 @@
 //! What surrounds a model: when generation ends and how it samples, and how token vectors become a sentence vector.
 //!
-//! In: `generation_config.json` and the ids of `config.json`; `modules.json` with `1_Pooling/config.json`, `sentence_bert_config.json` and
-//! `config_sentence_transformers.json`. Out: [`Generation`] and [`Pooling`], checked against the model's sizes.
+//! In: `generation_config.json`, or `config.json` where there is none; `modules.json` with `1_Pooling/config.json`,
+//! `sentence_bert_config.json` and `config_sentence_transformers.json`. Out: [`Generation`] and [`Pooling`], checked against the model's
+//! sizes.
 
 use serde_json::Value;
 
+use crate::arch::Task;
 use crate::config::{ConfigReader, SIZE_MAX};
 use crate::dir::{self, ModelDir};
 use crate::error::{Error, Kind, Warning};
@@ -40,90 +42,117 @@ pub struct Generation {
 }
 
 /// Reads `generation_config.json`, or what `config` says of generation where there is no such file; ids from `config` also where the file
-/// does not say. Settings that change what is generated and are not followed are warned of.
+/// does not say. Settings that change what is generated and are not followed are warned of, one by one. An encoder generates nothing: of it
+/// ids are read alone.
 pub fn read_generation(
     dir: &ModelDir,
     config: &ConfigReader<'_>,
-    vocab_size: usize,
+    (task, vocab_size): (Task, usize),
     warnings: &mut Vec<Warning>,
 ) -> Result<Generation, Error> {
     let bytes = dir.read_if_present(GENERATION, SETTINGS_BYTES_MAX)?;
     let map = bytes.map(|bytes| json::parse_object(GENERATION, &bytes)).transpose()?;
-    let own = map.as_ref().map(|map| ConfigReader::new(GENERATION, map));
-    let own = own.as_ref().unwrap_or(config);
+    let file = map.as_ref().map(|map| ConfigReader::new(GENERATION, map));
+    let settings = file.as_ref().unwrap_or(config);
     let first = |key: &str| -> Result<Vec<u32>, Error> {
         // Both are checked, also where only one is used.
-        let (a, b) = (ids(own, key, vocab_size)?, ids(config, key, vocab_size)?);
+        let (a, b) = (ids(settings, key, vocab_size)?, ids(config, key, vocab_size)?);
         Ok(a.or(b).unwrap_or_default())
     };
-    let ignored: Vec<&str> = NOT_FOLLOWED.iter().filter(|setting| setting.is_active(own)).map(|setting| setting.0).collect();
-    if !ignored.is_empty() {
-        let what = "changes what the reference generates; this is not supported, and ignored";
-        warnings.push(Warning::new(own.file(), ignored.join(", "), what));
+    let (eos, bos) = (first("eos_token_id")?, first("bos_token_id")?.first().copied());
+    if task == Task::Embed {
+        return Ok(Generation { eos, bos, ..Generation::default() });
+    }
+    let do_sample = settings.bool_or("do_sample", false)?;
+    for setting in NOT_FOLLOWED.iter().filter(|setting| setting.is_active(settings, do_sample)) {
+        warnings.push(Warning::new(settings.file(), setting.key, "changes what the reference generates; it is not supported, and ignored"));
     }
     let share = |key: &str| -> Result<Option<f64>, Error> {
-        match own.f64_opt(key)? {
-            Some(x) if !(0.0..=1.0).contains(&x) => Err(own.malformed(key, "is out of range", "0 <= x <= 1", x)),
+        match settings.f64_opt(key)? {
+            Some(x) if !(0.0..=1.0).contains(&x) => Err(settings.malformed(key, "is out of range", "0 <= x <= 1", x)),
             x => Ok(x),
         }
     };
-    let temperature = own.f64_opt("temperature")?;
+    let temperature = settings.f64_opt("temperature")?;
     if let Some(x) = temperature.filter(|x| *x < 0.0) {
-        return Err(own.malformed("temperature", "is out of range", "a number >= 0", x));
+        return Err(settings.malformed("temperature", "is out of range", "a number >= 0", x));
     }
-    let repetition_penalty = own.f64_opt("repetition_penalty")?;
+    let repetition_penalty = settings.f64_opt("repetition_penalty")?;
     if repetition_penalty.is_some() {
-        own.positive("repetition_penalty")?;
+        settings.positive("repetition_penalty")?;
     }
     Ok(Generation {
-        eos: first("eos_token_id")?,
-        bos: first("bos_token_id")?.first().copied(),
-        do_sample: own.bool_or("do_sample", false)?,
+        eos,
+        bos,
+        do_sample,
         temperature,
-        top_k: own.usize_opt("top_k", 0..=SIZE_MAX)?,
+        top_k: settings.usize_opt("top_k", 0..=SIZE_MAX)?,
         top_p: share("top_p")?,
         min_p: share("min_p")?,
         repetition_penalty,
     })
 }
 
-/// A setting of the reference's generation, and the number that stands for its absence.
-struct Setting(&'static str, Option<f64>);
+/// A setting of the reference's generation that executables do not follow.
+struct Setting {
+    key: &'static str,
+    when: When,
+}
 
-/// Those that change what is generated and that executables do not follow. Lengths (`max_new_tokens`) are not among them: `-n` decides.
+/// When a setting changes what is generated.
+enum When {
+    /// Where there is any: a list or an object with something in it, an id, a switch that is on.
+    Given,
+    /// A number above this one.
+    Above(f64),
+    /// Any other number than this one.
+    Not(f64),
+    /// With sampling alone, a number between these.
+    Sampled(f64, f64),
+}
+
+/// All of them. The most tokens and the most time (`max_new_tokens`, `max_time`) are not among them: `-n` decides.
 const NOT_FOLLOWED: &[Setting] = &[
-    Setting("suppress_tokens", None),
-    Setting("begin_suppress_tokens", None),
-    Setting("bad_words_ids", None),
-    Setting("force_words_ids", None),
-    Setting("forced_bos_token_id", None),
-    Setting("forced_eos_token_id", None),
-    Setting("sequence_bias", None),
-    Setting("no_repeat_ngram_size", Some(0.0)),
-    Setting("encoder_repetition_penalty", Some(1.0)),
-    Setting("exponential_decay_length_penalty", None),
-    Setting("min_length", Some(0.0)),
-    Setting("min_new_tokens", Some(0.0)),
-    Setting("num_beams", Some(1.0)),
-    Setting("guidance_scale", Some(1.0)),
-    Setting("penalty_alpha", Some(0.0)),
-    Setting("dola_layers", None),
-    Setting("stop_strings", None),
-    Setting("watermarking_config", None),
-    Setting("typical_p", Some(1.0)),
-    Setting("epsilon_cutoff", Some(0.0)),
-    Setting("eta_cutoff", Some(0.0)),
+    Setting { key: "suppress_tokens", when: When::Given },
+    Setting { key: "begin_suppress_tokens", when: When::Given },
+    Setting { key: "bad_words_ids", when: When::Given },
+    Setting { key: "force_words_ids", when: When::Given },
+    Setting { key: "forced_bos_token_id", when: When::Given },
+    Setting { key: "forced_eos_token_id", when: When::Given },
+    Setting { key: "sequence_bias", when: When::Given },
+    Setting { key: "no_repeat_ngram_size", when: When::Above(0.0) },
+    Setting { key: "encoder_no_repeat_ngram_size", when: When::Above(0.0) },
+    Setting { key: "encoder_repetition_penalty", when: When::Not(1.0) },
+    Setting { key: "exponential_decay_length_penalty", when: When::Given },
+    Setting { key: "min_length", when: When::Above(0.0) },
+    Setting { key: "min_new_tokens", when: When::Above(0.0) },
+    Setting { key: "num_beams", when: When::Above(1.0) },
+    Setting { key: "guidance_scale", when: When::Not(1.0) },
+    Setting { key: "penalty_alpha", when: When::Above(0.0) },
+    Setting { key: "dola_layers", when: When::Given },
+    Setting { key: "stop_strings", when: When::Given },
+    Setting { key: "token_healing", when: When::Given },
+    Setting { key: "watermarking_config", when: When::Given },
+    Setting { key: "typical_p", when: When::Sampled(0.0, 1.0) },
+    Setting { key: "epsilon_cutoff", when: When::Sampled(0.0, 1.0) },
+    Setting { key: "eta_cutoff", when: When::Sampled(0.0, 1.0) },
+    Setting { key: "top_h", when: When::Sampled(0.0, 1.0) },
 ];
 
 impl Setting {
-    fn is_active(&self, settings: &ConfigReader<'_>) -> bool {
-        match settings.value(self.0) {
-            None => false,
-            Some(Value::Number(number)) => self.1.is_none() || number.as_f64() != self.1,
-            Some(Value::Array(items)) => !items.is_empty(),
-            Some(Value::Object(map)) => !map.is_empty(),
-            Some(Value::Bool(on)) => *on,
-            Some(Value::String(_) | Value::Null) => true,
+    fn is_active(&self, settings: &ConfigReader<'_>, do_sample: bool) -> bool {
+        let Some(value) = settings.value(self.key) else { return false };
+        let number = value.as_f64();
+        match self.when {
+            When::Given => match value {
+                Value::Array(items) => !items.is_empty(),
+                Value::Object(map) => !map.is_empty(),
+                Value::Bool(on) => *on,
+                Value::Number(_) | Value::String(_) | Value::Null => true,
+            },
+            When::Above(least) => number.is_some_and(|x| x > least),
+            When::Not(neutral) => number.is_some_and(|x| x != neutral),
+            When::Sampled(low, high) => do_sample && number.is_some_and(|x| low < x && x < high),
         }
     }
 }
@@ -293,22 +322,51 @@ mod tests {
 
     fn generation(own: Value, config: Value) -> Result<Generation, Error> {
         let (_temp, dir) = dir_with(&[(GENERATION, own)]);
-        read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), 10, &mut vec![])
+        read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), (Task::Generate, 10), &mut vec![])
     }
 
-    /// Where there is no file of its own, the config says how to generate, and only there.
+    /// Where there is no file of its own, the config says how to generate, and only there; of an encoder nothing does.
     #[test]
     fn settings_of_the_config() {
         let config = json!({"eos_token_id": 1, "repetition_penalty": 1.5, "do_sample": true, "min_length": 3, "num_beams": 1});
-        let read = |files: &[(&str, Value)]| {
+        let read = |task: Task, files: &[(&str, Value)], config: &Value| {
             let ((_temp, dir), mut warnings) = (dir_with(files), vec![]);
-            let g = read_generation(&dir, &ConfigReader::new("config.json", config.as_object().unwrap()), 10, &mut warnings).unwrap();
-            (g.eos, g.do_sample, g.repetition_penalty, warnings.iter().map(|w| format!("{} {}", w.file, w.place)).collect::<Vec<_>>())
+            let config = ConfigReader::new("config.json", config.as_object().unwrap());
+            let g = read_generation(&dir, &config, (task, 10), &mut warnings).unwrap();
+            let warnings: Vec<String> = warnings.iter().map(|w| format!("{} {}", w.file, w.place)).collect();
+            (g.eos, g.do_sample, g.repetition_penalty, warnings)
         };
-        assert_eq!(read(&[]), (vec![1], true, Some(1.5), vec!["config.json min_length".to_string()]));
-        let own = json!({"top_k": 3, "bad_words_ids": [[1]], "suppress_tokens": [], "guidance_scale": 1.5});
-        let ignored = vec!["generation_config.json bad_words_ids, guidance_scale".to_string()];
-        assert_eq!(read(&[(GENERATION, own)]), (vec![1], false, None, ignored));
+        let alone = read(Task::Generate, &[], &config);
+        assert_eq!(alone, (vec![1], true, Some(1.5), vec!["config.json min_length".to_string()]));
+        let own = json!({"top_k": 3, "bad_words_ids": [[1]], "guidance_scale": 1.5});
+        let ignored = ["bad_words_ids", "guidance_scale"].map(|key| format!("{GENERATION} {key}")).to_vec();
+        assert_eq!(read(Task::Generate, &[(GENERATION, own)], &config), (vec![1], false, None, ignored));
+        let odd = json!({"eos_token_id": 1, "temperature": "warm", "num_beams": 4});
+        assert_eq!(read(Task::Embed, &[], &odd), (vec![1], false, None, vec![]));
+    }
+
+    /// Values as complete dumps of older configs have them change nothing.
+    #[test]
+    fn settings_that_change_nothing() {
+        let active = |value: Value| {
+            let value = value.as_object().unwrap();
+            let settings = ConfigReader::new(GENERATION, value);
+            let do_sample = settings.bool_or("do_sample", false).unwrap();
+            NOT_FOLLOWED.iter().filter(|s| s.is_active(&settings, do_sample)).map(|s| s.key).collect::<Vec<_>>()
+        };
+        let dump = json!({
+            "max_length": 20, "min_length": 0, "do_sample": false, "early_stopping": false, "num_beams": 1, "num_beam_groups": 1,
+            "diversity_penalty": 0.0, "temperature": 1.0, "top_k": 50, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0,
+            "length_penalty": 1.0, "no_repeat_ngram_size": 0, "encoder_no_repeat_ngram_size": 0, "bad_words_ids": null,
+            "num_return_sequences": 1, "forced_bos_token_id": null, "forced_eos_token_id": null, "remove_invalid_values": false,
+            "exponential_decay_length_penalty": null, "suppress_tokens": null, "begin_suppress_tokens": null, "prefix": null,
+            "sep_token_id": null, "task_specific_params": null, "token_healing": false, "sequence_bias": {}, "min_new_tokens": -1});
+        assert!(active(dump).is_empty());
+        assert!(active(json!({"typical_p": 0.9, "eta_cutoff": 0.1})).is_empty());
+        assert_eq!(active(json!({"do_sample": true, "typical_p": 0.9, "eta_cutoff": 1.0})), ["typical_p"]);
+        let on =
+            json!({"forced_eos_token_id": 2, "stop_strings": "a", "token_healing": true, "sequence_bias": [[[1], 2.0]], "num_beams": 2});
+        assert_eq!(active(on), ["forced_eos_token_id", "sequence_bias", "num_beams", "stop_strings", "token_healing"]);
     }
 
     #[test]

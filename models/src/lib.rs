@@ -118,7 +118,8 @@ impl Model {
         inputs
     }
 
-    /// Most tokens of a text that an encoder embeds, as its pooling or its tokenizer says; special tokens count.
+    /// Most tokens of a text that an encoder embeds, as the model's files say (sentence-transformers' settings, else the tokenizer's); special
+    /// tokens count.
     pub fn text_limit(&self) -> Option<usize> {
         let by_pooling = self.pooling.as_ref().and_then(|p| p.max_tokens);
         let by_tokenizer = self.tokenizer.as_ref().and_then(|t| t.facts.model_max_length);
@@ -158,7 +159,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
         let what = "names code in the model directory, which is never run; the built-in architecture is used";
         warnings.push(Warning::new(CONFIG, "auto_map", what));
     }
-    let generation = generation::read_generation(&dir, &config, facts.vocab_size, &mut warnings)?;
+    let generation = generation::read_generation(&dir, &config, (entry.task, facts.vocab_size), &mut warnings)?;
     let pooling = match entry.task {
         Task::Embed => generation::read_pooling(&dir, facts.hidden_size)?,
         Task::Generate => None,

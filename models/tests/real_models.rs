@@ -5,6 +5,9 @@ mod common;
 use rcompile_models::arch::Task;
 use rcompile_models::generation::{Pooling, PoolingMode};
 use rcompile_models::{OpenOptions, open};
+use rcompile_template::{Template, TemplateInput};
+use serde_json::json;
+use std::path::Path;
 
 #[test]
 fn stories260k_llama() {
@@ -48,6 +51,24 @@ fn slm4096_gpt2() {
     assert_eq!(model.warnings, []);
     assert_eq!((model.facts().vocab_size, model.facts().max_positions), (54, 128));
     assert!(model.weights.get("transformer.h.3.mlp.c_proj.weight").is_some());
+}
+
+/// What the cache holds after an answer, with the space that it begins with, is how the next turn's conversation begins.
+#[test]
+fn the_bundled_models_turns_go_on() {
+    let model = open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("demo/model"), &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    let template = Template::new(model.chat_template.as_ref().unwrap()).unwrap();
+    let render = |messages: &[(&str, &str)]| {
+        let messages = messages.iter().map(|(role, content)| json!({"role": role, "content": content})).collect();
+        let special_tokens = &model.tokenizer.as_ref().unwrap().facts.special_tokens;
+        template
+            .render(&TemplateInput { messages, tools: None, add_generation_prompt: true, special_tokens, extra: None, now: None })
+            .unwrap()
+    };
+    let (first, answer) = (("user", "Tell me a story."), " Once upon a time.");
+    let held = render(&[first]) + answer + "<|eos|>";
+    let next = render(&[first, ("assistant", answer), ("user", "Another.")]);
+    assert!(next.starts_with(&held), "{held:?}\n{next:?}");
 }
 
 #[test]

@@ -776,7 +776,10 @@ fn an_encoder_embeds() {
     assert!(refused.stdout.is_empty() && refused.status.code() == Some(2), "{refused:?}");
     assert!(String::from_utf8(refused.stderr).unwrap().contains("text 2501: no tokens"));
     assert!(exe.fails(&["embed", "--tokens", "1,1,1,1,1,1,1,1,1"], 7).contains("text 1: 9 tokens"));
-    exe.fails(&["embed", "--tokens", "99"], 2);
+    let unknown = exe.command(&["embed", "--json", "--tokens", "99"]).output().unwrap();
+    assert!(unknown.status.code() == Some(2) && unknown.stdout.is_empty(), "{unknown:?}");
+    fs::write(&lines, "").unwrap();
+    assert_eq!(exe.command(&["embed", "--json", "-f"]).arg(&lines).output().unwrap().stdout, b"{\"embeddings\":[]}\n");
     exe.fails(&["generate", "-p", "a"], 2);
     let test = exe.json(&["bench", "-p", "4", "-b", "2", "-r", "1", "-o", "jsonl"]);
     assert!(test["avg_ms"].as_f64().is_some() && test["test"] == "pp4");

@@ -13,6 +13,8 @@ const V8: &[&str] = &["fp-armv8", "neon"];
 const V82: &[&str] = &["dotprod", "fullfp16"];
 /// The matrix instructions: BFMMLA, BFDOT, BFCVTN; SMMLA, USMMLA.
 const MATRIX: &[&str] = &["bf16", "i8mm"];
+
+/// 64-bit Arm.
 pub(super) const FAMILY: Family =
     Family { arch: Arch::Aarch64, lowest: "armv8-a", base: V8, needed: V8, known: &[V8, V82, MATRIX], cpus: || CPUS.iter().collect() };
 

@@ -12,6 +12,7 @@ pub(super) type Features = &'static [&'static [&'static str]];
 
 /// A CPU that can be named.
 pub(super) struct Cpu {
+    /// As `--cpu` takes it, and LLVM.
     pub name: &'static str,
     /// What it has on top of [`Family::base`].
     pub features: Features,
@@ -24,15 +25,17 @@ pub(super) const fn cpu(name: &'static str, features: Features) -> Cpu {
 
 /// The CPUs of an architecture.
 pub(super) struct Family {
+    /// Its architecture.
     pub arch: Arch,
     /// The lowest supported level.
     pub lowest: &'static str,
     /// What all named CPUs have.
     pub base: &'static [&'static str],
-    /// What of that code cannot do without.
+    /// Those of `base` without which no kernel works.
     pub needed: &'static [&'static str],
     /// Features that code may come to use; of a host's features only these count.
     pub known: Features,
+    /// The named CPUs. (A function: tables may say more about each.)
     pub cpus: fn() -> Vec<&'static Cpu>,
 }
 

@@ -17,6 +17,7 @@ const INTEL: &[&str] = &["avx512bf16", "avx512fp16", "avxvnni"];
 /// Their matrix unit.
 const AMX: &[&str] = &["amx-tile", "amx-int8", "amx-bf16"];
 
+/// x86-64.
 pub(super) const FAMILY: Family = Family {
     arch: Arch::X86_64,
     lowest: "x86-64-v3",

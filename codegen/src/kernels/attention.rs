@@ -221,7 +221,7 @@ fn chunk_sizes(pairs: &[u32]) -> BTreeSet<u32> {
 arguments! {
     /// Arguments of a unit: a tile of rows and a KV head, and where the thread goes on.
     struct UnitArgs {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         tile: PTR,
         kv_head: I64,
         next_tile: PTR,
@@ -280,7 +280,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                             let goes_on = fb.cmp(Cmp::Lt, after, share_end);
                             let next_tile = fb.select(goes_on, next_tile, tile);
                             let next_kv_head = fb.select(goes_on, next_head, kv_head);
-                            UnitArgs { kernel: call.args, tile, kv_head, next_tile, next_kv_head, scratch }.call(fb, unit);
+                            UnitArgs { call: call.args, tile, kv_head, next_tile, next_kv_head, scratch }.call(fb, unit);
                         });
                         vec![after]
                     })
@@ -300,16 +300,17 @@ impl<'a, 'c> Generator<'a, 'c> {
         many_pairs(self.kernel).map_or(fb.bool(false), |many| fb.cmp(Cmp::Ge, pairs, fb.int(many.into())))
     }
 
-    /// `unit`: what is next is asked for.
+    /// The function with [`UnitArgs`]: a tile of rows over all its blocks of keys. What is next is asked for meanwhile.
     fn unit(&self, functions: &Functions<Function<'c>>) -> Function<'c> {
         let (group, maxima) = (self.group, self.maxima());
         UnitArgs::define(self.mb, &format!("{}.unit", self.name), |fb, args| {
-            let UnitArgs { kernel, tile, kv_head, next_tile, next_kv_head, scratch } = args;
-            let call = Call::new(fb, self.program, kernel);
+            let UnitArgs { tile, kv_head, next_tile, next_kv_head, scratch, .. } = args;
+            let call = Call::new(fb, self.program, args.call);
             let k = self.kernel;
             let [row_begin, row_count, slot, key_end] = [0, 1, 2, 3].map(|i| tile_field(fb, tile, i));
             let pairs = fb.mul_int(row_count, group);
-            let caller = |softmax: &Function<'c>| BlockCaller { kernel, maxima: fb.address(&maxima), softmax: fb.address(softmax) };
+            let caller =
+                |softmax: &Function<'c>| BlockCaller { call: args.call, maxima: fb.address(&maxima), softmax: fb.address(softmax) };
             let seen = self.begin_pairs(&call, scratch, kv_head, row_begin, pairs, key_end);
 
             let pages_per_slot = call.u32_field(field::PAGES_PER_SLOT);

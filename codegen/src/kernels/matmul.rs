@@ -1,7 +1,7 @@
 //! Packed matmul: `out[row, col] = epilogue(sum_k a[row, k] * w[col, k])`, from one row (a matrix-vector product) to a full bucket.
 //!
-//! In: [`Matmul`] (all blocking decisions). Out: one function per kernel and, private to the module, `pass`, `epilogue`, `ahead` and `nests`;
-//! and which functions of rows it calls ([`Schedule::parts`]), which are units of their own ([`super::rows`]).
+//! In: [`Matmul`] (all blocking decisions). Out: one function per kernel and, private to the module, `pass`, `epilogue`, `ahead` and
+//! `nests`; and which functions of rows it calls ([`Schedule::parts`]), which are units of their own ([`super::rows`]).
 //!
 //! ```text
 //! kernel:    prologue for all rows; then
@@ -21,8 +21,8 @@
 //! exists for each row count that there can be ([`RowCounts`]): no padding rows. A bucket gets more rows than the one before holds, so that
 //! a large one needs neither few rows nor small blocks.
 //!
-//! In files: `schedule` (what a pass goes over), `functions` (what is called), `body` (the kernel itself, who does what), `by_registers` and
-//! `by_tiles` (the loops of a pass), `epilogue`; here what they share: loops over blocks, addresses.
+//! In files: `schedule` (what a pass goes over), `functions` (what is called), `body` (the kernel itself, who does what), `by_registers`
+//! and `by_tiles` (the loops of a pass), `epilogue`; here what they share: loops over blocks, addresses.
 //!
 //! Sources: Goto & van de Geijn 2008 and BLIS (Van Zee & van de Geijn 2015) for the loop structure; tile shapes and prefetch
 //! distances were measured with `examples/kernel_speed.rs`.
@@ -97,7 +97,7 @@ struct Generator<'a, 'c> {
 arguments! {
     /// Arguments of the group nests: rows of units.
     struct NestsArgs {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         /// First row.
         row: I64,
         /// Behind the last one.
@@ -110,7 +110,7 @@ arguments! {
 
     /// Arguments of a pass of rows over units.
     struct PassArgs {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         /// First row.
         row: I64,
         rows: I64,
@@ -132,7 +132,7 @@ impl<'c> Helpers<'c> {
     /// Calls the group nests on rows `row .. row_end` of units `first .. last`.
     fn nests(&self, fb: &Fb<'_, 'c>, caller: &Caller<'c>, [row, row_end, first, last]: [Value<'c>; 4]) {
         if let Some(function) = &self.nests {
-            NestsArgs { kernel: caller.kernel, row, row_end, first, last }.call(fb, function);
+            NestsArgs { call: caller.call, row, row_end, first, last }.call(fb, function);
         }
     }
 }
@@ -159,12 +159,12 @@ struct Share<'c> {
 type Nests<'n, 'c> = dyn Fn(Value<'c>, Value<'c>, Value<'c>, Value<'c>) + 'n;
 
 impl<'c> Generator<'_, 'c> {
-    /// `nests(.., row, row_end, first, last)`: the group nests on these rows of these units. None: there are none.
+    /// The function with [`NestsArgs`]: the group nests on these rows of these units. None: there are none.
     fn nests(&self) -> Option<Function<'c>> {
         let nests = &self.schedule.kernel.group_nests;
         (!nests.is_empty()).then(|| {
-            NestsArgs::define(self.mb, &format!("{}.nests", self.name), |fb, NestsArgs { kernel, row, row_end, first, last }| {
-                let call = Call::new(fb, self.schedule.program, kernel);
+            NestsArgs::define(self.mb, &format!("{}.nests", self.name), |fb, NestsArgs { call, row, row_end, first, last }| {
+                let call = Call::new(fb, self.schedule.program, call);
                 let scopes: Vec<_> = nests.iter().map(|nest| loops::bind(&call, &nest.nest)).collect();
                 for (nest, scope) in nests.iter().zip(&scopes) {
                     let first = fb.max(first, fb.int(nest.groups.start.into()));
@@ -180,14 +180,14 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// `pass(.., row, rows, begin, end)`: a pass of rows over these units. None: there are only few rows.
+    /// The function with [`PassArgs`]: a pass of rows over these units. None: there are only few rows.
     fn pass_function(&self, functions: &Functions<Function<'c>>, helpers: &Helpers<'c>) -> Option<Function<'c>> {
         let (blocks, functions) = self.schedule.blocks.as_ref().zip(functions.blocked.as_ref())?;
         if let BlockFunctions::Tiles { several: None, .. } = functions {
             return None;
         }
-        Some(PassArgs::define(self.mb, &format!("{}.pass", self.name), |fb, PassArgs { kernel, row, rows, begin, end }| {
-            let at = self.addresses(&Call::new(fb, self.schedule.program, kernel), helpers);
+        Some(PassArgs::define(self.mb, &format!("{}.pass", self.name), |fb, PassArgs { call, row, rows, begin, end }| {
+            let at = self.addresses(&Call::new(fb, self.schedule.program, call), helpers);
             let nests = |row, row_end, first, last| helpers.nests(fb, &at.caller, [row, row_end, first, last]);
             let (share, pass) = (Share { at, begin, end }, (row, rows));
             match functions {
@@ -208,7 +208,7 @@ impl<'c> Generator<'_, 'c> {
         let null = fb.zero(Ty::PTR);
         let scratch = if packs || self.schedule.blocks.is_some() { self.scratch(call) } else { null };
         let caller = Caller {
-            kernel: call.args,
+            call: call.args,
             epilogue: fb.address(&helpers.epilogue),
             ahead: helpers.ahead.as_ref().map_or(null, |ahead| fb.address(ahead)),
             packed: if packs { fb.offset_const(scratch, self.schedule.packed_at()) } else { null },

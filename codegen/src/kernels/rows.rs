@@ -125,7 +125,7 @@ pub enum KBlocks {
 arguments! {
     /// What a kernel gives all its functions of rows: its own arguments, for its epilogue, and this.
     pub(super) struct Caller {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         /// Address of the epilogue.
         epilogue: PTR,
         /// Address of what asks for the epilogue's inputs; null: there are none.
@@ -136,7 +136,7 @@ arguments! {
 
     /// Arguments of an epilogue, over `tile: f32[way][rows][columns]`.
     pub(super) struct EpilogueArgs {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         tile: PTR,
         /// First row.
         row: I64,
@@ -148,7 +148,7 @@ arguments! {
 
     /// Arguments of what asks for an epilogue's inputs, of these rows and the columns of a panel.
     pub(super) struct AheadArgs {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         /// First row.
         row: I64,
         rows: I64,
@@ -222,11 +222,11 @@ arguments! {
 impl<'c> Caller<'c> {
     /// Calls the epilogue.
     fn epilogue(&self, fb: &Fb<'_, 'c>, tile: Value<'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>, columns: Value<'c>) {
-        EpilogueArgs { kernel: self.kernel, tile, row, rows, column, columns }.call_at(fb, self.epilogue);
+        EpilogueArgs { call: self.call, tile, row, rows, column, columns }.call_at(fb, self.epilogue);
     }
     /// Asks for what the epilogue will read, if it reads anything.
     fn ahead(&self, fb: &Fb<'_, 'c>, row: Value<'c>, rows: Value<'c>, column: Value<'c>) {
-        let args = AheadArgs { kernel: self.kernel, row, rows, column };
+        let args = AheadArgs { call: self.call, row, rows, column };
         fb.if_(fb.not(fb.is_null(self.ahead)), || args.call_at(fb, self.ahead));
     }
 }

@@ -8,8 +8,8 @@ pub const KEY_GROUP: u32 = 16;
 /// Attention of query rows over the KV cache with online softmax, in key blocks of 256 positions from 0, merged in order.
 ///
 /// Work units are (tile, kv head); see `abi::Tile`. Keys `0 .. tile.key_end` exist; bounds and mask decide which of them a row sees.
-/// K page of one kv head: `[256 / 16][head_dim][16]` ([`KEY_GROUP`]), V page: `[256][head_dim]`, element type `kv_dtype`. Of int8 codes, each key and each
-/// value has a scale: `f32[256]` for K at `+ scales`, for V behind them.
+/// K page of one kv head: `[256 / 16][head_dim][16]` ([`KEY_GROUP`]), V page: `[256][head_dim]`, element type `kv_dtype`. Of int8 codes,
+/// each key and each value has a scale: `f32[256]` for K at `+ scales`, for V behind them.
 /// Address of a head's K page in bytes: `state(offsets[layer]) + page * page_bytes + kv_head * head_bytes`, V at `+ v_offset`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Attention {

@@ -32,7 +32,7 @@ impl Plan<'_> {
             self.layer_loop(period, count, |plan| {
                 for j in 0..period {
                     let calls: Vec<&Op> = (0..count).map(|layer| &frame.func.node(chain[at + layer * period + j]).op).collect();
-                    plan.layer(&callee(frame.module, &calls, &operands)?, &x_home)?;
+                    plan.layer(&callee_frame(frame.module, &calls, &operands)?, &x_home)?;
                 }
                 Ok(())
             })?;
@@ -50,7 +50,7 @@ impl Plan<'_> {
         for v in &node.inputs {
             operands.push(self.home(frame, *v)?);
         }
-        let mut callee = callee(frame.module, &[&node.op], &operands)?;
+        let mut callee = callee_frame(frame.module, &[&node.op], &operands)?;
         let home = self.buffer(frame, id, "layer", self.row_width(frame, id), Cols::Plain)?;
         self.layer_loop(1, 1, |plan| plan.function_into(&mut callee, &home))?;
         frame.homes.insert(id, home);
@@ -136,7 +136,7 @@ struct Mark {
 }
 
 /// The function that `calls` of several layers call, with each layer's parameters, and its operands' places.
-fn callee<'m>(module: &'m g::Module, calls: &[&Op], operands: &[Home]) -> Result<Frame<'m>, PlanError> {
+fn callee_frame<'m>(module: &'m g::Module, calls: &[&Op], operands: &[Home]) -> Result<Frame<'m>, PlanError> {
     let mut function = None;
     let mut lists: Vec<(&[ParamId], &[StateId])> = Vec::new();
     for call in calls {
@@ -146,6 +146,7 @@ fn callee<'m>(module: &'m g::Module, calls: &[&Op], operands: &[Home]) -> Result
     }
     let function = function.ok_or_else(|| PlanError::Internal("a layer that nothing calls".into()))?;
     let mut frame = Frame::callee(module, function, &lists);
+    debug_assert_eq!(function.inputs.len(), operands.len(), "operands of a call");
     frame.homes.extend(function.inputs.iter().copied().zip(operands.iter().cloned()));
     Ok(frame)
 }

@@ -37,7 +37,8 @@ impl Plan<'_> {
         let columns = (n / chain.ways / group_cols, group_cols, chain.ways);
         let (compute, panels) = panels(self.cx.isa, (frame.func.ty(node.inputs[0]).dtype, weight_ty.dtype), depth, columns);
         let row_dim = node.ty.shape[0];
-        let left = self.left(frame, node.inputs[0], (row_dim, &panels, dtype, compute))?;
+        let times = Times { rows: row_dim, panels: &panels, weight_dtype: dtype, compute };
+        let left = self.left(frame, node.inputs[0], &times)?;
         // Epilogue.
         let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };
         let name = weight_label(&frame.module.params[weight.index()].name);
@@ -80,30 +81,28 @@ impl Plan<'_> {
         (chain, cols)
     }
 
-    /// The left operand: the rows `input`, or records of them where it is codes.
-    fn left(
-        &mut self,
-        frame: &mut Frame<'_>,
-        input: ValueId,
-        (row_dim, panels, weight, compute): (Dim, &Panels, DType, Compute),
-    ) -> Result<Left, PlanError> {
+    /// The left operand: the rows `input`, or records of them where it is codes. Codes are made from floats: by each thread for itself where
+    /// rows are few, else in a region of their own.
+    fn left(&mut self, frame: &mut Frame<'_>, input: ValueId, times: &Times<'_>) -> Result<Left, PlanError> {
         let coded = Some(input).filter(|v| frame.func.ty(*v).dtype.is_quantised());
         if let Some(codes) = coded
-            && let Some(rows) = frame.records.get(&(codes, panels.coding.bias_factor(weight), compute))
+            && let Some(rows) = frame.records.get(&times.records_of(codes))
         {
             return Ok(Left { rows: rows.clone(), prologue: None, quantise: None });
         }
         let x = coded.map_or(input, |codes| frame.func.node(codes).inputs[0]);
-        let few = self.bound(frame, row_dim) <= PRIVATE_ROWS && coded.is_none_or(|codes| frame.users[codes.index()].len() == 1);
-        let is_private = few && !frame.homes.contains_key(&x) && frame.users[x.index()].len() == 1 && self.is_computed(frame, x);
+        let has_one_user = |v: ValueId| frame.users[v.index()].len() == 1;
+        // Records that another matmul reads, too, are stored.
+        let by_each_thread = self.bound(frame, times.rows) <= PRIVATE_ROWS && coded.is_none_or(has_one_user);
+        let is_private = by_each_thread && !frame.homes.contains_key(&x) && has_one_user(x) && self.is_computed(frame, x);
         let (floats, prologue) = if is_private {
-            let (rows, nest) = self.private_rows(frame, x, (row_dim, panels.k))?;
+            let (rows, nest) = self.private_rows(frame, x, (times.rows, times.panels.k))?;
             (rows, Some(nest))
         } else {
-            (self.stored_rows(frame, x, panels.k)?, None)
+            (self.stored_rows(frame, x, times.panels.k)?, None)
         };
         let (rows, quantise) = match coded {
-            Some(codes) => self.codes(frame, codes, floats, (row_dim, panels, weight, compute), few)?,
+            Some(codes) => self.codes(frame, codes, floats, times, by_each_thread)?,
             None => (floats, None),
         };
         Ok(Left { rows, prologue, quantise })
@@ -140,21 +139,21 @@ impl Plan<'_> {
         self.program.private_bytes = self.program.private_bytes.max(end.next_multiple_of(128));
     }
 
-    /// Records of the codes of `floats`, for panels stored as `weight`: private to each thread where rows are few, else stored by a region of
-    /// its own.
+    /// Records of the codes of `floats`: made by each thread for itself, or stored by a region of their own.
     fn codes(
         &mut self,
         frame: &mut Frame<'_>,
         codes: ValueId,
         floats: Rows,
-        (row_dim, panels, weight, compute): (Dim, &Panels, DType, Compute),
-        private: bool,
+        times: &Times<'_>,
+        by_each_thread: bool,
     ) -> Result<(Rows, Option<Quantise>), PlanError> {
+        let &Times { rows: row_dim, panels, weight_dtype, compute } = times;
         let group = panels.coding.group().ok_or_else(|| PlanError::Internal("codes of rows for a weight without codes".into()))?;
         let stride = compute.record_stride(panels.k, group);
         let bound = self.bound(frame, row_dim);
-        let bias_factor = panels.coding.bias_factor(weight);
-        let place = if private {
+        let bias_factor = panels.coding.bias_factor(weight_dtype);
+        let place = if by_each_thread {
             // Behind the rows of the prologue.
             let offset = match floats.operand.place {
                 Place::Private(offset) => (offset + bound * u64::from(floats.stride) * floats.operand.dtype.size()).next_multiple_of(128),
@@ -179,11 +178,11 @@ impl Plan<'_> {
             compute,
             bias_factor,
         };
-        if private {
+        if by_each_thread {
             return Ok((rows, Some(kernel)));
         }
         self.region("quantise", Kernel::Quantise(kernel));
-        frame.records.insert((codes, bias_factor, compute), rows.clone());
+        frame.records.insert(times.records_of(codes), rows.clone());
         Ok((rows, None))
     }
 
@@ -385,6 +384,21 @@ impl Plan<'_> {
         {
             self.program.buffers.pop();
         }
+    }
+}
+
+/// What rows are multiplied with, and how.
+struct Times<'p> {
+    rows: Dim,
+    panels: &'p Panels,
+    weight_dtype: DType,
+    compute: Compute,
+}
+
+impl Times<'_> {
+    /// The key of [`Frame::records`].
+    fn records_of(&self, codes: ValueId) -> (ValueId, i32, Compute) {
+        (codes, self.panels.coding.bias_factor(self.weight_dtype), self.compute)
     }
 }
 

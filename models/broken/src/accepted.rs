@@ -64,8 +64,8 @@ pub const ACCEPTED: &[Accepted] = &[
         t.config("layer_types", json!(["full_attention", "full_attention"]));
     }),
     ("template_that_raises", "", |t| t.put("chat_template.jinja", "{{ raise_exception('never') }}")),
-    ("generation_settings_not_followed", "suppress_tokens, no_repeat_ngram_size: changes what the reference generates", |t| {
-        let settings = json!({"suppress_tokens": [1], "no_repeat_ngram_size": 2, "num_beams": 1, "bad_words_ids": [], "max_length": 9});
+    ("generation_setting_not_followed", "no_repeat_ngram_size: changes what the reference generates", |t| {
+        let settings = json!({"suppress_tokens": [], "no_repeat_ngram_size": 2, "num_beams": 1, "typical_p": 0.9, "max_length": 9});
         t.json("generation_config.json", &settings);
     }),
     ("generation_settings_of_config", "num_beams: changes what the reference generates", |t| {

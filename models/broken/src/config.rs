@@ -47,7 +47,7 @@ pub const CONFIG: &[Case] = &[
     ("longrope_without_type", 4, &["rope_scaling.rope_type", "is missing"], |t| {
         t.config("rope_scaling", json!({"long_factor": [1], "short_factor": [1]}));
     }),
-    ("rope_by_layer", 6, &["rope_parameters.full_attention", "the same for all layers"], |t| {
+    ("rope_by_layer", 6, &["rope_parameters.full_attention", "the same parameters for all layers"], |t| {
         t.config("rope_parameters", json!({"full_attention": {"rope_type": "default", "rope_theta": 500}}));
         t.config("layer_types", json!(["full_attention", "full_attention"]));
     }),

@@ -5,7 +5,8 @@
 
 use super::{ArchEntry, Architecture, Facts, Naming, Role, Task, TensorSpec};
 use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
-use crate::error::Error;
+use crate::error::{Error, Kind};
+use crate::json;
 use crate::trace::Trace;
 use rcompile_graph::build::Built;
 use rcompile_graph::{AttnExpr, TypeError, ValueId};
@@ -123,32 +124,38 @@ impl Gpt2Config {
     }
 }
 
-/// The name by which a size is given, this class's own or the one that other classes have, which the reference takes as well; by both it has
-/// to be the same size.
-fn given_name<'n>(c: &ConfigReader<'_>, (own, other): (&'n str, &'n str)) -> Result<&'n str, Error> {
-    match (c.usize_opt(own, 1..=SIZE_MAX)?, c.usize_opt(other, 1..=SIZE_MAX)?) {
-        (Some(a), Some(b)) if a != b => Err(c.disagree((own, a), (other, b), "are not the same", "one size")),
+/// The name by which a size is given: this class's own, or that of other classes, which the reference takes as well; by both it has to be the
+/// same size.
+fn given_name<'n>(c: &ConfigReader<'_>, own: &'n str, other: &'n str) -> Result<&'n str, Error> {
+    match (c.value(own), c.value(other)) {
+        (Some(a), Some(b)) if a != b => {
+            let place = format!("{own} and {other}");
+            let found = format!("{own} = {}, {other} = {}", json::show(a), json::show(b));
+            Err(Error::new(Kind::Disagree, c.file(), place, "are not the same", "one size", found))
+        }
         (None, Some(_)) => Ok(other),
         _ => Ok(own),
     }
 }
 
 fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
-    let hidden = c.usize(given_name(c, ("n_embd", "hidden_size"))?, 1..=SIZE_MAX)?;
-    let layers = c.usize(given_name(c, ("n_layer", "num_hidden_layers"))?, 1..=LAYERS_MAX)?;
-    let heads = c.usize(given_name(c, ("n_head", "num_attention_heads"))?, 1..=SIZE_MAX)?;
+    let (n_embd, n_layer) = (given_name(c, "n_embd", "hidden_size")?, given_name(c, "n_layer", "num_hidden_layers")?);
+    let (n_head, n_positions) = (given_name(c, "n_head", "num_attention_heads")?, given_name(c, "n_positions", "max_position_embeddings")?);
+    let hidden = c.usize(n_embd, 1..=SIZE_MAX)?;
+    let layers = c.usize(n_layer, 1..=LAYERS_MAX)?;
+    let heads = c.usize(n_head, 1..=SIZE_MAX)?;
     let vocab = c.usize("vocab_size", 1..=SIZE_MAX)?;
-    let positions = c.positions(given_name(c, ("n_positions", "max_position_embeddings"))?, 1024)?;
+    let positions = c.positions(n_positions, 1024)?;
     if !hidden.is_multiple_of(heads) {
-        return Err(c.disagree(("n_embd", hidden), ("n_head", heads), "do not divide", "a multiple"));
+        return Err(c.disagree((n_embd, hidden), (n_head, heads), "do not divide", "a multiple"));
     }
     let head_dim = hidden / heads;
-    let four = c.product(("n_embd", hidden), ("4", 4))?;
+    let four = c.product((n_embd, hidden), ("4", 4))?;
     let intermediate = c.usize_or("n_inner", 1..=SIZE_MAX, four)?;
-    c.product(("vocab_size", vocab), ("n_embd", hidden))?;
-    c.product(("n_embd × 4", four), ("n_embd", hidden))?;
-    c.product(("n_inner", intermediate), ("n_embd", hidden))?;
-    c.product(("n_positions", positions), ("n_embd", hidden))?;
+    c.product(("vocab_size", vocab), (n_embd, hidden))?;
+    c.product((&format!("{n_embd} × 4"), four), (n_embd, hidden))?;
+    c.product(("n_inner", intermediate), (n_embd, hidden))?;
+    c.product((n_positions, positions), (n_embd, hidden))?;
     c.refuse_if_true("add_cross_attention")?;
     // `reorder_and_upcast_attn` moves the same scale to another place: in f32 the result is the same.
     c.bool_or("reorder_and_upcast_attn", false)?;
@@ -207,6 +214,9 @@ mod tests {
         assert_eq!(read("n_head", json!(5)).err().unwrap().exit_code(), 5);
         assert_eq!(read("n_head", json!(0)).err().unwrap().exit_code(), 4);
         assert!(read("num_attention_heads", json!(3)).is_ok());
+        let other = json!({
+            "hidden_size": 12, "num_hidden_layers": 2, "num_attention_heads": 3, "vocab_size": 17, "max_position_embeddings": 9});
+        assert_eq!(load(&ConfigReader::new("config.json", other.as_object().unwrap())).unwrap().facts(), plain.facts());
         let two = read("num_hidden_layers", json!(1)).err().unwrap();
         assert_eq!((two.exit_code(), two.place.as_str()), (5, "n_layer and num_hidden_layers"), "{two}");
         assert_eq!(read("activation_function", json!("foo")).err().unwrap().exit_code(), 6);

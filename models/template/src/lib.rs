@@ -362,6 +362,8 @@ mod tests {
         ] {
             let e = render(source, json!([])).unwrap_err();
             assert_eq!((e.kind, e.line), (kind, line), "{source}: {e}");
+            let place = if line == 0 { "chat template: ".to_string() } else { format!("chat template, line {line}: ") };
+            assert!(e.to_string().starts_with(&place), "{e}");
         }
         assert_eq!(render("{{ raise_exception('my words') }}", json!([])).unwrap_err().message, "my words");
         let nested = format!("{}{}", "{% if true %}".repeat(10_000), "{% endif %}".repeat(10_000));

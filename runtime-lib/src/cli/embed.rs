@@ -1,5 +1,7 @@
 //! `embed`: texts in, vectors out.
 
+use std::io::{self, IsTerminal};
+
 use clap::ArgMatches;
 
 use super::args::{EmbedArgs, Pooling, only_one, token_list};
@@ -44,47 +46,49 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
         }
     };
     let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
-    // What is wrong with any of them is said before the first vector is printed.
+    // Texts that do not fit are told of before the first vector is printed.
     encoder.check_lengths(&texts.iter().map(Vec::len).collect::<Vec<_>>())?;
     let vector = vector_of(pooling, normalize);
-    let progress = Progress::new("texts", texts.len(), args.quiet);
-    let mut out = Output { json: args.json, printed: 0 };
-    out.begin()?;
+    // On a terminal it would write over an object that is printed in several parts.
+    let in_parts = args.json && texts.len() > TEXTS_AT_ONCE && io::stdout().is_terminal();
+    let progress = Progress::new("texts", texts.len(), args.quiet || in_parts);
+    let mut out = Output { json: args.json, begun: false };
     for texts in texts.chunks(TEXTS_AT_ONCE) {
         let embeddings = encoder.encode(texts, |session, run| {
             progress.advance();
             session.pooled(run, vector).to_vec()
         })?;
         progress.hide();
-        for embedding in embeddings {
-            warn_unless_finite(&embedding);
-            out.vector(&embedding)?;
-        }
+        embeddings.iter().for_each(|embedding| warn_unless_finite(embedding));
+        embeddings.iter().try_for_each(|embedding| out.vector(embedding))?;
     }
     out.end()
 }
 
-/// Vectors on stdout as they come: one to a line, or one JSON object `{"embeddings":[[..],..]}` in all.
+/// Vectors on stdout as they come: one to a line, or one JSON object `{"embeddings":[[..],..]}` on one line in all. Nothing is printed before
+/// the first is there.
 struct Output {
     json: bool,
-    printed: usize,
+    begun: bool,
 }
 
 impl Output {
-    fn begin(&mut self) -> Result<(), Failure> {
-        if self.json { print("{\"embeddings\":[") } else { Ok(()) }
-    }
+    const BEGIN: &str = "{\"embeddings\":[";
+
     fn vector(&mut self, vector: &[f32]) -> Result<(), Failure> {
-        self.printed += 1;
         if !self.json {
             let words: Vec<String> = vector.iter().map(f32::to_string).collect();
             return print(&(words.join(" ") + "\n"));
         }
-        let comma = if self.printed > 1 { "," } else { "" };
-        print(&(comma.to_owned() + &serde_json::to_string(vector).map_err(Failure::bug)?))
+        let before = if std::mem::replace(&mut self.begun, true) { "," } else { Output::BEGIN };
+        print(&(before.to_owned() + &serde_json::to_string(vector).map_err(Failure::bug)?))
     }
-    fn end(&mut self) -> Result<(), Failure> {
-        if self.json { print("]}\n") } else { Ok(()) }
+    fn end(&self) -> Result<(), Failure> {
+        match (self.json, self.begun) {
+            (false, _) => Ok(()),
+            (true, true) => print("]}\n"),
+            (true, false) => print(&(Output::BEGIN.to_owned() + "]}\n")),
+        }
     }
 }
 
@@ -95,7 +99,7 @@ fn encoded(cx: &Cx, texts: &[&str]) -> Result<Vec<Vec<u32>>, Failure> {
     let tokenizer = loading.wait()?;
     let (all, cut) = ids(&tokenizer, texts, limit)?;
     if cut > 0 {
-        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, the most that the model takes", texts.len()));
+        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the model's files say", texts.len()));
     }
     Ok(all)
 }

@@ -27,6 +27,8 @@ struct Style {
 struct State {
     done: usize,
     said: Instant,
+    /// Is there a line on the terminal?
+    shown: bool,
     out: Box<dyn Write + Send>,
 }
 
@@ -40,13 +42,13 @@ impl Progress {
 
     fn to(out: Box<dyn Write + Send>, unit: &'static str, total: usize, style: Option<Style>) -> Progress {
         let start = Instant::now();
-        Progress { unit, total, start, style, state: Mutex::new(State { done: 0, said: start, out }) }
+        Progress { unit, total, start, style, state: Mutex::new(State { done: 0, said: start, shown: false, out }) }
     }
 
     /// Takes the line away, so that what follows stands where it was.
     pub fn hide(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.style.is_some_and(|s| s.terminal) && state.said > self.start {
+        if std::mem::take(&mut state.shown) {
             let _ = write!(state.out, "\r\x1b[K");
         }
     }
@@ -61,6 +63,7 @@ impl Progress {
             let left = self.start.elapsed().as_secs_f64() / state.done as f64 * (self.total - state.done) as f64;
             let line = format!("{} of {} {}, {left:.0} s left", state.done, self.total, self.unit);
             // Without stderr there is nobody to tell.
+            state.shown = style.terminal;
             let _ = if style.terminal { write!(state.out, "\r\x1b[K{line}") } else { writeln!(state.out, "{line}") };
         }
     }
@@ -106,5 +109,13 @@ mod tests {
         assert_eq!(said(2, style(Duration::ZERO, true)), "\r\x1b[K1 of 2 texts, 0 s left\r\x1b[K");
         assert_eq!(said(3, style(Duration::MAX, true)), "");
         assert_eq!(said(3, None), "");
+        // A line is taken away once.
+        let sink = Sink::default();
+        let progress = Progress::to(Box::new(sink.clone()), "texts", 2, style(Duration::ZERO, true));
+        progress.hide();
+        progress.advance();
+        (0..2).for_each(|_| progress.hide());
+        drop(progress);
+        assert_eq!(*sink.0.lock().unwrap(), b"\r\x1b[K1 of 2 texts, 0 s left\r\x1b[K");
     }
 }

@@ -46,7 +46,7 @@ pub enum PairWork {
     },
     /// The first keys of a block as f32, see [`Cache`].
     Widen,
-    /// The same as tiles want them, and what fills the last step.
+    /// The first keys of a block, and their values, as tiles want them, with zeros to the end of the last step.
     Pack,
     /// A packed block of keys for some pairs, for which tile registers have their shapes.
     Tiles,
@@ -55,8 +55,8 @@ pub enum PairWork {
 arguments! {
     /// What functions of a block are given first: the kernel's arguments, for `maxima`, and the addresses of this and of `softmax`.
     pub(super) struct BlockCaller {
-        kernel: [KernelArgs],
-        /// Address of the function with [`MaximaArgs`].
+        call: [KernelArgs],
+        /// Address of `maxima` ([`MaximaArgs`]).
         maxima: PTR,
         /// Address of [`PairWork::Softmax`].
         softmax: PTR,
@@ -96,7 +96,7 @@ arguments! {
 
     /// Arguments of `maxima`.
     pub(super) struct MaximaArgs {
-        kernel: [KernelArgs],
+        call: [KernelArgs],
         scratch: PTR,
         /// The block's scales.
         scales: PTR,
@@ -147,7 +147,7 @@ impl<'c> BlockCaller<'c> {
         pairs: Value<'c>,
         (begin, end): (Value<'c>, Value<'c>),
     ) {
-        MaximaArgs { kernel: self.kernel, scratch, scales, key_begin, kv_head, first, pairs, begin, end }.call_at(fb, self.maxima);
+        MaximaArgs { call: self.call, scratch, scales, key_begin, kv_head, first, pairs, begin, end }.call_at(fb, self.maxima);
         SoftmaxArgs { scratch, scales, first, pairs, begin, end }.call_at(fb, self.softmax);
     }
 }

@@ -5,19 +5,19 @@
 use super::*;
 
 impl<'c> Generator<'_, 'c> {
-    /// `maxima`: of the block's rows, pairs `first` and following, scales scores `begin .. end` (multiples of the lanes) and makes those
-    /// minus infinity that the row does not see; updates their maxima, sets `alpha`. Scores between a row's bounds, all of them, are not
-    /// compared with them.
+    /// The function with [`MaximaArgs`]: of the block's rows, pairs `first` and following, scales scores `begin .. end` (multiples of the
+    /// lanes) and makes those minus infinity that the row does not see; updates their maxima, sets `alpha`. Scores between a row's bounds,
+    /// all of them, are not compared with them.
     ///
     /// All rows' maxima come before any row's exponentials: a maximum ends in a chain of shuffles, which other rows' work hides.
     pub(super) fn maxima(&self) -> Function<'c> {
         MaximaArgs::define(self.mb, &format!("{}.maxima", self.name), |fb, args| {
-            let MaximaArgs { kernel, scratch, scales, key_begin, kv_head, first, pairs, begin, end } = args;
+            let MaximaArgs { call, scratch, scales, key_begin, kv_head, first, pairs, begin, end } = args;
             let k = self.kernel;
             let (kernel_pairs, at) = (&self.pairs, self.pairs.at());
             let lanes = fb.lanes();
             let vector = Ty::vec(Elem::F32, lanes);
-            let scope = Call::new(fb, self.program, kernel).scope(&[], &k.exprs);
+            let scope = Call::new(fb, self.program, call).scope(&[], &k.exprs);
             let group = fb.int(self.group);
             let point = |key: Value<'c>, score: Value<'c>| Point {
                 var: Some(k.key_var),

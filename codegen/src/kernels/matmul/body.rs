@@ -57,15 +57,16 @@ impl<'c> Body<'_, '_, '_, 'c> {
     fn emit(&self) {
         let Schedule { kernel, blocks, .. } = self.generator.schedule;
         let few = || self.few();
-        let Some((blocks, functions)) = blocks.as_ref().zip(self.functions.blocked.as_ref()) else { return few() };
+        let Some((blocks, of_blocks)) = blocks.as_ref().zip(self.functions.blocked.as_ref()) else { return few() };
         let (mr, streamed) = (kernel.tile.mr, blocks.streamed_rows(kernel));
-        let more = || match functions {
+        let more = || match of_blocks {
             BlockFunctions::Tiles { alone, .. } => {
                 self.up_to(streamed + 1, tiles::ROWS, &|| self.alone(alone), &|| self.passes(blocks));
                 self.call.fb.tile_release();
             }
             BlockFunctions::Registers { .. } => self.passes(blocks),
         };
+        // Up to `mr` rows are few, up to `streamed` go in halves, up to one block by tiles alone, more in passes.
         self.up_to(1, mr, &few, &|| self.up_to(mr + 1, streamed, &|| self.halves(blocks), &more));
     }
 
@@ -146,13 +147,13 @@ impl<'c> Body<'_, '_, '_, 'c> {
         let most = kernel.tile.m_block;
         let several = most != 0 && program.capacity(kernel.rows) > most;
         let passes = if several { fb.div(fb.add_int(self.rows, i64::from(most) - 1), fb.int(most.into())) } else { fb.int(1) };
-        // Passes of equal size, as `RowCounts` counts them.
         let function = self.pass.expect("more rows than few");
+        // Passes of equal size, as `RowCounts` counts them.
         let pass = |number: Value<'c>, begin: Value<'c>, end: Value<'c>| {
             let row_at = |number: Value<'c>| fb.div(fb.mul(self.rows, number), passes);
             let row = row_at(number);
             let rows = fb.sub(row_at(fb.add_int(number, 1)), row);
-            PassArgs { kernel: self.at.caller.kernel, row, rows, begin, end }.call(fb, function);
+            PassArgs { call: call.args, row, rows, begin, end }.call(fb, function);
         };
         let least = match (kernel.compute.by_tiles(), blocks.turn < blocks.count) {
             (false, _) => blocks.units,

@@ -5,7 +5,7 @@
 use super::*;
 
 impl<'c> Generator<'_, 'c> {
-    /// `ahead(.., row, rows, column)`: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart
+    /// The function with [`AheadArgs`]: asks for what the epilogue reads of these rows and the columns of a panel: rows lie too far apart
     /// for prefetchers. None: it reads nothing by row and column.
     pub(super) fn ahead(&self) -> Option<Function<'c>> {
         let kernel = self.schedule.kernel;
@@ -14,7 +14,7 @@ impl<'c> Generator<'_, 'c> {
         if loads.is_empty() {
             return None;
         }
-        Some(AheadArgs::define(self.mb, &format!("{}.ahead", self.name), |fb, AheadArgs { kernel: call, row, rows, column }| {
+        Some(AheadArgs::define(self.mb, &format!("{}.ahead", self.name), |fb, AheadArgs { call, row, rows, column }| {
             let scope = Call::new(fb, self.schedule.program, call).scope(&kernel.operands, &kernel.exprs);
             fb.for_(row, fb.add(row, rows), 1, |row| {
                 let mut scope = scope.clone();
@@ -31,12 +31,12 @@ impl<'c> Generator<'_, 'c> {
         }))
     }
 
-    /// `epilogue(.., tile, row, rows, column, columns)` over `tile: f32[way][rows][columns]`.
+    /// The function with [`EpilogueArgs`].
     pub(super) fn epilogue(&self) -> Function<'c> {
         EpilogueArgs::define(self.mb, &format!("{}.epilogue", self.name), |fb, args| {
             let EpilogueArgs { tile, row, rows, column, columns, .. } = args;
             let kernel = self.schedule.kernel;
-            let call = Call::new(fb, self.schedule.program, args.kernel);
+            let call = Call::new(fb, self.schedule.program, args.call);
             let scope = call.scope(&kernel.operands, &kernel.exprs);
             let lanes = fb.lanes();
             // Scales of whole columns lie behind the codes of each panel.

@@ -56,7 +56,8 @@ impl<F> Instances<F> {
 impl<F> Functions<F> {
     /// What `each` makes of those of a kernel.
     pub fn new(schedule: &Schedule<'_>, mut each: impl FnMut(Part) -> F) -> Self {
-        let &Schedule { program, kernel, product, ref blocks, row_counts: ref counts, .. } = schedule;
+        let (program, kernel, product) = (schedule.program, schedule.kernel, schedule.product);
+        let (blocks, counts) = (&schedule.blocks, &schedule.row_counts);
         let mut function = |work| each(Part::Rows(RowFunction { product, work }));
         let streams = kernel.panels.panels() * kernel.panels.ways;
         let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));

@@ -106,6 +106,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
+    /// Those of a kernel; none where all rows that there can be are few.
     fn new(isa: &Isa, program: &Program, kernel: &Matmul, product: &Product) -> Option<Blocks> {
         let rows = program.capacity(kernel.rows);
         if rows <= kernel.tile.mr {
