@@ -8,7 +8,7 @@ use crate::stages::Source;
 use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Layout, Panels, Program};
 use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
-use rcompile_models::generation::PoolingMode;
+use rcompile_models::pooling::PoolingMode;
 use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, Task, TextInfo};
 
 /// What an executable of a model for this task does.

@@ -3,7 +3,7 @@
 //! ```text
 //! DIR -> dir (safe opening) -> json -> config -> arch (which model, which tensors)
 //!                           -> weights (safetensors headers, never all bytes) -> tensors of arch present and right
-//!                           -> tokenizer, template, generation
+//!                           -> tokenizer, template, generation, pooling
 //! ```
 //! Everything that can be wrong with a model directory is found here and told in one line ([`Error`]); later stages
 //! rely on it. Nothing in the directory is executed, nothing outside it is read, sizes are compared with the files
@@ -19,6 +19,7 @@ pub mod error;
 pub mod generation;
 mod guard;
 pub mod json;
+pub mod pooling;
 pub mod quantised;
 pub mod rope;
 pub mod tokenizer;
@@ -33,7 +34,8 @@ use arch::{ArchEntry, Architecture, Facts, Task};
 use config::{ConfigReader, RopeKind};
 use dir::{InputFile, ModelDir};
 pub use error::{Error, Kind, Warning};
-use generation::{Generation, Pooling, SETTINGS_BYTES_MAX};
+use generation::{Generation, SETTINGS_BYTES_MAX};
+use pooling::Pooling;
 use quantised::Scheme;
 use rcompile_template::{NaiveDate, OUTPUT_BYTES_MAX, Template, TemplateError, TemplateErrorKind, TemplateInput};
 use tokenizer::Tokenizer;
@@ -161,7 +163,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     }
     let generation = generation::read_generation(&dir, &config, (entry.task, facts.vocab_size), &mut warnings)?;
     let pooling = match entry.task {
-        Task::Embed => generation::read_pooling(&dir, facts.hidden_size)?,
+        Task::Embed => pooling::read_pooling(&dir, facts.hidden_size)?,
         Task::Generate => None,
     };
 

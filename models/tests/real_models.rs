@@ -3,7 +3,7 @@
 mod common;
 
 use rcompile_models::arch::Task;
-use rcompile_models::generation::{Pooling, PoolingMode};
+use rcompile_models::pooling::{Pooling, PoolingMode};
 use rcompile_models::{OpenOptions, open};
 use rcompile_template::{Template, TemplateInput};
 use serde_json::json;
