@@ -51,7 +51,7 @@ struct Base {
 
 static BASES: LazyLock<Vec<Base>> = LazyLock::new(|| configs().into_iter().enumerate().map(|(i, files)| base(i, files)).collect());
 static WORDS: LazyLock<Vec<String>> = LazyLock::new(|| {
-    let files = ["config", "rope", "generation", "quantised", "tokenizer", "lib", "arch/decoder", "arch/gpt2", "arch/bert"];
+    let files = ["config", "rope", "generation", "pooling", "quantised", "tokenizer", "lib", "arch/decoder", "arch/gpt2", "arch/bert"];
     let files = files.map(|f| format!("models/src/{f}.rs"));
     words(&files.each_ref().map(String::as_str))
 });
