@@ -72,6 +72,14 @@ pub enum StepError {
         /// What it must stay below.
         bound: u32,
     },
+    /// Rows that would meet in one slot: threads write and read them at once, in any order.
+    #[error("KV index {kv_index} of slot {slot}: the rows of a slot must go up, and a text has a slot of its own")]
+    Order {
+        /// The slot.
+        slot: u32,
+        /// The row that does not follow those before it.
+        kv_index: u32,
+    },
     /// More rows, or more rows that want logits, than the largest bucket holds.
     #[error("a step of {rows} rows with {outputs} outputs: the largest bucket holds {max_rows} rows with {max_outputs} outputs")]
     TooLarge {
@@ -95,7 +103,7 @@ pub struct Row {
     pub slot: u32,
     /// Position for RoPE and learned positions.
     pub position: u32,
-    /// Where K and V of this row are written.
+    /// Where K and V of this row are written, behind those of the rows before it in the same slot.
     pub kv_index: u32,
     /// Segment (token type): 0, and 1 where the output is pooled.
     pub segment: u32,
@@ -335,6 +343,8 @@ pub struct Session<'a> {
     output: Area,
     page_table: Vec<i32>,
     run_begin: Vec<i32>,
+    /// Per slot the end of the step's rows in it, as far as they were looked at.
+    slot_end: Vec<i32>,
     tiles: Vec<Tile>,
     outputs: usize,
     growth: Growth,
@@ -360,6 +370,7 @@ impl<'a> Session<'a> {
             output: Area::new("output", output_bytes)?,
             page_table: (0..pages as i32).collect(),
             run_begin: Vec::with_capacity(rows + 1),
+            slot_end: vec![0; program.slots as usize],
             tiles: Vec::with_capacity(rows),
             outputs: 0,
             growth: Growth::new(private_bytes + output_bytes, program.state_bytes, page_bytes, program.pages_per_slot.into()),
@@ -432,8 +443,8 @@ impl<'a> Session<'a> {
             ..self.empty_step()
         };
         // SAFETY: `Program::new` promised a function of this ABI. Tables have the lengths that `StepCtx` states, ids, slots and
-        // positions were checked above, areas have the sizes of the manifest, scratch is sized for the pool's threads, and
-        // `&mut self` keeps everything else away until all threads are done.
+        // positions were checked above, as was that no two rows have one place in the state, areas have the sizes of the manifest,
+        // scratch is sized for the pool's threads, and `&mut self` keeps everything else away until all threads are done.
         unsafe { self.pool.run(bucket.run, &ctx) };
         if let Some(profile) = &mut self.profile {
             profile.end_step(bucket_index, rows.len() as u64);
@@ -523,7 +534,7 @@ impl<'a> Session<'a> {
         below("segment", &rows.segment, if self.program.bidirectional { POOLED_SEGMENTS } else { 1 })
     }
 
-    /// Fills `run_begin` and returns the number of runs.
+    /// Fills `run_begin` and returns the number of runs. No two rows meet in a slot, nor two runs of a bidirectional step.
     fn group_runs(&mut self, rows: &RowTable) -> Result<usize, StepError> {
         self.run_begin.clear();
         if rows.len() > self.program.max_rows() {
@@ -534,8 +545,15 @@ impl<'a> Session<'a> {
                 max_outputs: self.program.max_outputs(),
             });
         }
-        for (row, slot) in rows.slot.iter().enumerate() {
-            if row == 0 || rows.slot[row - 1] != *slot {
+        self.slot_end.fill(0);
+        for (row, (&slot, &kv_index)) in rows.slot.iter().zip(&rows.kv_index).enumerate() {
+            let end = &mut self.slot_end[slot as usize];
+            let begins = row == 0 || rows.slot[row - 1] != slot;
+            if kv_index < *end || begins && *end > 0 && self.program.bidirectional {
+                return Err(StepError::Order { slot: slot as u32, kv_index: kv_index as u32 });
+            }
+            *end = kv_index + 1;
+            if begins {
                 self.run_begin.push(row as i32);
             }
         }

@@ -310,6 +310,39 @@ fn what_is_out_of_range_never_reaches_generated_code() {
     assert!(decoder.session().step(&rows).is_err());
 }
 
+/// Two threads would write to one place, or read what another writes.
+#[test]
+fn rows_of_a_step_never_meet() {
+    let mut decoder = decoder_session(&[1, 8], 3, 2);
+    let mut encoder = encoder(3, 2);
+    let step = |session: &mut Session, places: &[(u32, u32)]| {
+        let mut rows = RowTable::default();
+        for &(slot, kv_index) in places {
+            rows.push(Row { token: 0, slot, position: kv_index, kv_index, segment: 0, wants_logits: false });
+        }
+        session.step(&rows)
+    };
+    let at = |session: &mut Session, places: &[(u32, u32)]| match step(session, places) {
+        Err(StepError::Order { slot, kv_index }) => Some((slot, kv_index)),
+        done => {
+            done.unwrap();
+            None
+        }
+    };
+    assert_eq!(at(&mut decoder, &[(0, 0), (0, 0)]), Some((0, 0)));
+    assert_eq!(at(&mut decoder, &[(2, 7), (1, 7), (0, 7), (1, 7)]), Some((1, 7)));
+    assert_eq!(at(&mut decoder, &[(1, 4), (1, 5), (0, 0), (1, 4)]), Some((1, 4)));
+    assert_eq!(at(&mut decoder, &[(0, 1), (0, 0)]), Some((0, 0)));
+    // A slot may go on behind others, and each step may go back.
+    for _ in 0..2 {
+        assert_eq!(at(&mut decoder, &[(1, 0), (2, 0), (0, 599), (1, 1)]), None);
+    }
+    // Texts see each other's rows in one slot.
+    assert_eq!(at(&mut encoder.session(), &[(0, 0), (1, 0), (0, 1)]), Some((0, 1)));
+    assert_eq!(at(&mut encoder.session(), &[(0, 0), (0, 1), (1, 0), (0, 0)]), Some((0, 0)));
+    assert_eq!(at(&mut encoder.session(), &[(1, 0), (1, 1), (0, 0)]), None);
+}
+
 #[test]
 fn segments_are_those_that_a_model_has() {
     let step = |session: &mut Session, segment: u32| {
