@@ -117,11 +117,17 @@ extern "C" fn unreadable(_: c_int) {
 /// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a
 /// script's `trap ''`). The other signals that end a process from outside, at a limit of time or by a bug, still do. A closed pipe and a file
 /// beyond `ulimit -f` are errors of `write`, not signals; a mapped page that is not in its file any more is exit 3.
+///
+/// No handler runs at SIGKILL, at the two signals that the C library keeps for itself (32 and 33), and where the stack has no room for it.
 pub fn set_signals() {
     use libc::{SIGABRT, SIGALRM, SIGBUS, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGSEGV, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU};
-    let handlers: [(extern "C" fn(c_int), &[c_int]); 3] = [
+    use libc::{SIGFPE, SIGILL, SIGIO, SIGPWR, SIGSTKFLT, SIGSYS, SIGTRAP};
+    let real_time: Vec<c_int> = (libc::SIGRTMIN()..=libc::SIGRTMAX()).collect();
+    let handlers: [(extern "C" fn(c_int), &[c_int]); 5] = [
         (leave, &[SIGHUP, SIGINT, SIGTERM]),
-        (clean, &[SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF, SIGABRT, SIGSEGV]),
+        (clean, &[SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF, SIGIO, SIGPWR, SIGSTKFLT]),
+        (clean, &[SIGABRT, SIGSEGV, SIGILL, SIGFPE, SIGTRAP, SIGSYS]),
+        (clean, &real_time),
         (unreadable, &[SIGBUS]),
     ];
     for (handler, signals) in handlers {

@@ -1184,15 +1184,19 @@ fn a_rare_signal_leaves_no_part_of_a_file() {
     let text = text_beside(&exe, 200_000);
     let logits = exe.path.with_file_name("logits");
     let args = ["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
-    for signal in [Signal::QUIT, Signal::ALARM, Signal::USR1, Signal::USR2, Signal::XCPU, Signal::VTALARM, Signal::PROF] {
+    let from_outside = [libc::SIGQUIT, libc::SIGALRM, libc::SIGUSR1, libc::SIGUSR2, libc::SIGXCPU, libc::SIGVTALRM, libc::SIGPROF];
+    let by_itself = [libc::SIGABRT, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGSYS];
+    let others = [libc::SIGIO, libc::SIGPWR, libc::SIGSTKFLT, libc::SIGRTMIN(), libc::SIGRTMAX()];
+    for signal in from_outside.into_iter().chain(by_itself).chain(others) {
         let script = ["-c", "ulimit -c 0; exec env --default-signal \"$0\" \"$@\""];
         let mut run = Command::new("sh").args(script).arg(&exe.path).args(args).stdout(Stdio::null()).spawn().unwrap();
         while names(&exe).len() == 2 {
             std::thread::sleep(Duration::from_millis(1));
         }
-        kill_process(Pid::from_child(&run), signal).unwrap();
-        assert_eq!(run.wait().unwrap().signal(), Some(signal.as_raw()));
-        assert_eq!(names(&exe), ["counter", "text"], "{signal:?}");
+        // SAFETY: a child that is not waited for yet.
+        assert_eq!(unsafe { libc::kill(run.id() as i32, signal) }, 0, "{signal}");
+        assert_eq!(run.wait().unwrap().signal(), Some(signal));
+        assert_eq!(names(&exe), ["counter", "text"], "{signal}");
     }
 }
 
