@@ -440,6 +440,27 @@ fn a_full_context_starts_the_conversation_anew() {
     assert!(left_out.len() == 1 && left_out[0].contains("41") && left_out[0].contains("40"), "{remarks}");
 }
 
+/// An eighth of the 40 positions is left for an answer, or what one takes at most.
+#[test]
+fn a_nearly_full_context_starts_the_conversation_anew() {
+    let exe = build("nearly", Variant::default());
+    for (most, last_that_fits) in [("9", 35), ("5", 35), ("3", 37), ("1", 39), ("0", 40)] {
+        for positions in [last_that_fits, last_that_fits + 1] {
+            // The first message is alone, whatever it leaves; the second has one position before it, or two with an answer.
+            let before = if most == "0" { 1 } else { 2 };
+            let said = format!("i\n{}i\n", "a".repeat(positions - before - 1));
+            let (code, answers, remarks) = talk(&exe, &["-n", most], said.as_bytes());
+            let answer = if most == "0" { "\n" } else { "j\n" };
+            assert_eq!((code, answers), (Some(0), answer.repeat(2)), "{most}: {remarks}");
+            let anew = remarks.contains("warning[W-context]: the conversation starts anew: ");
+            assert_eq!(anew, positions > last_that_fits, "{most}, {positions}: {remarks}");
+        }
+    }
+    let (code, answers, remarks) = talk(&exe, &["-n", "9"], format!("{}i\n", "a".repeat(39)).as_bytes());
+    assert_eq!((code, answers.as_str()), (Some(0), "j\n"), "{remarks}");
+    assert!(!remarks.contains("W-context"), "{remarks}");
+}
+
 /// A template has a limit of its own, which is reached long before the context is full.
 #[test]
 fn a_message_beyond_the_templates_limit_is_left_out() {

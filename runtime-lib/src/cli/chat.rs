@@ -1,7 +1,7 @@
 //! `chat`: lines in, answers out, each behind all that was said before.
 //!
 //! In: lines of stdin. Out: answers as they come. What the next turn has in common with what slot 0 holds is not computed again. Where a
-//! conversation becomes too long, it starts anew with the last message.
+//! conversation leaves too little of the context for an answer, it starts anew with the last message.
 
 use std::io::{BufRead, BufReader, IsTerminal, Read, Stderr, Write, stderr, stdin};
 
@@ -18,6 +18,9 @@ use crate::decode::Decoder;
 use crate::sample::Sampler;
 use crate::text::Text;
 
+/// The share of the context that is kept for an answer, as long as there is anything to forget for it: less would be a stub of one.
+const ANSWER_SHARE: usize = 8;
+
 pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
     let template = ChatTemplate::of(cx)?;
     let loading = cx.load_text()?;
@@ -26,7 +29,7 @@ pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
     let mut sampler = Sampler::new(sampling(&args.sampling, &manifest.generation), manifest.vocab_size as usize);
     let limits = Limits { n_predict: args.n_predict, eos: &manifest.generation.eos_token_ids };
-    let mut conversation = Conversation::new(template, &text, manifest, args.system.as_deref());
+    let mut conversation = Conversation::new(template, &text, manifest, args);
     let mut lines = Lines::of_stdin();
     while let Some(line) = lines.next()? {
         let Some(ids) = conversation.ask(&line)? else { continue };
@@ -56,23 +59,27 @@ struct Conversation<'c> {
     messages: Vec<Value>,
     /// Messages that stay where it starts anew.
     always: usize,
+    /// Positions that are left for an answer, where it need not start anew for them.
+    reserve: usize,
 }
 
 impl<'c> Conversation<'c> {
-    fn new(template: ChatTemplate<'c>, text: &'c Text<'c>, manifest: &'c Manifest, system: Option<&str>) -> Self {
-        let messages: Vec<_> = system.map(|system| message("system", system)).into_iter().collect();
-        Self { template, text, manifest, always: messages.len(), messages }
+    fn new(template: ChatTemplate<'c>, text: &'c Text<'c>, manifest: &'c Manifest, args: &ChatArgs) -> Self {
+        let messages: Vec<_> = args.system.iter().map(|system| message("system", system)).collect();
+        let reserve = (manifest.ctx_size as usize / ANSWER_SHARE).max(1).min(args.n_predict);
+        Self { template, text, manifest, always: messages.len(), messages, reserve }
     }
 
     /// Adds what the user says. Gives the ids of all that was said, or none where this message alone is too long.
     fn ask(&mut self, line: &str) -> Result<Option<Vec<u32>>, Failure> {
         self.messages.push(message("user", line));
-        let too_long = match self.ids(&self.messages)? {
+        let anew = [&self.messages[..self.always], &self.messages[self.messages.len() - 1..]].concat();
+        let reserve = if anew.len() < self.messages.len() { self.reserve } else { 0 };
+        let too_long = match self.ids(&self.messages, reserve)? {
             Ok(ids) => return Ok(Some(ids)),
             Err(too_long) => too_long,
         };
-        let anew = [&self.messages[..self.always], &self.messages[self.messages.len() - 1..]].concat();
-        match self.ids(&anew)? {
+        match self.ids(&anew, 0)? {
             Ok(ids) => {
                 warn("context", format!("the conversation starts anew: {too_long}"));
                 self.messages = anew;
@@ -91,16 +98,21 @@ impl<'c> Conversation<'c> {
         self.messages.push(message("assistant", text));
     }
 
-    /// The ids of these messages, or why they are too long.
-    fn ids(&self, messages: &[Value]) -> Result<Result<Vec<u32>, String>, Failure> {
+    /// The ids of these messages, or why they are too long to leave `reserve` positions.
+    fn ids(&self, messages: &[Value], reserve: usize) -> Result<Result<Vec<u32>, String>, Failure> {
         let rendered = match self.template.render(messages) {
             Err(error) if error.kind == TemplateErrorKind::Limit => return Ok(Err(error.to_string())),
             rendered => rendered?,
         };
         let ids = or_bos(self.text.encode(&rendered, false)?, &self.manifest.generation)?;
-        let (needed, size) = (ids.len(), self.manifest.ctx_size);
-        let too_long = || format!("{needed} positions are needed, the executable was built for {size}");
-        Ok(if needed > size as usize { Err(too_long()) } else { Ok(ids) })
+        let (needed, size) = (ids.len(), self.manifest.ctx_size as usize);
+        Ok(if needed > size {
+            Err(format!("{needed} positions are needed, the executable was built for {size}"))
+        } else if needed + reserve > size {
+            Err(format!("{needed} positions are needed and {reserve} for an answer, the executable was built for {size}"))
+        } else {
+            Ok(ids)
+        })
     }
 }
 
