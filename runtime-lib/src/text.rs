@@ -3,13 +3,14 @@
 //! In: `tokenizer.json` at build ([`compact()`]), the compact bytes at start ([`Text::load`]). Out: ids, text, and text piece by
 //! piece while ids arrive ([`Stream`]).
 //!
-//! Normaliser, pre-tokeniser, post-processor, decoder and added tokens are those of the `tokenizers` crate. What makes
-//! `tokenizer.json` slow is its BPE model: hundreds of thousands of strings to parse and two large hash maps to fill. The
-//! compact form stores them ready for use, hash tables included, and `FlatBpe` searches them where they lie, in the
+//! Normaliser, pre-tokeniser (but for its regular expressions: `pieces`), post-processor, decoder and added tokens are those of the
+//! `tokenizers` crate. What makes `tokenizer.json` slow is its BPE model: hundreds of thousands of strings to parse and two large hash maps
+//! to fill. The compact form stores them ready for use, hash tables included, and `FlatBpe` searches them where they lie, in the
 //! executable's read-only pages. Other models (Unigram, WordPiece, WordLevel) stay JSON, because they are small.
 
 mod compact;
 mod flat_bpe;
+mod pieces;
 mod stream;
 #[cfg(test)]
 mod tests;
@@ -19,6 +20,7 @@ pub use self::stream::Stream;
 
 use self::compact::{HEADER_BYTES, KIND_FLAT_BPE, MAGIC};
 use self::flat_bpe::{BpeSettings, FlatBpe, Table};
+use self::pieces::PreTokenizers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -26,8 +28,8 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokenizers::models::bpe::BpeTrainer;
 use tokenizers::tokenizer::{
-    AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, NormalizerWrapper, PostProcessor, PostProcessorWrapper, PreTokenizerWrapper,
-    Token, TokenizerImpl, TruncationDirection,
+    AddedToken, DecoderWrapper, Encoding, Model, ModelWrapper, NormalizerWrapper, PostProcessor, PostProcessorWrapper, Token,
+    TokenizerImpl, TruncationDirection,
 };
 
 /// Ids of a vocabulary among which [`Text::special_around`] looks for one that is a word.
@@ -145,13 +147,13 @@ struct Parts {
     #[serde(default)]
     added_tokens: Vec<AddedToken>,
     normalizer: Option<NormalizerWrapper>,
-    pre_tokenizer: Option<PreTokenizerWrapper>,
+    pre_tokenizer: Option<PreTokenizers>,
     post_processor: Option<PostProcessorWrapper>,
     decoder: Option<DecoderWrapper>,
     model: Value,
 }
 
-type Inner<'a> = TokenizerImpl<AnyModel<'a>, NormalizerWrapper, PreTokenizerWrapper, PostProcessorWrapper, DecoderWrapper>;
+type Inner<'a> = TokenizerImpl<AnyModel<'a>, NormalizerWrapper, PreTokenizers, PostProcessorWrapper, DecoderWrapper>;
 
 /// A loaded tokenizer.
 pub struct Text<'a> {

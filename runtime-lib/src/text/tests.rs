@@ -254,3 +254,55 @@ fn a_stream_holds_no_run_of_silent_tokens() {
         assert_eq!(got, "aabcb");
     }
 }
+
+/// The crate takes a search that its engine gives up for the end of the text: what follows would be one piece with other ids.
+#[test]
+fn a_search_that_is_given_up_is_an_error() {
+    let split =
+        |invert| format!(r#"{{"type":"Split","pattern":{{"Regex":"\\s+(?!\\S)|\\s+|a+"}},"behavior":"Isolated","invert":{invert}}}"#);
+    let bytes = |space, regex| format!(r#"{{"type":"ByteLevel","add_prefix_space":{space},"trim_offsets":true,"use_regex":{regex}}}"#);
+    let sequence = |part: &str| format!(r#"{{"type":"Sequence","pretokenizers":[{part}]}}"#);
+    for (part, searches) in [
+        (split(false), true),
+        (split(true), true),
+        (sequence(&sequence(&split(false))), true),
+        (sequence(&format!("{},{}", split(false), bytes(false, false))), true),
+        (bytes(false, true), true),
+        (bytes(true, true), true),
+        (bytes(true, false), false),
+        (r#"{"type":"Split","pattern":{"String":" "},"behavior":"Removed","invert":false}"#.into(), false),
+        (r#"{"type":"Whitespace"}"#.into(), false),
+    ] {
+        let model = r#"{"type":"BPE","vocab":{"a":0," ":1,"\u0120":2},"merges":[]}"#;
+        let json = toy(model, "").replace(r#""pre_tokenizer":null"#, &format!(r#""pre_tokenizer":{part}"#));
+        let bytes = compact(json.as_bytes()).unwrap();
+        let text = Text::load(&bytes).unwrap();
+        let mut judge = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+        judge.with_truncation(None).unwrap();
+        for (spaces, gives_up) in [(0, false), (2, false), (100_000, false), (1_000_100, searches)] {
+            let input = format!("a{}a a", " ".repeat(spaces));
+            match text.encode(&input, true) {
+                Ok(ids) => assert!(!gives_up && ids == judge.encode_fast(input, true).unwrap().get_ids(), "{part}: {spaces}"),
+                Err(error) => {
+                    assert!(gives_up && error.to_string().contains("expected less than a million"), "{part}: {spaces}: {error}");
+                    assert_eq!((error.exit_code(), text.encode_cut(&input, 4).unwrap_err().exit_code()), (7, 7));
+                }
+            }
+        }
+    }
+}
+
+/// Every character of two bytes and some longer ones: the table of bytes is the crate's.
+#[test]
+fn bytes_become_the_characters_of_the_crate() {
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
+    let input: String = ('\0'..'\u{800}').chain(['\u{800}', '\u{fffd}', '\u{10000}', '\u{10ffff}']).collect();
+    let judge = ByteLevel::new(false, true, false);
+    let ours: pieces::PreTokenizers = serde_json::from_value(serde_json::to_value(judge).unwrap()).unwrap();
+    let [mut expected, mut found] = [(); 2].map(|()| PreTokenizedString::from(input.as_str()));
+    judge.pre_tokenize(&mut expected).unwrap();
+    ours.pre_tokenize(&mut found).unwrap();
+    let splits = |text: &PreTokenizedString| format!("{:?}", text.get_splits(OffsetReferential::Original, OffsetType::Byte));
+    assert_eq!(splits(&found), splits(&expected));
+}
