@@ -14,6 +14,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
+use crate::abi::Tile;
 use crate::profile::Profile;
 use crate::step::{Row, RowTable, Session, StepError, room_for};
 
@@ -133,7 +134,7 @@ impl<'a> Encoder<'a> {
             for part in parts {
                 results.extend(self.together.encode(&texts[part], &read)?);
             }
-        } else if !parts.is_empty() && self.has_lanes()? {
+        } else if !parts.is_empty() && self.has_lanes(&lengths, &parts)? {
             results.extend(self.encode_apart(texts, &parts, &read)?);
         }
         let first = results.len();
@@ -143,13 +144,13 @@ impl<'a> Encoder<'a> {
         Ok(results)
     }
 
-    /// Makes a lane for each thread. False: there is no memory for them, and texts run together.
-    fn has_lanes(&mut self) -> Result<bool, StepError> {
-        let session = &self.together.session;
-        let missing = session.threads() as usize - self.apart.len();
-        if missing > 0 && room_for("threads' own areas", missing as u64 * session.single_bytes()).is_err() {
+    /// Makes a lane for each thread. False: there is no memory for them and these parts, and texts run together.
+    fn has_lanes(&mut self, lengths: &[usize], parts: &[Range<usize>]) -> Result<bool, StepError> {
+        let asked = self.asked_apart(lengths, parts);
+        if asked > 0 && room_for("threads' own areas", asked).is_err() {
             return Ok(false);
         }
+        let session = &self.together.session;
         while self.apart.len() < session.threads() as usize {
             let mut single = match session.single() {
                 Err(StepError::Memory { .. }) => return Ok(false),
@@ -161,6 +162,25 @@ impl<'a> Encoder<'a> {
             self.apart.push(Mutex::new(Lane::new(single)));
         }
         Ok(true)
+    }
+
+    /// Bytes that lanes would be the first to write to. Any of them may come to run any part, and all write at once: what each sees left
+    /// before its step is not there for all.
+    fn asked_apart(&mut self, lengths: &[usize], parts: &[Range<usize>]) -> u64 {
+        let (mut rows, mut keys): (usize, Vec<Tile>) = (0, Vec::new());
+        for part in parts {
+            rows = rows.max(lengths[part.clone()].iter().sum());
+            for (slot, &length) in lengths[part.clone()].iter().enumerate() {
+                match keys.get_mut(slot) {
+                    Some(longest) => longest.key_end = longest.key_end.max(length as i32),
+                    None => keys.push(Tile { row_begin: 0, row_count: 0, slot: slot as i32, key_end: length as i32 }),
+                }
+            }
+        }
+        let session = &self.together.session;
+        let missing = session.threads() as u64 - self.apart.len() as u64;
+        let there = self.apart.iter_mut().map(|lane| lane.get_mut().unwrap_or_else(PoisonError::into_inner).session.asked(rows, &keys));
+        there.sum::<u64>() + missing * session.single_asked(rows, &keys)
     }
 
     /// All parts, each on one thread, which has a lane.
@@ -253,6 +273,7 @@ fn balanced(lengths: &[usize], parts: &[Range<usize>], threads: usize) -> usize 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::step::tests::{encoder, tokens};
 
     #[test]
     fn parts_are_filled_in_order() {
@@ -274,5 +295,27 @@ mod tests {
         // Many texts: what is left at the end does not matter.
         assert_eq!(balanced(&[128; 101], 2), 101);
         assert_eq!(balanced(&[300, 7, 128], 1), 3);
+    }
+
+    /// What each lane sees left in the control group is there only once.
+    #[test]
+    fn lanes_ask_for_all_that_they_write_to_at_once() {
+        const PAGE: u64 = 2 << 20;
+        let mut encoder = encoder(3, 2, 3 * 3 * PAGE);
+        let texts = [16, 10, 6].map(tokens);
+        let (lengths, parts) = ([16, 10, 6], [0..1, 1..3]);
+        // Scratch, output, arena, and the keys of two texts side by side.
+        let each = 128 + 4 * 16 * 8 * 4 + 64 + 2 * PAGE;
+        assert_eq!(encoder.asked_apart(&lengths, &parts), 2 * each);
+        assert!(encoder.has_lanes(&lengths, &parts).unwrap());
+        assert_eq!(encoder.asked_apart(&lengths, &parts), 2 * each);
+        let mut run = |lane: usize, part: Range<usize>| {
+            encoder.apart[lane].get_mut().unwrap().encode(&texts[part], |_, _| ()).unwrap();
+            encoder.asked_apart(&lengths, &parts)
+        };
+        assert_eq!(run(0, 0..1), each + PAGE);
+        assert_eq!(run(1, 1..3), PAGE);
+        assert_eq!(run(0, 1..3), 0);
+        assert_eq!(encoder.asked_apart(&[300], &[0..1]), 2 * PAGE);
     }
 }

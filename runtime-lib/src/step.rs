@@ -276,6 +276,22 @@ impl<'a> Program<'a> {
         self.buckets.iter().map(|b| &b.info)
     }
 
+    /// Bytes of a page of keys and values.
+    fn page_bytes(&self) -> u64 {
+        self.state_bytes / (u64::from(self.slots) * u64::from(self.pages_per_slot)).max(1)
+    }
+
+    /// The most of the arena that steps of up to so many rows use.
+    fn arena_bytes(&self, rows: usize) -> u64 {
+        let last = self.bucket_for(rows, 0).unwrap_or(self.buckets.len() - 1);
+        self.buckets[..=last].iter().map(|b| b.info.arena_bytes).max().unwrap_or(0)
+    }
+
+    /// Of a session whose first step writes to all of some areas of so many bytes.
+    fn growth(&self, always: u64) -> Growth {
+        Growth::new(always, self.state_bytes, self.page_bytes(), self.pages_per_slot.into())
+    }
+
     fn last(&self) -> &BucketInfo {
         &self.buckets[self.buckets.len() - 1].info
     }
@@ -360,10 +376,10 @@ impl<'a> Session<'a> {
         let output_bytes = most(|b| b.logit_rows.into()) * (program.output_stride * vectors * 4) as u64;
         let rows = program.max_rows();
         let pages = program.slots as usize * program.pages_per_slot as usize;
-        let page_bytes = program.state_bytes / pages.max(1) as u64;
         let private_bytes = private_stride * u64::from(pool.threads());
+        let growth = program.growth(private_bytes + output_bytes);
         Ok(Self {
-            state: Area::new("KV cache", program.state_bytes)?.with_small_pages(page_bytes),
+            state: Area::new("KV cache", program.state_bytes)?.with_small_pages(program.page_bytes()),
             arena: Area::new("arena", most(|b| b.arena_bytes))?,
             private: Area::new(SCRATCH, private_bytes)?,
             private_stride: private_stride as usize,
@@ -373,16 +389,21 @@ impl<'a> Session<'a> {
             slot_end: vec![0; program.slots as usize],
             tiles: Vec::with_capacity(rows),
             outputs: 0,
-            growth: Growth::new(private_bytes + output_bytes, program.state_bytes, page_bytes, program.pages_per_slot.into()),
+            growth,
             profile: None,
             program,
             pool,
         })
     }
 
-    /// What a session of one thread writes to beside keys and values.
-    pub(crate) fn single_bytes(&self) -> u64 {
-        (self.arena.len + self.private_stride + self.output.len) as u64
+    /// Bytes that steps of up to so many rows, whose keys end where these tiles' do, would be the first to write to.
+    pub(crate) fn asked(&self, rows: usize, tiles: &[Tile]) -> u64 {
+        self.growth.asked(self.program.arena_bytes(rows), tiles)
+    }
+
+    /// The same of a new session of one thread.
+    pub(crate) fn single_asked(&self, rows: usize, tiles: &[Tile]) -> u64 {
+        self.program.growth((self.private_stride + self.output.len) as u64).asked(self.program.arena_bytes(rows), tiles)
     }
 
     /// A session of the same program for one thread: whoever calls [`Session::step`].

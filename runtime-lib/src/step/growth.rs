@@ -14,6 +14,7 @@ const LARGE_PAGE: u64 = 2 << 20;
 const MARGIN: u64 = 4 * LARGE_PAGE;
 
 /// Bytes of a session's areas, as far as steps have written to them. What a small step leaves of the arena counts as written to.
+#[derive(Clone)]
 pub(super) struct Growth {
     arena: u64,
     /// Bytes of a page of keys and values, and pages of a slot.
@@ -39,6 +40,13 @@ impl Growth {
             self.ahead = 0;
         }
         Ok(())
+    }
+
+    /// The bytes that such steps would be the first to write to.
+    pub(super) fn asked(&self, arena: u64, tiles: &[Tile]) -> u64 {
+        let mut then = self.clone();
+        then.count(arena, tiles);
+        then.ahead
     }
 
     fn count(&mut self, arena: u64, tiles: &[Tile]) {

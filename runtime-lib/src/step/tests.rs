@@ -163,15 +163,16 @@ pub(crate) fn decoder_session(buckets: &[u32], slots: u32, threads: usize) -> Se
     Session::new(program, Pool::new(threads, 2, None).unwrap()).unwrap()
 }
 
-fn encoder(slots: u32, threads: usize) -> Encoder<'static> {
-    let manifest = manifest(vec![entry("encode", "pooled", vec![bucket(16, 4)])], slots);
+pub(crate) fn encoder(slots: u32, threads: usize, state_bytes: u64) -> Encoder<'static> {
+    let mut manifest = manifest(vec![entry("encode", "pooled", vec![bucket(16, 4)])], slots);
+    manifest.state.bytes = state_bytes;
     let steps = [StepEntry { bucket: 16, entry: 0, run: Some(encoder_16) }];
     // SAFETY: the fakes obey the ABI within these sizes.
     let program = unsafe { Program::new(&manifest, 0, &steps, &[]) }.unwrap();
     Encoder::new(Session::new(program, Pool::new(threads, 2, None).unwrap()).unwrap())
 }
 
-fn tokens(count: usize) -> Vec<u32> {
+pub(crate) fn tokens(count: usize) -> Vec<u32> {
     (0..count as u32).map(|i| (i * 7 + 3) % VOCAB).collect()
 }
 
@@ -314,7 +315,7 @@ fn what_is_out_of_range_never_reaches_generated_code() {
 #[test]
 fn rows_of_a_step_never_meet() {
     let mut decoder = decoder_session(&[1, 8], 3, 2);
-    let mut encoder = encoder(3, 2);
+    let mut encoder = encoder(3, 2, 4096);
     let step = |session: &mut Session, places: &[(u32, u32)]| {
         let mut rows = RowTable::default();
         for &(slot, kv_index) in places {
@@ -351,7 +352,7 @@ fn segments_are_those_that_a_model_has() {
         session.step(&rows)
     };
     let mut decoder = decoder_session(&[1], 1, 1);
-    let mut encoder = encoder(1, 1);
+    let mut encoder = encoder(1, 1, 4096);
     for (session, segments) in [(&mut decoder, 1), (encoder.session(), 2)] {
         for segment in [0, 1, 2, 70_000, u32::MAX] {
             let done = step(session, segment);
@@ -399,7 +400,7 @@ fn tiles_stay_inside_runs_and_end_at_their_last_key() {
 #[test]
 fn texts_are_put_together_and_shared_out_to_threads() {
     for (slots, threads) in [(1, 1), (3, 2), (8, 2)] {
-        let mut encoder = encoder(slots, threads);
+        let mut encoder = encoder(slots, threads, 4096);
         assert_eq!(encoder.text_limit(), 16);
         let texts: Vec<Vec<u32>> = [3, 1, 16, 5, 6, 5, 1, 1, 1, 1, 1, 16].map(tokens).to_vec();
         let found =
@@ -450,7 +451,7 @@ fn a_profile_counts_steps_and_time_per_thread() {
 
 #[test]
 fn a_profile_has_the_steps_that_threads_run_alone() {
-    let mut encoder = encoder(3, 2);
+    let mut encoder = encoder(3, 2, 4096);
     let texts: Vec<Vec<u32>> = [16, 16, 10, 6, 16, 16].map(tokens).to_vec();
     encoder.encode(&texts[..2], |_, _| ()).unwrap();
     // Four parts apart, one together.
