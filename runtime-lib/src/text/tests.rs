@@ -234,6 +234,19 @@ fn a_stream_never_gives_half_a_character() {
     assert_eq!(got, ["", "", "", "🙂", "", "\u{fffd}a"]);
 }
 
+/// Bytes that become no character however many follow, as a model gives them that was trained too little.
+#[test]
+fn a_stream_waits_only_as_long_as_a_character_may_take() {
+    let model = r#"{"type":"BPE","byte_fallback":true,"unk_token":"<unk>","vocab":{"<unk>":0,"<0xF0>":1},"merges":[]}"#;
+    let json = toy(model, "").replace(r#"{"type":"Fuse"}"#, r#"{"type":"ByteFallback"}"#);
+    let bytes = compact(json.as_bytes()).unwrap();
+    let text = Text::load(&bytes).unwrap();
+    let mut stream = Stream::default();
+    let got: Vec<usize> = [1; 20].iter().map(|id| stream.push(&text, *id).unwrap().chars().count()).collect();
+    assert_eq!(got, [0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0]);
+    assert_eq!(stream.finish(&text).unwrap(), "\u{fffd}\u{fffd}");
+}
+
 /// Behind the end of a text, with `--ignore-eos`, models give one special token after the other.
 #[test]
 fn a_stream_holds_no_run_of_silent_tokens() {
