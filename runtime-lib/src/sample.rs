@@ -364,6 +364,10 @@ mod tests {
         assert_eq!(filter.push("s"), ("és".into(), false));
         assert_eq!(filter.push("é"), (String::new(), false));
         assert_eq!(filter.finish(), "é");
+        // Of two in one piece the first counts, whichever was named first.
+        for stops in [["yz", "bc"], ["bc", "yz"]] {
+            assert_eq!(StopFilter::new(stops.map(String::from)).push("abcxyz"), ("a".into(), true));
+        }
         let mut filter = StopFilter::new(["aab".into()]);
         assert_eq!(filter.push("aaa"), ("a".into(), false));
         assert_eq!(filter.push("b"), (String::new(), true));

@@ -199,6 +199,7 @@ struct Variant {
     computes_nan: bool,
     feature: Option<&'static str>,
     template: Option<&'static str>,
+    repetition_penalty: Option<f32>,
 }
 
 /// Compiles and links stub, steps and archive for a task; every test fills the same file anew.
@@ -280,6 +281,7 @@ fn build(name: &str, variant: Variant) -> Exe {
     }
     let mut manifest = manifest(task, text);
     manifest.features.extend(variant.feature.map(String::from));
+    manifest.generation.repetition_penalty = variant.repetition_penalty;
     let manifest = serde_json::to_vec(&manifest).unwrap();
     let mut weights = vec![7u8; WEIGHTS];
     weights[WEIGHTS - 1] = if variant.computes_nan { 255 } else { 3 };
@@ -400,6 +402,82 @@ fn a_decoder_answers() {
     chat.stdout.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(chat.wait().unwrap().success());
     assert_eq!(said, "cd\ngh\n");
+}
+
+/// Each token of the answer is one letter, so that texts arrive letter by letter.
+#[test]
+fn a_text_ends_before_what_stops_it() {
+    let exe = build("stop", Variant::default());
+    for (stops, n_predict, text, tokens, reason) in [
+        (&["fg"][..], "20", "bcde", 6, "stop"),
+        // Of two that end with one letter, the one that begins first.
+        (&["h", "fgh"], "20", "bcde", 7, "stop"),
+        (&["fgh", "h"], "20", "bcde", 7, "stop"),
+        // What might have become one is part of the text, however that ends.
+        (&["fgh"], "6", "bcdefg", 6, "length"),
+        (&["ijx"], "20", "bcdefghij", 10, "eos"),
+    ] {
+        let stops: Vec<&str> = stops.iter().flat_map(|stop| ["--stop", stop]).collect();
+        let args = [&["generate", "-p", "a", "-n", n_predict], &stops[..]].concat();
+        let report = exe.json(&[&args[..], &["--json"]].concat());
+        assert_eq!((&report["text"], &report["finish_reason"]), (&text.into(), &reason.into()), "{args:?}");
+        assert_eq!(report["tokens"].as_array().unwrap().len(), tokens, "{args:?}");
+        assert_eq!(exe.ok(&args), format!("{text}\n"));
+        assert_eq!(exe.ok(&[&args[..], &["--no-stream"]].concat()), format!("{text}\n"));
+        // The answer that the template is given for the next turn is the text too.
+        let (code, answers, remarks) = talk(&exe, &[&["-n", n_predict], &stops[..]].concat(), b"a\na\n");
+        assert_eq!((code, answers), (Some(0), format!("{text}\n{text}\n")), "{args:?}: {remarks}");
+        assert_eq!(remarks.matches("the answer was cut").count(), if reason == "length" { 2 } else { 0 }, "{args:?}: {remarks}");
+    }
+}
+
+/// The logits fall by one with each letter after the next one, from 3 on.
+#[test]
+fn what_occurred_is_chosen_less() {
+    let exe = build("penalty", Variant::default());
+    let continued = |args: &[&str]| exe.ok(&[&["generate", "-p", "cab", "-n", "2"], args].concat());
+    assert_eq!(continued(&[]), "cd\n");
+    assert_eq!(continued(&["--repeat-penalty", "1.4"]), "cd\n");
+    assert_eq!(continued(&["--repeat-penalty", "1.6"]), "de\n");
+    // All occur once, and then the first that is not below zero.
+    let round = ["generate", "-p", "a", "-n", "11", "--ignore-eos", "--repeat-penalty", "1000"];
+    assert_eq!(exe.ok(&round), "bcdefghijka\n");
+    let (code, answers, _) = talk(&exe, &["-n", "1", "--repeat-penalty", "1000"], b"cab\n");
+    assert_eq!((code, answers.as_str()), (Some(0), "d\n"));
+
+    // The model may ask for it, and the flag wins.
+    let last = Some("{{ messages[-1].content }}");
+    let exe = build("penalised", Variant { repetition_penalty: Some(1000.0), template: last, ..Variant::default() });
+    assert_eq!(exe.ok(&["generate", "-p", "cab", "-n", "2"]), "de\n");
+    assert_eq!(exe.ok(&["generate", "-p", "cab", "-n", "2", "--repeat-penalty", "1"]), "cd\n");
+    // What this template leaves out did not occur.
+    let (code, answers, _) = talk(&exe, &["-n", "1"], b"cab\nb\n");
+    assert_eq!((code, answers.as_str()), (Some(0), "d\nc\n"));
+}
+
+#[test]
+fn cuts_of_the_vocabulary_have_the_size_that_flags_say() {
+    let exe = build("cuts", Variant::default());
+    // How far behind the most probable letter the chosen ones are.
+    let found = |args: &[&str]| {
+        let report = exe.json(&[&["generate", "--tokens", "0", "-n", "1000", "--ignore-eos", "--json"], args].concat());
+        let tokens = report["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap());
+        let before = std::iter::once(0).chain(tokens.clone());
+        let mut found: Vec<u64> = before.zip(tokens).map(|(before, token)| (token + 21 - before) % 11).collect();
+        found.sort();
+        found.dedup();
+        found
+    };
+    // So hot that all eleven are about equally probable.
+    let hot = ["--temp", "1000000"];
+    assert!(found(&hot).len() > 8);
+    assert_eq!(found(&[&hot[..], &["--top-k", "1"]].concat()), [0]);
+    assert_eq!(found(&[&hot[..], &["--top-k", "3"]].concat()), [0, 1, 2]);
+    assert_eq!(found(&[&hot[..], &["--top-p", "0.15"]].concat()), [0, 1]);
+    assert_eq!(found(&[&hot[..], &["--top-p", "0.25"]].concat()), [0, 1, 2]);
+    // Each is 0.61 times as probable as the one before.
+    assert_eq!(found(&["--temp", "2", "--min-p", "0.5"]), [0, 1]);
+    assert_eq!(found(&["--temp", "2", "--min-p", "0.3"]), [0, 1, 2]);
 }
 
 /// Talks line by line; exit code, stdout and stderr.
