@@ -1253,6 +1253,28 @@ fn logits_are_written_whole_or_not_at_all() {
     assert!(exe.fails(&[&args[..6], &["/tmp/"]].concat(), 8).contains("/tmp/: Is a directory"));
 }
 
+/// A machine that loses power right behind the rename would have a name without contents.
+#[test]
+fn a_file_is_on_the_disk_before_it_gets_its_name() {
+    let there = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
+    assert!(there || std::env::var_os("CI").is_none(), "strace is missing or may not trace, and on CI nothing is skipped");
+    if !there {
+        return eprintln!("skipped: no strace");
+    }
+    let exe = build("disk", Variant::default());
+    let (text, log, logits) = (text_beside(&exe, 2), exe.path.with_file_name("log"), exe.path.with_file_name("logits"));
+    let mut command = Command::new("strace");
+    command.args(["-f", "-y", "-e", "trace=write,fsync,rename,renameat,renameat2", "-o"]).arg(&log).arg(&exe.path);
+    let output = command.args(["perplexity", "-c", "10", "-f"]).arg(&text).arg("--logits").arg(&logits).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let log = fs::read_to_string(log).unwrap();
+    // `pid call(arguments) = result`, with the path of each open file.
+    let calls = log.lines().filter(|line| line.contains("/.rcompile-") && line.ends_with(|c: char| c.is_ascii_digit()));
+    let mut calls: Vec<&str> = calls.filter_map(|line| line.split_whitespace().nth(1)?.split('(').next()).collect();
+    calls.dedup();
+    assert!(matches!(calls[..], ["write", "fsync", name] if name.starts_with("rename")), "{log}");
+}
+
 #[test]
 fn a_signal_leaves_no_part_of_a_file() {
     let exe = build("part", Variant::default());
