@@ -316,6 +316,6 @@ mod tests {
         assert_eq!(run(0, 0..1), each + PAGE);
         assert_eq!(run(1, 1..3), PAGE);
         assert_eq!(run(0, 1..3), 0);
-        assert_eq!(encoder.asked_apart(&[300], &[0..1]), 2 * PAGE);
+        assert_eq!(encoder.asked_apart(&[300], &parts[..1]), 2 * PAGE);
     }
 }

@@ -1,8 +1,8 @@
 //! A file that a verb writes: never in the place of what the process reads, and whole or not at all.
 //!
 //! A regular file is written under another name beside its own, which it gets at the end; any failure and any signal that ends the process
-//! (but for those of [`set_signals`](crate::process::set_signals) that nothing can be done at, such as SIGKILL) removes it. What is there and
-//! is no regular file (a pipe, `/dev/null`), or is open already (`/dev/fd/3`), is written to.
+//! (but for those that [`set_signals`](crate::process::set_signals) can do nothing about, such as SIGKILL) removes it. What is there and is
+//! no regular file (a pipe, `/dev/null`), or is open already (`/dev/fd/3`), is written to.
 
 use std::ffi::CString;
 use std::fs::{self, File};

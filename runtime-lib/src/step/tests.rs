@@ -339,9 +339,9 @@ fn rows_of_a_step_never_meet() {
         assert_eq!(at(&mut decoder, &[(1, 0), (2, 0), (0, 599), (1, 1)]), None);
     }
     // Texts see each other's rows in one slot.
-    assert_eq!(at(&mut encoder.session(), &[(0, 0), (1, 0), (0, 1)]), Some((0, 1)));
-    assert_eq!(at(&mut encoder.session(), &[(0, 0), (0, 1), (1, 0), (0, 0)]), Some((0, 0)));
-    assert_eq!(at(&mut encoder.session(), &[(1, 0), (1, 1), (0, 0)]), None);
+    assert_eq!(at(encoder.session(), &[(0, 0), (1, 0), (0, 1)]), Some((0, 1)));
+    assert_eq!(at(encoder.session(), &[(0, 0), (0, 1), (1, 0), (0, 0)]), Some((0, 0)));
+    assert_eq!(at(encoder.session(), &[(1, 0), (1, 1), (0, 0)]), None);
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! Cutting a text into the pieces that the model of a tokenizer sees.
 //!
 //! In: `pre_tokenizer` of `tokenizer.json`. Out: the pieces of the `tokenizers` crate, by its own code but for what searches for a regular
-//! expression. The crate's engine gives a search up that would remember a million places to go back to, as behind a run of a million letters
-//! or spaces; the crate takes that for the end of the text, whose rest becomes one piece with other ids. Here it is an error.
+//! expression. The crate's engine gives a search up that would remember a million places to go back to, as behind a run of a million
+//! letters or spaces; the crate takes that for the end of the text, whose rest becomes one piece with other ids. Here it is an error.
 
 use fancy_regex::Regex;
 use serde::de::Error as _;
