@@ -209,6 +209,16 @@ pub struct Operand {
     pub dtype: DType,
 }
 
+impl Operand {
+    /// Bytes of a thread's private area that `rows` rows of `stride` elements take, where they are there.
+    pub fn private_rows(&self, stride: u32, rows: u32) -> Option<std::ops::Range<u64>> {
+        match self.place {
+            Place::Private(offset) => Some(offset..offset + u64::from(rows) * u64::from(stride) * self.dtype.size()),
+            _ => None,
+        }
+    }
+}
+
 /// Base address of an operand.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Place {

@@ -439,6 +439,10 @@ impl<'a> Verifier<'a> {
         let rows = self.extent(q.rows);
         self.inside(&q.x, (0, (rows - 1) * i64::from(q.x_stride) + i64::from(q.k) - 1), "x");
         self.inside(&q.out, (0, (rows - 1) * i64::from(q.out_stride) + i64::from(width) - 1), "out");
+        let own = (q.x.private_rows(q.x_stride, rows as u32), q.out.private_rows(q.out_stride, rows as u32));
+        if let (Some(x), Some(out)) = own {
+            self.check(x.end <= out.start || out.end <= x.start, || "records lie in the rows that they are made of".into());
+        }
         if let Some(m) = of {
             let same = q.out == m.a && q.out_stride == m.a_stride && q.rows == m.rows && q.k == m.panels.k;
             let coding = Some(q.group) == m.panels.coding.group()

@@ -7,6 +7,7 @@ use asm_check::{HotLoop, group_loops, hot_loops};
 use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
+use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_codegen::program::*;
 use rcompile_graph::quant::quantise_group;
 
@@ -1146,6 +1147,7 @@ fn tiles_asm() {
         let tile = MatmulTile { mr, block_mr: mr, k_block: 512, m_block: rows * 2 / 3, ..case.tile };
         let (mut program, kernel) = Case { tile, ..case }.program(&isa);
         program.bucket = rows;
+        program.private_bytes *= 8;
         let asm = assembly(&isa, &program, &kernel);
         // What they ask for, into L1 and L2: a single block of rows weights that it wants next, several those that they want much later,
         // and the sums of bf16 that wait between turns for the next of them.
@@ -1338,6 +1340,24 @@ fn functions(isa: &Isa, program: &Program, kernel: &Matmul, widens: bool) -> Vec
     assert_eq!((counts.stream.clone(), *counts.block.end()), (1..=kernel.tile.mr, kernel.tile.block_mr));
     let first = counts.first.filter(|_| widens).map(|m| (m, "widen"));
     counts.stream.map(|m| (m, "stream")).chain(counts.block.map(|m| (m, "block"))).chain(first).collect()
+}
+
+/// A thread's scratch begins behind the rows that it makes for itself.
+#[test]
+fn scratch_lies_behind_rows() {
+    let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
+    let coding = Coding::Int8 { group: 256 };
+    let case = Case { compute: isa.matmul_of_codes(coding), coding, k: 512, ..Case::new(&isa, DType::U8) };
+    let (mut program, kernel) = case.program(&isa);
+    let define = |program: &Program| {
+        let built =
+            module::build("kernel", &isa, 0, Emit::default(), |mb| matmul::define_whole(mb, program, "kernel", &kernel).map(|_| ()));
+        built.map(drop).map_err(|e| e.to_string())
+    };
+    define(&program).unwrap();
+    program.private_bytes -= 128;
+    let e = define(&program).unwrap_err();
+    assert!(e.contains("bytes of private scratch behind"), "{e}");
 }
 
 fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> String {

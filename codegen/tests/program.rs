@@ -313,6 +313,12 @@ fn every_rule_reports() {
             let (rows, compute) = (Extent::Rows, Compute::Int8Dot);
             qkv(p).quantise = Some(Quantise { rows, x, x_stride: 64, out, out_stride: 144, k: 64, group: 64, compute, bias_factor: 0 });
         }),
+        ("records lie in the rows that they are made of", |p| {
+            p.private_bytes = 1 << 20;
+            let [x, out] = [(0, DType::F32), (128, DType::U8)].map(|(at, dtype)| Operand { place: Place::Private(at), dtype });
+            let (rows, compute) = (Extent::Rows, Compute::Int8Dot);
+            qkv(p).quantise = Some(Quantise { rows, x, x_stride: 64, out, out_stride: 144, k: 64, group: 64, compute, bias_factor: 0 });
+        }),
         ("range of v1 is empty", |p| nest(p).stages[0].range = 3..3),
         ("elements 0..=519 of 512", |p| nest(p).stages[1].range = 0..72),
         ("s0 is used before its reduction", |p| drop(nest(p).stages.remove(0))),

@@ -1,6 +1,6 @@
 //! The register tile of a matmul of int8 records with SMMLA: blocks of 2 rows x 2 columns x 8 k per instruction.
 //!
-//! In: as [`super::int_dot`], which has the loop over groups, with weights in panels of eight k (`[k/8][nr][8]`: a register holds 2 columns
+//! In: as [`super::groups`], which has the loop, with weights in panels of eight k (`[k/8][nr][8]`: a register holds 2 columns
 //! x 8 k) and records packed by pairs of rows. Out: the packed records, one step of the loop, and what its sums stand for.
 //!
 //! ```text
@@ -16,8 +16,9 @@
 //! k), and a pairwise addition where this wants a shuffle. Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits
 //! for any number of rows.
 
+use super::groups::{Factors, GroupRows, GroupStep, RowFactors, add_rows};
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
-use super::mmla::{REGISTER, exchange_halves, step_bytes};
+use super::mmla::{REGISTER, blocks_of_rows, exchange_halves, rows_of_blocks, step_bytes};
 use super::product::Product;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
@@ -86,33 +87,67 @@ pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, product: &Product, m: u32, a: Value<'c>,
     });
 }
 
-/// Columns' scales as blocks want them: of every vector `[c0, c1, c0, c1]` and `[c2, c3, c2, c3]`.
-pub(super) fn block_scales<'c>(fb: &Fb<'_, 'c>, scales: &[Value<'c>]) -> Vec<Value<'c>> {
-    scales.iter().flat_map(|s| exchange_halves(fb, *s, *s)).collect()
+/// The packed rows of groups, two by two. The accumulators of more than one row stay blocks between groups.
+pub(super) struct PackedRows<'t>(pub &'t GroupStep<'t>);
+
+impl PackedRows<'_> {
+    /// Words behind the codes of the group at `a`, of a pair: scales, or origins of its sums, and a step further first sums.
+    fn block<'c>(&self, fb: &Fb<'_, 'c>, a: Value<'c>, pair: u32) -> Value<'c> {
+        fb.offset_const(a, codes_bytes(self.0.walk.m, self.0.group) + u64::from(pair) * REGISTER)
+    }
+    fn accumulates_blocks(&self) -> bool {
+        self.0.walk.m > 1
+    }
 }
 
-/// The packed rows of a group.
-#[derive(Clone, Copy)]
-pub(super) struct Rows<'c> {
-    /// Address.
-    pub at: Value<'c>,
-    /// Rows.
-    pub m: u32,
-    /// k.
-    pub group: u32,
-}
+impl<'c> GroupRows<'c> for PackedRows<'_> {
+    fn group_bytes(&self) -> u64 {
+        group_bytes(self.0.walk.m, self.0.group)
+    }
 
-impl<'c> Rows<'c> {
-    /// The scales of a pair, or origins of its sums.
-    pub fn scale(&self, fb: &Fb<'_, 'c>, pair: u32) -> Value<'c> {
-        fb.load(Ty::vec(Elem::F32, 4), self.block(fb, pair), REGISTER as u32)
+    fn starts(&self, fb: &Fb<'_, 'c>, a: Value<'c>) -> Vec<Value<'c>> {
+        let m = self.0.walk.m;
+        // Loaded once more for each block: a copy of a register would take a slot of the matrix instruction.
+        let start = |pair| fb.load_again(Ty::vec(Elem::I32, 4), fb.offset_const(self.block(fb, a, pair), step_bytes(m)), REGISTER as u32);
+        (0..m.div_ceil(2)).flat_map(|pair| vec![pair; 2 * self.0.vectors.len()]).map(start).collect()
     }
-    /// First sums of a pair, loaded once more for each block: a copy of a register would take a slot of the matrix instruction.
-    pub fn start(&self, fb: &Fb<'_, 'c>, pair: u32) -> Value<'c> {
-        fb.load_again(Ty::vec(Elem::I32, 4), fb.offset_const(self.block(fb, pair), step_bytes(self.m)), REGISTER as u32)
+
+    fn step_bytes(&self) -> u64 {
+        codes_bytes(self.0.walk.m, self.0.k)
     }
-    fn block(&self, fb: &Fb<'_, 'c>, pair: u32) -> Value<'c> {
-        fb.offset_const(self.at, codes_bytes(self.m, self.group) + u64::from(pair) * REGISTER)
+
+    fn add_step(&self, fb: &Fb<'_, 'c>, sums: &mut [Value<'c>], a: Value<'c>, w: (Value<'c>, Option<Keep<'c>>)) {
+        self.0.kernel.blocks(fb, self.0.walk, sums, a, w, &self.0.vectors);
+    }
+
+    fn add_group(
+        &self,
+        fb: &Fb<'_, 'c>,
+        acc: &[Value<'c>],
+        a: Value<'c>,
+        sums: Vec<Value<'c>>,
+        columns: Option<Factors<'c>>,
+    ) -> Vec<Value<'c>> {
+        let GroupStep { walk, group, vectors, .. } = self.0;
+        let scale = |pair| fb.load(Ty::vec(Elem::F32, 4), self.block(fb, a, pair), REGISTER as u32);
+        let rows = (0..walk.m.div_ceil(2)).map(|pair| RowFactors { scale: scale(pair), bias: None });
+        if !self.accumulates_blocks() {
+            return add_rows(fb, *group, (acc, &rows_of_blocks(fb, 1, &sums)), columns.as_ref(), rows, vectors.len());
+        }
+        // Columns' scales as blocks want them: of every vector `[c0, c1, c0, c1]` and `[c2, c3, c2, c3]`.
+        let columns = columns.map(|factors| {
+            let scales = factors.scales.iter().flat_map(|s| exchange_halves(fb, *s, *s)).collect();
+            Factors { scales, ..factors }
+        });
+        add_rows(fb, *group, (acc, &sums), columns.as_ref(), rows, 2 * vectors.len())
+    }
+
+    fn accumulators(&self, fb: &Fb<'_, 'c>, vectors: Vec<Value<'c>>) -> Vec<Value<'c>> {
+        if self.accumulates_blocks() { blocks_of_rows(fb, self.0.walk.m, &vectors) } else { vectors }
+    }
+
+    fn vectors(&self, fb: &Fb<'_, 'c>, accumulators: Vec<Value<'c>>) -> Vec<Value<'c>> {
+        if self.accumulates_blocks() { rows_of_blocks(fb, self.0.walk.m, &accumulators) } else { accumulators }
     }
 }
 

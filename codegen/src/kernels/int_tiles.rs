@@ -24,7 +24,8 @@
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (TDPBSUD).
 
-use super::int_dot::{Factors, RowFactors, add_scaled, integers};
+use super::groups::{Factors, RowFactors, add_scaled};
+use super::int_dot::integers;
 use super::microkernel::{Keep, Microkernel, Start, Walk};
 use super::product::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt, pieces_behind};

@@ -6,7 +6,7 @@
 //!
 //! A row's values reach the weights in one of these ways ([`Multiply`]): broadcast from memory one k at a time, from the lanes of a
 //! register that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]). Codes have a loop over groups
-//! ([`super::int_dot`]), and where blocks of rows take tiles few rows follow their order of additions ([`super::tiles`]).
+//! ([`super::groups`]), and where blocks of rows take tiles few rows follow their order of additions ([`super::tiles`]).
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L1 and to L2 so many bytes ahead ([`Reading`]),
@@ -128,7 +128,7 @@ enum Multiply {
     Lane,
     /// Blocks of two rows and two columns.
     Blocks,
-    /// Exact integer dots over groups of k, see `int_dot`.
+    /// Exact integer dots over groups of k, see `groups`.
     Groups,
     /// Even and odd k apart, over 32 k, see [`super::tiles`].
     Halves,

@@ -6,6 +6,7 @@
 
 mod arguments;
 pub mod attention;
+mod groups;
 mod int_dot;
 mod int_mmla;
 mod int_tiles;

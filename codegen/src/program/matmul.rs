@@ -1,6 +1,6 @@
 //! Matmuls over packed panels, with epilogue and group nests.
 
-use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Quantise, Store, VarId, WeightId};
+use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Program, Quantise, Store, VarId, WeightId};
 use crate::isa::Near;
 use std::ops::Range;
 
@@ -131,6 +131,11 @@ impl Matmul {
             1 if self.group_nests.is_empty() => (self.panels.panels_per_group(), 1),
             groups => (groups, self.panels.panels_per_group()),
         }
+    }
+    /// End of the rows that every thread makes for itself in its private area: those of `a`, and those that become its records.
+    pub fn private_rows_end(&self, program: &Program) -> u64 {
+        let own = self.quantise.as_ref().map_or(0, |q| q.x.private_rows(q.x_stride, program.capacity(q.rows)).map_or(0, |rows| rows.end));
+        self.a.private_rows(self.a_stride, program.capacity(self.rows)).map_or(own, |rows| rows.end.max(own))
     }
     /// Prologue and group nests.
     pub fn nests(&self) -> impl Iterator<Item = &LoopNest> {

@@ -35,7 +35,7 @@ impl<'c> Generator<'_, 'c> {
                 self.blocks_of_rows(fb, pass, kernel.tile.block_mr, |RowBlock { number, count, row, rows }| {
                     let ahead_part = fb.div(self.bytes_before(fb, k), count);
                     let a = fb.index(self.row_of(fb, share.at.a, row), self.a_before(fb, k0), kernel.a.dtype.size());
-                    let tiles = fb.offset(share.at.scratch, fb.add_int(fb.mul_int(row, blocks.tile_row as i64), blocks.tiles as i64));
+                    let tiles = fb.offset(share.at.scratch, fb.add_int(fb.mul_int(row, blocks.kept_row as i64), blocks.kept_sums as i64));
                     let ahead = fb.offset(w, fb.add(ahead, fb.mul(number, ahead_part)));
                     let (widened, first_row) = (share.at.scratch, row);
                     let call = |function: &Function<'c>| {

@@ -51,11 +51,11 @@ pub(super) fn pass_rows(program: &Program, kernel: &Matmul) -> u32 {
 }
 
 /// Rows of a pass up to which it waits for weights, whose lines come faster in long runs than a turn of few blocks of k has.
-const FEW_ROWS: u32 = 128;
+const ROWS_BOUND_BY_WEIGHTS: u32 = 128;
 
 /// Does a pass have turns of few blocks of k, and ask for the sums that wait between them? Passes of int8 were slower so.
 fn has_short_turns(rows: u32, kernel: &Matmul) -> bool {
-    rows > FEW_ROWS && kernel.compute.tiles() != Some(DType::I8)
+    rows > ROWS_BOUND_BY_WEIGHTS && kernel.compute.tiles() != Some(DType::I8)
 }
 
 /// Blocks of `k` k in a turn: the rows of a pass take half of L2 at most, and a quarter in short turns, beside the sums that wait there
@@ -106,9 +106,9 @@ impl<'c> Generator<'_, 'c> {
                     let way = fb.rem(panel, fb.int(ways.into()));
                     let place = fb.select(waits, fb.sub(panel, first_panel), way);
                     let sums_of = |row: Value<'c>, rows: Value<'c>, place: Value<'c>| {
-                        let before = fb.mul_int(fb.sub(row, pass.0), blocks.tile_row as i64);
+                        let before = fb.mul_int(fb.sub(row, pass.0), blocks.kept_row as i64);
                         let before = fb.add(before, fb.mul_int(fb.mul(place, rows), i64::from(kernel.panels.nr) * 4));
-                        fb.offset_const(fb.offset(share.at.scratch, before), blocks.tiles)
+                        fb.offset_const(fb.offset(share.at.scratch, before), blocks.kept_sums)
                     };
                     fb.for_(begin, end, 1, |kb| {
                         let k0 = fb.mul(kb, block_k);

@@ -55,8 +55,10 @@ impl<'a> Schedule<'a> {
     pub(super) fn check(&self, name: &str) -> Result<(), Error> {
         let mut problems = self.product.problems(self.isa, name);
         let (needed, has) = (self.private_bytes(), self.program.private_bytes);
-        if has < needed {
-            problems.push(format!("{name}: needs {needed} bytes of private scratch, has {has}"));
+        // The planner's own rows are below it.
+        let rows_end = self.kernel.private_rows_end(self.program);
+        if has < rows_end + needed {
+            problems.push(format!("{name}: needs {needed} bytes of private scratch behind {rows_end} of rows, has {has}"));
         }
         if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
     }
@@ -96,11 +98,11 @@ pub(super) struct Blocks {
     pub widen: bool,
     /// Bytes of a widened panel of one way.
     pub widened_panel: u64,
-    /// Offset in the scratch of the tiles that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a
+    /// Offset in the scratch of the sums that are kept between blocks of k: `f32[row][panel][way][nr]`, in tiles of a row block (rows of a
     /// pass by tiles: of that).
-    pub tiles: u64,
-    /// Bytes of tiles per row.
-    pub tile_row: u64,
+    pub kept_sums: u64,
+    /// Bytes of them per row.
+    pub kept_row: u64,
     /// Scratch in all, a multiple of 128.
     pub bytes: u64,
 }
@@ -141,7 +143,7 @@ impl Blocks {
         };
         // A single block of rows by tiles keeps nothing in scratch.
         if kernel.compute.by_tiles() && rows <= tiles::ROWS {
-            return Some(Blocks { units: block_units, k, count, turn, widen, widened_panel: 0, tiles: 0, tile_row: 0, bytes: 0 });
+            return Some(Blocks { units: block_units, k, count, turn, widen, widened_panel: 0, kept_sums: 0, kept_row: 0, bytes: 0 });
         }
         let pass_rows = if kernel.compute.by_tiles() { by_tiles::pass_rows(program, kernel) } else { rows };
         let widened_panel = match kernel.compute {
@@ -149,10 +151,10 @@ impl Blocks {
             compute if compute.takes_codes() => int_dot::unpacked_bytes(isa, panels, k),
             _ => u64::from(k * panels.nr) * 4,
         };
-        let tiles = if widen { widened_panel * u64::from(widened_panels) } else { 0 };
-        let tile_row = if kernel.compute.by_tiles() || count > 1 { u64::from(kept_panels * panels.ways * panels.nr) * 4 } else { 0 };
-        let bytes = (tiles + tile_row * u64::from(pass_rows)).next_multiple_of(128);
-        Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, tiles, tile_row, bytes })
+        let kept_sums = if widen { widened_panel * u64::from(widened_panels) } else { 0 };
+        let kept_row = if kernel.compute.by_tiles() || count > 1 { u64::from(kept_panels * panels.ways * panels.nr) * 4 } else { 0 };
+        let bytes = (kept_sums + kept_row * u64::from(pass_rows)).next_multiple_of(128);
+        Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, kept_sums, kept_row, bytes })
     }
 
     /// Up to so many rows read weights as they are stored, all k of a panel at once: one block, or a few where more of them widen weights.
