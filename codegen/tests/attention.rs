@@ -31,6 +31,8 @@ struct Case {
     q: DType,
     out: DType,
     mask: Mask,
+    /// Of the scores.
+    scale: f32,
     /// `10 tanh(s / 10)` after the scale.
     soft_cap: bool,
     tile_rows: u32,
@@ -41,7 +43,6 @@ const LENGTHS: [i64; 8] = [1, 15, 16, 17, 255, 256, 257, 600];
 const PAGES_PER_SLOT: u32 = 3;
 const LAYERS: u64 = 2;
 const CAPACITY: u32 = 64;
-const SCALE: f32 = 0.25;
 /// Bytes between K and V of a head and after V, to see that offsets are obeyed.
 const GAP: u64 = 64;
 
@@ -56,6 +57,7 @@ impl Case {
             q: DType::F32,
             out: DType::F32,
             mask: Mask::Causal,
+            scale: 0.25,
             soft_cap: false,
             tile_rows: 16,
         }
@@ -103,7 +105,7 @@ impl Case {
         let (head_var, query_var, key_var) = (VarId(0), VarId(1), VarId(2));
         let [query, key] = [query_var, key_var].map(|v| e.add(Expr::Var(v)));
         let raw = e.add(Expr::Score);
-        let scale = e.float(SCALE);
+        let scale = e.float(self.scale);
         let mut score = e.binary(BinaryOp::Mul, raw, scale);
         if self.soft_cap {
             let (cap, inverse) = (e.float(10.0), e.float(0.1));
@@ -366,7 +368,7 @@ impl Model {
                             q * f64::from(self.k[index(c, slot, kv_head, key, d)])
                         })
                         .sum();
-                    let s = dot * f64::from(SCALE);
+                    let s = dot * f64::from(c.scale);
                     if c.soft_cap { 10.0 * (s / 10.0).tanh() } else { s }
                 };
                 let scores: Vec<f64> = keys.iter().copied().map(score).collect();
@@ -432,6 +434,17 @@ fn masks_and_scores() {
             let soft_cap = mask == Mask::Window(300);
             Case { mask, soft_cap, ..Case::new() }.check(&isa);
             Case { mask, soft_cap, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
+        }
+    }
+}
+
+/// Rows whose scores are all far below zero see keys all the same.
+#[test]
+fn scores_of_any_size() {
+    for isa in isas() {
+        for scale in [1e31, -1e36] {
+            Case { scale, ..Case::new() }.check(&isa);
+            Case { scale, ..Case::new() }.in_bf16(&isa).for_each(|case| case.check(&isa));
         }
     }
 }

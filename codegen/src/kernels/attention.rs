@@ -134,8 +134,9 @@ const UNIT_KEYS: i64 = 32;
 const OPEN_PART: i64 = 4;
 /// `size_of::<abi::Tile>()`.
 const TILE_BYTES: u64 = 16;
-/// First running maximum: finite, so that a block in which a row sees nothing changes nothing (`exp(m - m)` is 1).
-const LOWEST: f32 = -1e30;
+/// First running maximum: finite, so that a block in which a row sees nothing changes nothing (`exp(m - m)` is 1), and no finite score is
+/// below.
+const LOWEST: f32 = f32::MIN;
 
 /// Bytes that the kernel uses at the END of each thread's private area (`ctx.private_stride` minus this): the planner adds the largest
 /// of all kernels to what it places there itself. 0 when the scratch fits the stack.
