@@ -145,6 +145,10 @@ fn callee_frame<'m>(module: &'m g::Module, calls: &[&Op], operands: &[Home]) -> 
         lists.push((params, states));
     }
     let function = function.ok_or_else(|| PlanError::Internal("a layer that nothing calls".into()))?;
+    // Its parameters would be the formal ones of this function, and not those of each of its calls.
+    if function.nodes.iter().any(|node| matches!(node.op, Op::Call { .. })) {
+        return Err(PlanError::Unsupported("a call in a function that is called".into()));
+    }
     let mut frame = Frame::callee(module, function, &lists);
     debug_assert_eq!(function.inputs.len(), operands.len(), "operands of a call");
     frame.homes.extend(function.inputs.iter().copied().zip(operands.iter().cloned()));

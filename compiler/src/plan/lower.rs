@@ -94,6 +94,12 @@ impl Frame<'_> {
             Op::Binary(op) => {
                 let a = self.broadcast(k, ws, input(0), idx)?;
                 let b = self.broadcast(k, ws, input(1), idx)?;
+                // Kernels divide addresses, which are not negative.
+                let divides = *op == Binary::Div && node.ty.dtype.is_int();
+                let least = |e: ExprId| k.bounds(e).map_or(i64::MIN, |(low, _)| low);
+                if divides && (least(a) < 0 || least(b) <= 0) {
+                    return Err(Stop::unsupported("division of integers that may be negative or zero"));
+                }
                 Ok(k.exprs.add(Expr::Binary(binary(*op), a, b)))
             }
             Op::Compare(op) => {
@@ -109,16 +115,7 @@ impl Frame<'_> {
             }
             Op::Convert => {
                 let x = self.at(k, ws, input(0), idx)?;
-                let from = self.func.ty(input(0)).dtype;
-                match (from, node.ty.dtype) {
-                    (f, g::DType::F32) if f.is_float() => Ok(x),
-                    (f, g::DType::BF16) if f.is_float() => Ok(k.exprs.add(Expr::Round(DType::Bf16, x))),
-                    (f, g::DType::F16) if f.is_float() => Ok(k.exprs.add(Expr::Round(DType::F16, x))),
-                    (f, g::DType::F32) if f.is_int() => Ok(k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, x))),
-                    // Integers are computed in 64 bits: what a narrower type would cut off is still there.
-                    (f, t) if f.is_int() && t.is_int() && (f == t || f.size() < t.size()) => Ok(x),
-                    (f, t) => Err(Stop::unsupported(format!("conversion from {f} to {t}"))),
-                }
+                convert(k, x, self.func.ty(input(0)).dtype, node.ty.dtype)
             }
             Op::Reshape => {
                 let (from, to) = (shape(input(0)), &node.ty.shape);
@@ -153,64 +150,73 @@ impl Frame<'_> {
                 self.at(k, ws, input(0), &source)
             }
             Op::Reduce { op, axis } => self.reduce(k, ws, v, *op, *axis as usize, idx),
-            Op::Softmax => {
-                let last = idx.len() - 1;
-                let n = width(shape(v))?;
-                let x = input(0);
-                let max = self.row_reduce(k, ws, v, 0, ReduceOp::Max, n, &idx[..last], |f, k, ws, at| f.at(k, ws, x, at))?;
-                let exp = |k: &mut KernelBuilder, x: ExprId| {
-                    let d = k.exprs.add(Expr::Binary(BinaryOp::Sub, x, max));
-                    k.exprs.add(Expr::Unary(UnaryOp::Exp, d))
-                };
-                let sum = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, &idx[..last], |f, k, ws, at| {
-                    let x = f.at(k, ws, x, at)?;
-                    Ok(exp(k, x))
-                })?;
-                let x = self.at(k, ws, x, idx)?;
-                let e = exp(k, x);
-                Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, e, sum)))
-            }
-            Op::RmsNorm { eps } => {
-                let n = width(shape(v))?;
-                let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
-                let x = input(0);
-                let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| {
-                    let x = f.at(k, ws, x, at)?;
-                    Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, x, x)))
-                })?;
-                let root = inverse_root(k, sum, n, *eps);
-                let x = self.at(k, ws, x, idx)?;
-                let w = self.at(k, ws, input(1), &[last])?;
-                let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, x, root));
-                Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w)))
-            }
-            Op::LayerNorm { eps } => {
-                let n = width(shape(v))?;
-                let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
-                let x = input(0);
-                let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| f.at(k, ws, x, at))?;
-                let count = k.exprs.float(n as f32);
-                let mean = k.exprs.add(Expr::Binary(BinaryOp::Div, sum, count));
-                let centred = |k: &mut KernelBuilder, x: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Sub, x, mean));
-                let squares = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, lead, |f, k, ws, at| {
-                    let x = f.at(k, ws, x, at)?;
-                    let c = centred(k, x);
-                    Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, c, c)))
-                })?;
-                let root = inverse_root(k, squares, n, *eps);
-                let x = self.at(k, ws, x, idx)?;
-                let c = centred(k, x);
-                let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, c, root));
-                let w = self.at(k, ws, input(1), &[last])?;
-                let b = self.at(k, ws, input(2), &[last])?;
-                let scaled = k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w));
-                Ok(k.exprs.add(Expr::Binary(BinaryOp::Add, scaled, b)))
-            }
+            Op::Softmax => self.softmax(k, ws, v, idx),
+            Op::RmsNorm { eps } => self.rms_norm(k, ws, v, *eps, idx),
+            Op::LayerNorm { eps } => self.layer_norm(k, ws, v, *eps, idx),
             Op::Rope => self.rope(k, ws, v, idx),
             Op::Pool(pool) => self.pool(k, ws, v, *pool, idx),
             Op::Mm { .. } | Op::Sdpa { .. } | Op::Call { .. } => Err(Stop::Store(v)),
             Op::KvAppend { .. } => Err(Stop::unsupported("elements of a state")),
         }
+    }
+
+    fn softmax(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let inputs = &self.func.node(v).inputs;
+        let last = idx.len() - 1;
+        let n = width(&self.func.ty(v).shape)?;
+        let x = inputs[0];
+        let max = self.row_reduce(k, ws, v, 0, ReduceOp::Max, n, &idx[..last], |f, k, ws, at| f.at(k, ws, x, at))?;
+        let exp = |k: &mut KernelBuilder, x: ExprId| {
+            let d = k.exprs.add(Expr::Binary(BinaryOp::Sub, x, max));
+            k.exprs.add(Expr::Unary(UnaryOp::Exp, d))
+        };
+        let sum = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, &idx[..last], |f, k, ws, at| {
+            let x = f.at(k, ws, x, at)?;
+            Ok(exp(k, x))
+        })?;
+        let x = self.at(k, ws, x, idx)?;
+        let e = exp(k, x);
+        Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, e, sum)))
+    }
+
+    fn rms_norm(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, eps: f64, idx: &[ExprId]) -> Lowered {
+        let inputs = &self.func.node(v).inputs;
+        let n = width(&self.func.ty(v).shape)?;
+        let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
+        let x = inputs[0];
+        let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| {
+            let x = f.at(k, ws, x, at)?;
+            Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, x, x)))
+        })?;
+        let root = inverse_root(k, sum, n, eps);
+        let x = self.at(k, ws, x, idx)?;
+        let w = self.at(k, ws, inputs[1], &[last])?;
+        let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, x, root));
+        Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w)))
+    }
+
+    fn layer_norm(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, eps: f64, idx: &[ExprId]) -> Lowered {
+        let inputs = &self.func.node(v).inputs;
+        let n = width(&self.func.ty(v).shape)?;
+        let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
+        let x = inputs[0];
+        let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| f.at(k, ws, x, at))?;
+        let count = k.exprs.float(n as f32);
+        let mean = k.exprs.add(Expr::Binary(BinaryOp::Div, sum, count));
+        let centred = |k: &mut KernelBuilder, x: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Sub, x, mean));
+        let squares = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, lead, |f, k, ws, at| {
+            let x = f.at(k, ws, x, at)?;
+            let c = centred(k, x);
+            Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, c, c)))
+        })?;
+        let root = inverse_root(k, squares, n, eps);
+        let x = self.at(k, ws, x, idx)?;
+        let c = centred(k, x);
+        let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, c, root));
+        let w = self.at(k, ws, inputs[1], &[last])?;
+        let b = self.at(k, ws, inputs[2], &[last])?;
+        let scaled = k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w));
+        Ok(k.exprs.add(Expr::Binary(BinaryOp::Add, scaled, b)))
     }
 
     fn broadcast(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
@@ -465,6 +471,19 @@ fn inverse_root(k: &mut KernelBuilder, sum: ExprId, n: u64, eps: f64) -> ExprId 
     let eps = k.exprs.float(eps as f32);
     let shifted = k.exprs.add(Expr::Binary(BinaryOp::Add, mean, eps));
     k.exprs.add(Expr::Unary(UnaryOp::Rsqrt, shifted))
+}
+
+/// `x` of type `from` as `to`.
+fn convert(k: &mut KernelBuilder, x: ExprId, from: g::DType, to: g::DType) -> Lowered {
+    match (from, to) {
+        (f, g::DType::F32) if f.is_float() => Ok(x),
+        (f, g::DType::BF16) if f.is_float() => Ok(k.exprs.add(Expr::Round(DType::Bf16, x))),
+        (f, g::DType::F16) if f.is_float() => Ok(k.exprs.add(Expr::Round(DType::F16, x))),
+        (f, g::DType::F32) if f.is_int() => Ok(k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, x))),
+        // Integers are computed in 64 bits: what a narrower type would cut off is still there.
+        (f, t) if f.is_int() && t.is_int() && (f == t || f.size() < t.size()) => Ok(x),
+        (f, t) => Err(Stop::unsupported(format!("conversion from {f} to {t}"))),
+    }
 }
 
 fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {

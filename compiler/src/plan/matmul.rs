@@ -355,6 +355,7 @@ impl Plan<'_> {
                             }
                             None => self.drop_buffer(&home),
                         },
+                        Err(Stop::Failed(e)) => return Err(e),
                         Err(_) => self.drop_buffer(&home),
                     }
                 }
@@ -362,8 +363,10 @@ impl Plan<'_> {
                     if done.contains(&id) || !depends_on(frame, node.inputs[0], end) || !depends_on(frame, node.inputs[1], end) {
                         continue;
                     }
-                    let (Ok(keys), Ok(values)) = (self.append_nest(frame, id, false, row), self.append_nest(frame, id, true, row)) else {
-                        continue;
+                    let (keys, values) = match (self.append_nest(frame, id, false, row), self.append_nest(frame, id, true, row)) {
+                        (Ok(keys), Ok(values)) => (keys, values),
+                        (Err(Stop::Failed(e)), _) | (_, Err(Stop::Failed(e))) => return Err(e),
+                        _ => continue,
                     };
                     let groups = (groups_of(&keys, buffer, stride, panels), groups_of(&values, buffer, stride, panels));
                     if let (Some(k), Some(v)) = groups {

@@ -294,6 +294,37 @@ mod tests {
                 return %y
             }
         }";
+        let division = "module {
+            symbol T<=8
+            param @table : f32[19, 24] = source \"table\"
+            func @step(%token: i32[T]) {
+                %one = const 1 : i32
+                %m = sub %token, %one
+                %two = const 2 : i32
+                %h = div %m, %two
+                %x = embedding @table, %h
+                %y = neg %x
+                return %y
+            }
+        }";
+        let calls = "module {
+            symbol T<=8
+            param @table : f32[19, 24] = source \"table\"
+            func @inner(%x: f32[T, 24]) {
+                %y = neg %x
+                return %y
+            }
+            func @layer(%x: f32[T, 24]) {
+                %y = call @inner(%x) : f32[T, 24]
+                return %y
+            }
+            func @step(%token: i32[T]) {
+                %x = embedding @table, %token
+                %y = call @layer(%x) : f32[T, 24]
+                return %y
+            }
+            main @step
+        }";
         let score = |text: &str| {
             format!(
                 "module {{
@@ -315,6 +346,8 @@ mod tests {
         for (text, what) in [
             (other_symbol, "symbol Q is not supported"),
             (columns, "a symbolic dimension behind the first is not supported"),
+            (division, "division of integers that may be negative or zero is not supported"),
+            (calls, "a call in a function that is called is not supported"),
             (&score("sqrt(score)"), "attention score: sqrt is not supported"),
         ] {
             let line = Error::from(plan_text(text).map(|_| ()).unwrap_err()).to_string();
