@@ -21,7 +21,7 @@ use crate::error::Error;
 use crate::options::CacheOptions;
 use crate::pack::{Packed, Sink};
 use crate::plan::WeightTable;
-use crate::report::CacheReport;
+use crate::report::{self, CacheReport};
 use entry::{Description, Header, Key};
 use rcompile_codegen::{Compiled, Unit, compile};
 use rcompile_models::dir::InputFile;
@@ -186,7 +186,8 @@ impl Cache {
         (!damaged.is_empty()).then(|| warning(dir, &format!("{} damaged entries were made anew", damaged.len())))
     }
 
-    /// The build has succeeded: writes what is new, and removes what has not been used for longest. A warning where that fails.
+    /// The build has succeeded: writes what is new, and removes what has not been used for longest. A warning where some of that fails,
+    /// which keeps nothing from the rest, or where weights would not stay.
     pub fn commit(&mut self) -> Option<String> {
         let store = self.store.as_ref()?;
         let objects = std::mem::take(&mut *lock(&self.new_objects));
@@ -194,16 +195,21 @@ impl Cache {
         if objects.is_empty() && weights.is_none() {
             return None;
         }
-        let write = || {
-            for (key, symbol, object) in &objects {
-                store.put(Kind::Object, key, describe(symbol), object)?;
+        let of_objects = objects.iter().map(|(key, symbol, object)| store.put(Kind::Object, key, describe(symbol), object));
+        let mut results: Vec<std::io::Result<()>> = of_objects.collect();
+        let mut too_large = None;
+        if let Some(w) = &weights {
+            // All else would go for it, and it for the next build's objects.
+            if w.header.len > store::kept(self.limit) {
+                let (bytes, room) = (report::size(w.header.len), report::size(store::kept(self.limit)));
+                too_large = Some(format!("has room for weights of {room}, and these are {bytes}: {LIMIT_VARIABLE} sets it"));
+            } else {
+                results.push(store.put_from(Kind::Weights, &w.header, &w.file, w.base));
             }
-            if let Some(w) = &weights {
-                store.put_from(Kind::Weights, &w.header, &w.file, w.base)?;
-            }
-            store.evict(self.limit)
-        };
-        write().err().map(|e| warning(store.dir(), &format!("cannot be written: {e}")))
+        }
+        results.push(store.evict(self.limit).map(drop));
+        let failed = results.into_iter().find_map(Result::err).map(|e| format!("cannot be written: {e}"));
+        failed.or(too_large).map(|what| warning(store.dir(), &what))
     }
 
     /// For the report.

@@ -40,6 +40,12 @@ const TEMPORARY: &str = ".new-";
 const STALE_AFTER: Duration = Duration::from_secs(3600);
 /// Eviction goes down to this share of the limit, so that it does not run at every build.
 const KEEP_TENTHS: u64 = 9;
+
+/// Bytes that eviction leaves of `limit`.
+pub fn kept(limit: u64) -> u64 {
+    limit / 10 * KEEP_TENTHS
+}
+
 /// Pieces of a copy.
 const PIECE: u64 = 32 << 20;
 /// <https://bford.info/cachedir/>: backups leave such a directory out.
@@ -226,7 +232,7 @@ impl Store {
         let mut total: u64 = entries.iter().map(|l| l.bytes).sum();
         if total > limit {
             for oldest in entries.into_iter().rev() {
-                if total <= limit / 10 * KEEP_TENTHS {
+                if total <= kept(limit) {
                     break;
                 }
                 match remove(&oldest.path) {

@@ -128,3 +128,57 @@ fn damaged_entries_are_removed() {
     std::fs::write(path_of(&key).unwrap(), header.encode().unwrap()).unwrap();
     assert!(matches!(store.get(Kind::Object, &key), Found::Damaged));
 }
+
+#[test]
+fn weights_with_and_without_nan_are_two_entries() {
+    let (cache, table) = (Cache::none(), WeightTable::default());
+    assert_ne!(cache.weights_key(&table, &[], true, ""), cache.weights_key(&table, &[], false, ""));
+}
+
+/// A cache of 64 KB with a unit of an earlier build, and weights of `len` bytes to be kept.
+fn with_weights(dir: &Path, len: u64) -> (Cache, Key) {
+    let store = Store::open(&dir.join("cache")).unwrap();
+    let old = put(&store, 1, 100, 300);
+    let path = dir.join("exe");
+    std::fs::write(&path, vec![7; len as usize]).unwrap();
+    let header = Header { key: Key([9; 32]), len, hash: [0; 32], description: describe("model") };
+    let new_weights = Some(NewWeights { header, file: File::open(path).unwrap(), base: 0 });
+    (Cache { store: Some(store), limit: 64 << 10, new_weights, ..Cache::none() }, old)
+}
+
+#[test]
+fn weights_that_cannot_stay_are_not_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut cache, old) = with_weights(dir.path(), 60 << 10);
+    let warning = cache.commit().unwrap();
+    let expected = "has room for weights of 59.0 kB, and these are 61.4 kB: RCOMPILE_CACHE_SIZE";
+    assert!(warning.contains(expected), "{warning}");
+    let store = cache.store.unwrap();
+    assert!(has(&store, &old));
+    assert_eq!(store.list(true).unwrap().len(), 1);
+    let (mut cache, old) = with_weights(dir.path(), 20 << 10);
+    assert_eq!(cache.commit(), None);
+    let store = cache.store.unwrap();
+    assert!(has(&store, &old));
+    assert_eq!(store.list(true).unwrap().len(), 2);
+}
+
+/// One entry that cannot be written keeps neither the others out nor the cache above its limit.
+#[test]
+fn a_failed_entry_is_the_only_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut cache, old) = with_weights(dir.path(), 20 << 10);
+    let store = cache.store.clone().unwrap();
+    let killed = store.dir().join("objects/.new-killed");
+    std::fs::write(&killed, [0; 100]).unwrap();
+    File::open(&killed).unwrap().set_modified(SystemTime::now() - Duration::from_secs(9000)).unwrap();
+    // A file is where the folder of its entry should be.
+    std::fs::write(store.dir().join("objects/02"), "").unwrap();
+    for n in [2, 3] {
+        lock(&cache.new_objects).push((Key([n; 32]), "unit".into(), vec![n; 10]));
+    }
+    let warning = cache.commit().unwrap();
+    assert!(warning.contains("cannot be written"), "{warning}");
+    assert!(has(&store, &old) && !has(&store, &Key([2; 32])) && has(&store, &Key([3; 32])));
+    assert!(store.list(true).unwrap().iter().any(|l| l.kind == Kind::Weights) && !killed.exists());
+}
