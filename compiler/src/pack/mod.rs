@@ -2,10 +2,10 @@
 //!
 //! In: a [`WeightTable`], the checkpoint's tensors ([`Tensors`]), a file. Out: the bytes in the file and their BLAKE3 hash.
 //!
-//! Work is cut into items of about 2 MB of output (a run of panels or rows), evaluated on all threads of the current rayon
-//! pool; while one batch of items is evaluated, the one before is hashed and written in file order. So memory stays at some
-//! tens of MB whatever the model's size, and the bytes do not depend on the number of threads. The file is written in whole large
-//! pages (`output`), which are mapped faster.
+//! Work is cut into items that take some megabytes each (a run of panels or rows, one at least), evaluated on all threads of the current
+//! rayon pool; while one batch of items is evaluated, the one before is hashed and written in file order. So memory stays below some 400
+//! MB whatever the model's size and the number of threads (unless a single panel takes more), and the bytes do not depend on them. The
+//! file is written in whole large pages (`output`), which are mapped faster.
 
 mod codes;
 mod convert;
@@ -23,6 +23,7 @@ use rcompile_graph::quant::CodedRows;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
 use rcompile_models::weights::WeightIndex;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
@@ -91,8 +92,11 @@ pub struct Packed {
     pub nonfinite: Option<(String, u64)>,
 }
 
-/// Bytes of output per item.
-const ITEM_BYTES: u64 = 2 << 20;
+/// Bytes of memory that an item takes.
+const ITEM_BYTES: u64 = 8 << 20;
+
+/// The same of a batch of items, which are evaluated at once where there are as many threads.
+const BATCH_BYTES: u64 = 256 << 20;
 
 /// One piece of a job: panels (of all ways) or rows `units` of it.
 struct Item {
@@ -100,6 +104,8 @@ struct Item {
     units: Range<u64>,
     offset: u64,
     bytes: u64,
+    /// Bytes that evaluating it takes, output and what it is made of.
+    memory: u64,
 }
 
 /// Elements of a tensor that a type cannot hold.
@@ -128,9 +134,8 @@ pub fn pack(
     let (hasher, output) = (blake3::Hasher::new(), Output::new(sink));
     let mut order =
         InOrder { tensors, hasher, output, progress, position: 0, nonfinite: None, overflows: BTreeMap::new(), allow_nonfinite };
-    let batch = 4 * rayon::current_num_threads();
     let mut done: Vec<(&Item, Done)> = Vec::new();
-    for next in items.chunks(batch) {
+    for next in batches(&items, 4 * rayon::current_num_threads()) {
         let evaluate = || {
             let all: Vec<_> = next.par_iter().map(|item| evaluate(&table.jobs[item.job], &views[item.job], item, tensors)).collect();
             all.into_iter().zip(next).map(|(done, item)| Ok((item, done?))).collect::<Result<Vec<_>, Error>>()
@@ -146,6 +151,22 @@ pub fn pack(
     order.write(&vec![0; (table.len - order.position) as usize])?;
     order.output.finish()?;
     Ok(Packed { hash: *order.hasher.finalize().as_bytes(), nonfinite: order.nonfinite })
+}
+
+/// The items in batches of at most so many and of [`BATCH_BYTES`], but one at least.
+fn batches(items: &[Item], most: usize) -> impl Iterator<Item = &[Item]> {
+    let mut left = items;
+    std::iter::from_fn(move || {
+        let mut bytes = 0;
+        let fits = |item: &&Item| {
+            bytes += item.memory;
+            bytes <= BATCH_BYTES
+        };
+        let count = left.iter().take(most).take_while(fits).count().max(1).min(left.len());
+        let (batch, rest) = left.split_at(count);
+        left = rest;
+        (!batch.is_empty()).then_some(batch)
+    })
 }
 
 /// What is done item by item in file order, so that the hash and the first error do not depend on threads.
@@ -282,7 +303,8 @@ fn coded(job: &PackJob, p: &Panels, tensors: &dyn Tensors) -> Result<View, Error
         Recipe::Convert { of, dtype } if Some(*dtype) == codes::dtype(p.coding) => of,
         given => given,
     };
-    let view = View::new(of, tensors)?;
+    let one_type = of_one_type(of, tensors)?;
+    let view = View::new(&one_type, tensors)?;
     let rows = u64::from(p.ways) * u64::from(p.groups) * u64::from(p.group_cols);
     let fits = if of == &job.recipe { Some(view.dtype()) == codes::dtype(p.coding) } else { view.dtype().is_float() };
     if !fits || view.shape() != job.shape || (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.is_empty() {
@@ -292,6 +314,16 @@ fn coded(job: &PackJob, p: &Panels, tensors: &dyn Tensors) -> Result<View, Error
         return bug(format!("{:?} in {} bytes of {}", p.coding, job.bytes, job.dtype));
     }
     Ok(view)
+}
+
+/// Floats that codes are made of: parts of several types (q, k and v of a checkpoint that mixes them) as f32, which holds them all.
+fn of_one_type<'r>(of: &'r Recipe, tensors: &dyn Tensors) -> Result<Cow<'r, Recipe>, Error> {
+    let Recipe::Concat(parts) = of else { return Ok(Cow::Borrowed(of)) };
+    let types = parts.iter().map(|part| Ok(View::new(part, tensors)?.dtype())).collect::<Result<Vec<DType>, Error>>()?;
+    if types.windows(2).all(|pair| pair[0] == pair[1]) || !types.iter().all(|dtype| dtype.is_float()) {
+        return Ok(Cow::Borrowed(of));
+    }
+    Ok(Cow::Owned(Recipe::Convert { of: Box::new(of.clone()), dtype: DType::F32 }))
 }
 
 /// Cuts jobs into items in file order.
@@ -306,18 +338,26 @@ fn items(table: &WeightTable, views: &[View]) -> Result<Vec<Item>, Error> {
             return Err(Error::bug(format_args!("pack {}", job.name), "its place overlaps or lies outside the weights area"));
         }
         end = job.offset + job.bytes;
-        let (units, unit_bytes) = match job.layout {
-            Layout::Plain => (views[index].rows(), views[index].row_bytes()),
-            Layout::Panels(p) => (u64::from(p.panels()), p.panel_bytes(job.dtype) * u64::from(p.ways)),
+        let view = &views[index];
+        let (units, unit_bytes, sources) = match job.layout {
+            Layout::Plain => (view.rows(), view.row_bytes(), 0),
+            Layout::Panels(p) => {
+                let rows = u64::from(p.ways) * u64::from(p.nr);
+                // Codes are made of floats, by way of f32 and bytes.
+                let by_way = if p.coding == Coding::Elements { 0 } else { view.cols() * 5 };
+                (u64::from(p.panels()), p.panel_bytes(job.dtype) * u64::from(p.ways), rows * (view.row_bytes() + by_way))
+            }
         };
         if unit_bytes == 0 {
             continue;
         }
-        let step = (ITEM_BYTES / unit_bytes).max(1);
+        let unit_memory = unit_bytes + sources;
+        let step = (ITEM_BYTES / unit_memory).max(1);
         for start in (0..units).step_by(step as usize) {
             let units = start..units.min(start + step);
-            let bytes = (units.end - units.start) * unit_bytes;
-            items.push(Item { job: index, offset: job.offset + start * unit_bytes, bytes, units });
+            let count = units.end - units.start;
+            let (bytes, memory) = (count * unit_bytes, count * unit_memory);
+            items.push(Item { job: index, offset: job.offset + start * unit_bytes, bytes, memory, units });
         }
     }
     Ok(items)
