@@ -13,6 +13,7 @@ use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
+use rcompile_models::arch::Facts;
 use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};
@@ -150,53 +151,67 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     let how = OpenOptions { tokenizer: TokenizerUse::Optional, within: Some(memory::within), ..OpenOptions::default() };
     let model = rcompile_models::open(&options.path, &how)?;
     let planned = plan(options)?;
-    let private_bytes = planned.buckets.iter().map(|b| b.private_bytes).max().unwrap_or(0);
-    let types = types(&model);
-    let f = model.facts();
-    let kv_elements = 2 * f.layers * f.kv_heads * f.head_dim;
-    let task = task_of(model.arch.task);
-    let warnings: Vec<String> = model.warnings.iter().map(|w| w.to_string()).collect();
     if options.json {
-        let tensors: Vec<Value> = model
-            .weights
-            .iter()
-            .map(|t| json!({ "name": &*t.stored_name, "dtype": t.dtype.to_string(), "shape": t.shape, "file": model.weights.file_of(t), "bytes": t.size_bytes }))
-            .collect();
-        return report::print_json(&json!({
-            "name": model.name,
-            "architecture": model.arch.class_names[0],
-            "task": task,
-            "parameters": model.weights.parameters(),
-            "weight_bytes": model.weights.size_bytes(),
-            "bytes_by_type": types,
-            "vocab_size": f.vocab_size,
-            "hidden_size": f.hidden_size,
-            "layers": f.layers,
-            "heads": f.heads,
-            "kv_heads": f.kv_heads,
-            "head_dim": f.head_dim,
-            "max_positions": f.max_positions,
-            "kv_elements_per_token": kv_elements,
-            "tied_head": f.tied_head,
-            "quantization": model.scheme.map(|s| s.name()),
-            "memory": {
-                "cpu": planned.cpu,
-                "ctx_size": planned.ctx_size,
-                "weight_bytes": planned.weight_bytes,
-                "kv_bytes_per_token": planned.kv_bytes_per_token,
-                "kv_bytes": planned.kv_bytes,
-                "slots": planned.slots,
-                "arena_bytes": planned.arena_bytes,
-                "private_bytes_per_thread": private_bytes,
-            },
-            "tokenizer": model.tokenizer.as_ref().map(|t| json!({ "model": t.facts.model, "size": t.facts.size })),
-            "chat_template": model.chat_template.is_some(),
-            "warnings": warnings,
-            "tensors": tensors,
-        }));
+        return report::print_json(&directory_json(&model, &planned));
     }
+    let text = directory_text(&model, &planned);
+    model.warnings.iter().for_each(|w| report::say(&w.to_string()));
+    report::print(&text)
+}
+
+fn directory_json(model: &Model, planned: &Report) -> Value {
+    let f = model.facts();
+    let warnings: Vec<String> = model.warnings.iter().map(|w| w.to_string()).collect();
+    let tensors: Vec<Value> = model
+        .weights
+        .iter()
+        .map(|t| json!({ "name": &*t.stored_name, "dtype": t.dtype.to_string(), "shape": t.shape, "file": model.weights.file_of(t), "bytes": t.size_bytes }))
+        .collect();
+    json!({
+        "name": model.name,
+        "architecture": model.arch.class_names[0],
+        "task": task_of(model.arch.task),
+        "parameters": model.weights.parameters(),
+        "weight_bytes": model.weights.size_bytes(),
+        "bytes_by_type": types(model),
+        "vocab_size": f.vocab_size,
+        "hidden_size": f.hidden_size,
+        "layers": f.layers,
+        "heads": f.heads,
+        "kv_heads": f.kv_heads,
+        "head_dim": f.head_dim,
+        "max_positions": f.max_positions,
+        "kv_elements_per_token": kv_elements_per_token(f),
+        "tied_head": f.tied_head,
+        "quantization": model.scheme.map(|s| s.name()),
+        "memory": {
+            "cpu": planned.cpu,
+            "ctx_size": planned.ctx_size,
+            "weight_bytes": planned.weight_bytes,
+            "kv_bytes_per_token": planned.kv_bytes_per_token,
+            "kv_bytes": planned.kv_bytes,
+            "slots": planned.slots,
+            "arena_bytes": planned.arena_bytes,
+            "private_bytes_per_thread": private_bytes_per_thread(planned),
+        },
+        "tokenizer": model.tokenizer.as_ref().map(|t| json!({ "model": t.facts.model, "size": t.facts.size })),
+        "chat_template": model.chat_template.is_some(),
+        "warnings": warnings,
+        "tensors": tensors,
+    })
+}
+
+fn directory_text(model: &Model, planned: &Report) -> String {
+    let f = model.facts();
     let mut out = String::new();
-    let _ = writeln!(out, "{}: {}, {} parameters, task {task}", escape(&model.name), model.arch.class_names[0], model.weights.parameters());
+    let _ = writeln!(
+        out,
+        "{}: {}, {} parameters, task {}",
+        escape(&model.name),
+        model.arch.class_names[0],
+        model.weights.parameters(),
+        task_of(model.arch.task)
+    );
     let _ = writeln!(
         out,
         "  layers     {}, width {}, {} heads of {}, {} for keys and values",
@@ -208,11 +223,11 @@ fn directory(options: &Inspect) -> Result<(), Error> {
         (Some(_), false) => ", head of its own",
     };
     let _ = writeln!(out, "  vocabulary {}{head}", f.vocab_size);
-    let _ = writeln!(out, "  context    {} positions, {kv_elements} KV elements per token", f.max_positions);
+    let _ = writeln!(out, "  context    {} positions, {} KV elements per token", f.max_positions, kv_elements_per_token(f));
     if let Some(scheme) = model.scheme {
         let _ = writeln!(out, "  codes      {}, {} matrices", scheme.name(), model.weights.coded_count());
     }
-    for (dtype, bytes) in &types {
+    for (dtype, bytes) in &types(model) {
         let _ = writeln!(out, "  weights    {dtype} {}", report::size(*bytes));
     }
     let _ = writeln!(
@@ -223,7 +238,7 @@ fn directory(options: &Inspect) -> Result<(), Error> {
         planned.ctx_size,
         planned.slots,
         report::size(planned.arena_bytes),
-        report::size(private_bytes),
+        report::size(private_bytes_per_thread(planned)),
         planned.cpu
     );
     let _ = writeln!(out, "  files      {} with {} tensors", model.weights.files().len(), model.weights.iter().count());
@@ -233,8 +248,15 @@ fn directory(options: &Inspect) -> Result<(), Error> {
     }
     let _ = writeln!(out, "  template   {}", if model.chat_template.is_some() { "present" } else { "none" });
     out += "  can be compiled\n";
-    warnings.iter().for_each(|w| report::say(w));
-    report::print(&out)
+    out
+}
+
+fn kv_elements_per_token(f: &Facts) -> usize {
+    2 * f.layers * f.kv_heads * f.head_dim
+}
+
+fn private_bytes_per_thread(planned: &Report) -> u64 {
+    planned.buckets.iter().map(|b| b.private_bytes).max().unwrap_or(0)
 }
 
 fn types(model: &Model) -> BTreeMap<String, u64> {

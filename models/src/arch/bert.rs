@@ -110,7 +110,7 @@ impl BertConfig {
         let (q, k, v) = (project("query")?, project("key")?, project("value")?);
         let state = cx.kv_state(layer, self.heads, self.head_dim, false);
         let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
-        let score = AttnExpr::scaled((self.head_dim as f64).powf(-0.5));
+        let score = AttnExpr::scaled(libm::pow(self.head_dim as f64, -0.5));
         let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, AttnExpr::True)?;
         let out = cx.join_heads(out, self.heads, self.head_dim)?;
         let out = cx.linear(out, &format!("{path}.attention.output.dense"), hidden, hidden, true)?;

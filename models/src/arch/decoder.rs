@@ -339,7 +339,7 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
 
     let multiplier =
         |key: &str, default: f64| -> Result<f64, Error> { if family.multipliers { c.positive_or(key, default) } else { Ok(default) } };
-    let attention_multiplier = if family.multipliers { multiplier("attention_multiplier", 1.0)? } else { (head_dim as f64).powf(-0.5) };
+    let attention_multiplier = if family.multipliers { multiplier("attention_multiplier", 1.0)? } else { libm::pow(head_dim as f64, -0.5) };
 
     let facts = Facts {
         vocab_size: vocab,

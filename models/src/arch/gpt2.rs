@@ -159,7 +159,7 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
     c.refuse_if_true("add_cross_attention")?;
     // `reorder_and_upcast_attn` moves the same scale to another place: in f32 the result is the same.
     c.bool_or("reorder_and_upcast_attn", false)?;
-    let base = if c.bool_or("scale_attn_weights", true)? { (head_dim as f64).powf(-0.5) } else { 1.0 };
+    let base = if c.bool_or("scale_attn_weights", true)? { libm::pow(head_dim as f64, -0.5) } else { 1.0 };
     let by_layer = c.bool_or("scale_attn_by_inverse_layer_idx", false)?;
     let scale = |layer: usize| if by_layer { base / (layer as f64 + 1.0) } else { base };
     let tied = c.bool_or("tie_word_embeddings", true)?;

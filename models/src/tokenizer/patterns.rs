@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use fancy_regex::Expr;
 use serde_json::Value;
 
 use super::{FILE, PROBE_TIME_MAX, malformed};
@@ -59,14 +60,16 @@ fn check_regex(place: &str, regex: &Value, time_max: Duration) -> Result<(), Err
         let expected = format!("at most {PATTERN_BYTES_MAX} bytes");
         return Err(Error::new(Kind::Limit, FILE, place, "is too long", expected, format!("{} bytes", regex.len())));
     }
-    if nested_repetition(regex) {
+    let invalid = || malformed(place, "is no valid regular expression", "a pattern that compiles", shown.clone());
+    let Ok(Some(nests)) = guard::catch(|| Expr::parse_tree(regex).ok().map(|tree| nests_repetitions(&tree.expr))) else {
+        return Err(invalid());
+    };
+    if nests {
         let what = "may take exponential time";
         return Err(Error::new(Kind::Limit, FILE, place, what, "no repetition of a repetition", shown));
     }
-    // The crate compiles it with this engine, too, and takes a search that is given up for the end of the text.
-    let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(regex).ok()) else {
-        return Err(malformed(place, "is no valid regular expression", "a pattern that compiles", shown));
-    };
+    // The engine of executables, too, which refuse a text where it gives up a search.
+    let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(regex).ok()) else { return Err(invalid()) };
     let in_time = || if start.elapsed() > time_max { Err("takes too long") } else { Ok(()) };
     for (what, text) in probe_texts(usize::MAX) {
         let searched = guard::catch(|| {
@@ -96,106 +99,41 @@ pub(super) fn probe_texts(length_max: usize) -> impl Iterator<Item = (&'static s
     units.into_iter().flat_map(move |(what, unit)| lengths.map(|length| (what, unit.repeat(length.div_ceil(unit.len())))))
 }
 
-/// Whether a group that is repeated without bound consists of nothing but an unbounded repetition, as in `(a+)+`, or has
-/// such an alternative: then one text can be split in exponentially many ways.
-fn nested_repetition(pattern: &str) -> bool {
-    #[derive(Clone, Copy, Default)]
-    struct Branch {
-        unbounded: bool,
-        other: bool,
+/// Whether something that is repeated without bound may be nothing but a repetition without bound itself, as in `(a+)+` or `(a+|b)+`: then
+/// one text can be split in exponentially many ways.
+fn nests_repetitions(expr: &Expr) -> bool {
+    let of_parts = parts(expr).into_iter().any(nests_repetitions);
+    of_parts || matches!(expr, Expr::Repeat { child, hi: usize::MAX, .. } if is_repetition(child))
+}
+
+/// Whether `expr` may be a repetition without bound, and nothing else but what may be left out.
+fn is_repetition(expr: &Expr) -> bool {
+    match expr {
+        Expr::Repeat { child, hi, .. } => *hi == usize::MAX || is_repetition(child),
+        Expr::Concat(parts) => {
+            let may_be_left_out = |part: &Expr| matches!(part, Expr::Empty | Expr::Repeat { lo: 0, .. });
+            parts.iter().any(is_repetition) && parts.iter().all(|part| is_repetition(part) || may_be_left_out(part))
+        }
+        _ => parts(expr).into_iter().any(is_repetition),
     }
-    struct Group {
-        branch: Branch,
-        bad: bool,
+}
+
+/// The expressions that make up `expr`.
+fn parts(expr: &Expr) -> Vec<&Expr> {
+    match expr {
+        Expr::Concat(parts) | Expr::Alt(parts) => parts.iter().collect(),
+        Expr::Group(part) | Expr::AtomicGroup(part) | Expr::LookAround(part, _) | Expr::Repeat { child: part, .. } => vec![part],
+        Expr::Conditional { condition, true_branch, false_branch } => vec![condition, true_branch, false_branch],
+        Expr::Empty
+        | Expr::Any { .. }
+        | Expr::Assertion(_)
+        | Expr::Literal { .. }
+        | Expr::Delegate { .. }
+        | Expr::Backref(_)
+        | Expr::KeepOut
+        | Expr::ContinueFromPreviousMatchEnd
+        | Expr::BackrefExistsCondition(_) => vec![],
     }
-    let chars: Vec<char> = pattern.chars().collect();
-    let fresh = || Group { branch: Branch::default(), bad: false };
-    let mut stack = vec![fresh()];
-    let mut i = 0;
-    while i < chars.len() {
-        // One atom; `closed` is the group that it was, if any.
-        let mut closed = None;
-        match chars[i] {
-            '\\' => {
-                i += 1;
-                if matches!(chars.get(i), Some('p' | 'P')) && chars.get(i + 1) == Some(&'{') {
-                    while i < chars.len() && chars[i] != '}' {
-                        i += 1;
-                    }
-                }
-            }
-            '[' => {
-                let mut depth = 0;
-                while i < chars.len() {
-                    match chars[i] {
-                        '\\' => i += 1,
-                        '[' => depth += 1,
-                        ']' => depth -= 1,
-                        _ => {}
-                    }
-                    if depth == 0 {
-                        break;
-                    }
-                    i += 1;
-                }
-            }
-            '(' => {
-                stack.push(fresh());
-                i += 1;
-                if chars.get(i) == Some(&'?') {
-                    // `(?:`, `(?i:`, `(?=`, `(?<name>` and the like.
-                    while i < chars.len() && !matches!(chars[i], ':' | '=' | '!' | '>' | ')') {
-                        i += 1;
-                    }
-                    i += usize::from(chars.get(i) != Some(&')'));
-                }
-                continue;
-            }
-            '|' => {
-                if let Some(group) = stack.last_mut() {
-                    group.bad |= group.branch.unbounded && !group.branch.other;
-                    group.branch = Branch::default();
-                }
-                i += 1;
-                continue;
-            }
-            ')' if stack.len() > 1 => closed = stack.pop(),
-            _ => {}
-        }
-        i += 1;
-        // The repetition behind the atom.
-        let (mut unbounded, mut optional) = (false, false);
-        match chars.get(i) {
-            Some('*') => (unbounded, optional) = (true, true),
-            Some('+') => unbounded = true,
-            Some('?') => optional = true,
-            Some('{') => {
-                let end = chars[i..].iter().position(|c| *c == '}').map_or(chars.len(), |n| i + n);
-                let bounds: String = chars[i + 1..end].iter().collect();
-                unbounded = bounds.ends_with(',');
-                optional = bounds.starts_with('0');
-                i = end;
-            }
-            _ => i = i.wrapping_sub(1),
-        }
-        i = i.wrapping_add(1);
-        // A possessive or lazy mark changes nothing here.
-        if (unbounded || optional) && matches!(chars.get(i), Some('?' | '+')) {
-            i += 1;
-        }
-        let inner_bad = closed.is_some_and(|g| g.bad || (g.branch.unbounded && !g.branch.other));
-        if inner_bad && unbounded {
-            return true;
-        }
-        if let Some(group) = stack.last_mut() {
-            if unbounded || inner_bad {
-                group.branch.unbounded = true;
-            } else if !optional {
-                group.branch.other = true;
-            }
-        }
-    }
-    false
 }
 
 #[cfg(test)]
@@ -231,8 +169,9 @@ mod tests {
 
     #[test]
     fn repetitions_of_repetitions() {
-        for bad in ["(a+)+$", "(?:a*)*", "((a+))+", "(a+|b)+", "(a?b*)+", "x(?:\\s+)*y", "([ab]+){2,}", "(?i:a+)+"] {
-            assert!(nested_repetition(bad), "{bad}");
+        let nests = |regex: &str| nests_repetitions(&Expr::parse_tree(regex).unwrap().expr);
+        for bad in ["(a+)+$", "(?:a*)*", "((a+))+", "(a+|b)+", "(a?b*)+", "x(?:\\s+)*y", "([ab]+){2,}", "(?i:a+)+", "((a+)?)+"] {
+            assert!(nests(bad), "{bad}");
         }
         for good in [
             "a+",
@@ -242,11 +181,12 @@ mod tests {
             "[(+)]+",
             "\\(a+\\)+",
             "(a+)?",
+            "(a?b?)+",
             "(a+){1,3}",
             "(a+|b)",
             r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
         ] {
-            assert!(!nested_repetition(good), "{good}");
+            assert!(!nests(good), "{good}");
         }
     }
 }

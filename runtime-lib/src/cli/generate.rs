@@ -33,6 +33,21 @@ struct Timings {
     first_token_ms: f64,
 }
 
+impl Timings {
+    /// Of a prompt and of the tokens behind the first, each with their seconds.
+    fn new(load_ms: f64, (prompt, prefill_s): (usize, f64), (decoded, decode_s): (usize, f64), first_token_ms: f64) -> Timings {
+        let rate = |count: usize, seconds: f64| if count == 0 || seconds <= 0.0 { 0.0 } else { count as f64 / seconds };
+        Timings {
+            load_ms,
+            prefill_ms: prefill_s * 1e3,
+            prefill_tokens_per_s: rate(prompt, prefill_s),
+            decode_ms: if decoded == 0 { 0.0 } else { decode_s * 1e3 },
+            decode_tokens_per_s: rate(decoded, decode_s),
+            first_token_ms,
+        }
+    }
+}
+
 pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let input = input(&args.input, flags)?;
     // A variable that is set for another verb or run is no mistake.
@@ -99,23 +114,12 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
     let count = answer.tokens.len();
 
     if args.json {
-        let rate = |count: usize, seconds: f64| {
-            if count == 0 || seconds <= 0.0 { 0.0 } else { count as f64 / seconds }
-        };
-        let decoded = answer.tokens.len().saturating_sub(1);
         return print_json(&Report {
             prompt_tokens: &prompt,
             tokens: &answer.tokens,
             text: text.is_some().then_some(&answer.text),
             finish_reason: reason,
-            timings: Timings {
-                load_ms,
-                prefill_ms: prefill_s * 1e3,
-                prefill_tokens_per_s: rate(prompt.len(), prefill_s),
-                decode_ms: if decoded == 0 { 0.0 } else { decode_s * 1e3 },
-                decode_tokens_per_s: rate(decoded, decode_s),
-                first_token_ms,
-            },
+            timings: Timings::new(load_ms, (prompt.len(), prefill_s), (count.saturating_sub(1), decode_s), first_token_ms),
         });
     }
     match (text.is_some(), stream) {

@@ -10,6 +10,7 @@
 
 use std::collections::HashMap;
 use std::io::{self, BufWriter, Write};
+use std::path::Path;
 use std::time::Instant;
 
 use clap::ArgMatches;
@@ -48,77 +49,103 @@ pub(super) fn profile(cx: &Cx, args: &ProfileArgs, flags: &ArgMatches) -> Result
     if encodes && args.n_gen.is_some_and(|n| n > 0) && on_command_line(flags, "n_gen") {
         return Err(Failure::usage("-n: an encoder does not generate"));
     }
-    let mut ids = Ids::new(manifest.vocab_size);
     let trace_file = args.trace.as_ref().map(|path| OutputFile::create(path, &cx.payload.files())).transpose()?;
     let events = if trace_file.is_some() { TRACE_EVENTS } else { 0 };
-    let mut phases: Vec<(Phase, Profile)> = Vec::new();
-    let mut limits = Limits::default();
-    if encodes {
-        let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
-        let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit()).max(1));
-        encoder.check_lengths(&[length])?;
-        let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
-        encoder.encode(&texts, |_, _| ())?;
-        limits.measure(encoder.session());
-        encoder.start_profile(events);
-        let begin = Instant::now();
-        encoder.encode(&texts, |_, _| ())?;
-        taken("encode", length * args.batch, begin, || encoder.take_profile(), &mut phases)?;
-        limits.measure(encoder.session());
-    } else {
-        let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
-        check_batch(&decoder, args.batch)?;
-        let (n_prompt, n_gen) = lengths(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
-        decoder.check_room(n_prompt.saturating_add(n_gen))?;
-        let prompts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(n_prompt)).collect();
-        let answers: Vec<Vec<(usize, u32)>> = (0..n_gen).map(|_| ids.take(args.batch).into_iter().enumerate().collect()).collect();
-        // First touch of weights and caches is not profiled.
-        for (slot, prompt) in prompts.iter().enumerate() {
-            decoder.feed(slot, prompt)?;
-        }
-        if let Some(first) = answers.first() {
-            decoder.advance(first, |_, _| ())?;
-        }
-        for slot in 0..args.batch {
-            decoder.truncate(slot, 0);
-        }
-        limits.measure(decoder.session());
-        if n_prompt > 0 {
-            decoder.session().start_profile(events);
-            let begin = Instant::now();
-            for (slot, prompt) in prompts.iter().enumerate() {
-                decoder.feed(slot, prompt)?;
-            }
-            taken("prefill", n_prompt * args.batch, begin, || decoder.session().take_profile(), &mut phases)?;
-        }
-        if n_gen > 0 {
-            decoder.session().start_profile(events);
-            let begin = Instant::now();
-            for tokens in &answers {
-                decoder.advance(tokens, |_, _| ())?;
-            }
-            taken("decode", n_gen * args.batch, begin, || decoder.session().take_profile(), &mut phases)?;
-        }
-        limits.measure(decoder.session());
-    }
+    let measured = if encodes { encoding(cx, args, events)? } else { decoding(cx, args, events)? };
     if let (Some(file), Some(path)) = (trace_file, &args.trace) {
-        let mut file = BufWriter::new(file);
-        let written = trace(&phases, &mut file).and_then(|()| file.into_inner().map_err(|e| e.into_error()));
-        written.and_then(OutputFile::finish).map_err(|e| output::failed(path, e))?;
-        let dropped: u64 = phases.iter().map(|p| p.1.dropped()).sum();
-        if dropped > 0 {
-            warn("trace", format!("{dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket"));
-        }
+        write_trace(&measured.phases, file, path)?;
     }
-    let mut report = Report { threads: phases.first().map_or(1, |p| p.1.threads()), limits, phases: Vec::new() };
-    for (phase, _) in &mut phases {
-        phase.set_limits(&report.limits);
-    }
-    report.phases.extend(phases.into_iter().map(|p| p.0));
+    let report = measured.report();
     if args.json {
         return print_json(&report);
     }
     print(&report.text())
+}
+
+/// What ran, and what the machine could do meanwhile.
+#[derive(Default)]
+struct Measured {
+    phases: Vec<(Phase, Profile)>,
+    limits: Limits,
+}
+
+impl Measured {
+    fn report(self) -> Report {
+        let Measured { mut phases, limits } = self;
+        let threads = phases.first().map_or(1, |p| p.1.threads());
+        phases.iter_mut().for_each(|(phase, _)| phase.set_limits(&limits));
+        Report { threads, limits, phases: phases.into_iter().map(|p| p.0).collect() }
+    }
+}
+
+/// Texts of an encoder. The first pass, which touches weights for the first time, is not profiled.
+fn encoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Failure> {
+    let mut measured = Measured::default();
+    let mut ids = Ids::new(cx.manifest().vocab_size);
+    let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
+    let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit()).max(1));
+    encoder.check_lengths(&[length])?;
+    let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
+    encoder.encode(&texts, |_, _| ())?;
+    measured.limits.measure(encoder.session());
+    encoder.start_profile(events);
+    let begin = Instant::now();
+    encoder.encode(&texts, |_, _| ())?;
+    taken("encode", length * args.batch, begin, || encoder.take_profile(), &mut measured.phases)?;
+    measured.limits.measure(encoder.session());
+    Ok(measured)
+}
+
+/// Prompts and answers of a decoder. The first touch of weights and caches is not profiled.
+fn decoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Failure> {
+    let mut measured = Measured::default();
+    let mut ids = Ids::new(cx.manifest().vocab_size);
+    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
+    check_batch(&decoder, args.batch)?;
+    let (n_prompt, n_gen) = lengths(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
+    decoder.check_room(n_prompt.saturating_add(n_gen))?;
+    let prompts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(n_prompt)).collect();
+    let answers: Vec<Vec<(usize, u32)>> = (0..n_gen).map(|_| ids.take(args.batch).into_iter().enumerate().collect()).collect();
+    for (slot, prompt) in prompts.iter().enumerate() {
+        decoder.feed(slot, prompt)?;
+    }
+    if let Some(first) = answers.first() {
+        decoder.advance(first, |_, _| ())?;
+    }
+    for slot in 0..args.batch {
+        decoder.truncate(slot, 0);
+    }
+    measured.limits.measure(decoder.session());
+    if n_prompt > 0 {
+        decoder.session().start_profile(events);
+        let begin = Instant::now();
+        for (slot, prompt) in prompts.iter().enumerate() {
+            decoder.feed(slot, prompt)?;
+        }
+        taken("prefill", n_prompt * args.batch, begin, || decoder.session().take_profile(), &mut measured.phases)?;
+    }
+    if n_gen > 0 {
+        decoder.session().start_profile(events);
+        let begin = Instant::now();
+        for tokens in &answers {
+            decoder.advance(tokens, |_, _| ())?;
+        }
+        taken("decode", n_gen * args.batch, begin, || decoder.session().take_profile(), &mut measured.phases)?;
+    }
+    measured.limits.measure(decoder.session());
+    Ok(measured)
+}
+
+/// Writes what ran to `file`, whose path is `path`.
+fn write_trace(phases: &[(Phase, Profile)], file: OutputFile, path: &Path) -> Result<(), Failure> {
+    let mut file = BufWriter::new(file);
+    let written = trace(phases, &mut file).and_then(|()| file.into_inner().map_err(|e| e.into_error()));
+    written.and_then(OutputFile::finish).map_err(|e| output::failed(path, e))?;
+    let dropped: u64 = phases.iter().map(|p| p.1.dropped()).sum();
+    if dropped > 0 {
+        warn("trace", format!("{dropped} laps found no room, expected at most {TRACE_EVENTS} per thread and bucket"));
+    }
+    Ok(())
 }
 
 /// Lengths of prompt and answer. What was asked for stays; a default is shortened to what the other leaves of the context.
