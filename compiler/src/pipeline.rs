@@ -129,7 +129,7 @@ fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
         }
         return Ok(b.into_report());
     }
-    b.passes(passes, &source, &mut modules)?;
+    b.passes(passes, &mut source, &mut modules)?;
     let emitted = emit::text(o, EmitKind::Graph, || print_all(&modules), &mut b.report)?;
     if last == Stage::Passes {
         if o.stop_after.is_some() && !emitted {

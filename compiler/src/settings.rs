@@ -4,12 +4,13 @@
 
 use crate::error::Error;
 use crate::options::{Build, ComputeType, WeightType};
-use crate::passes::quantise::{self, Keep, Quantisation};
+use crate::passes::quantise::{self, Keep, Products, Quantisation};
 use crate::scaling;
 use rcompile_codegen::isa::Isa;
 use rcompile_graph::{DType, Group};
 use rcompile_models::Model;
 use rcompile_models::arch::Task;
+use rcompile_models::quantised::Scheme;
 use rcompile_models::weights::graph_type;
 
 /// Default slots of an encoder: texts side by side in a step.
@@ -109,20 +110,27 @@ impl Settings {
                 what: format!("too many positions, expected at most {}, found {cells}", 1u64 << 31),
             });
         }
-        let quantisation_name = match model.scheme {
-            None => quantisation.name(),
-            Some(scheme) => match (quantisation.body, quantisation.head) {
-                (None, None) => scheme.name(),
-                (None, Some(_)) => format!("{}{}", scheme.name(), quantisation.name().trim_start_matches("none")),
-                _ => format!("{}, others {}", scheme.name(), quantisation.name()),
-            },
-        };
         // A CPU that is named stands for its largest machine, so that hosts do not differ in what they build for it.
         let cores = o.cores.unwrap_or_else(|| match o.cpu.as_str() {
             "native" => std::thread::available_parallelism().map_or(1, |n| n.get() as u32),
             _ => scaling::cores(&isa.name),
         });
+        let quantisation_name = name_of(model.scheme, &quantisation);
         Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots, cores })
+    }
+
+    /// Names what was made of a model's products, now that it is known.
+    pub(crate) fn name_quantisation(&mut self, model: &Model, products: &Products) {
+        self.quantisation_name = name_of(model.scheme, &self.quantisation.made(products));
+    }
+}
+
+fn name_of(scheme: Option<Scheme>, quantisation: &Quantisation) -> String {
+    match (scheme, quantisation.body, quantisation.head) {
+        (None, ..) => quantisation.name(),
+        (Some(scheme), None, None) => scheme.name(),
+        (Some(scheme), None, Some(_)) => format!("{}{}", scheme.name(), quantisation.name().trim_start_matches("none")),
+        (Some(scheme), ..) => format!("{}, others {}", scheme.name(), quantisation.name()),
     }
 }
 

@@ -16,7 +16,7 @@ use crate::manifest::{Contents, task_of, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
-use crate::passes::quantise::{CodedCount, Quantisation};
+use crate::passes::quantise::{Products, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans};
@@ -216,14 +216,18 @@ impl<'o> Building<'o> {
     }
 
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
-    pub fn passes(&mut self, passes: &[Pass], source: &Source, modules: &mut [Module]) -> Result<(), Error> {
+    pub fn passes(&mut self, passes: &[Pass], source: &mut Source, modules: &mut [Module]) -> Result<(), Error> {
         let stage = self.progress.stage("passes", modules.len() as u64, false);
         for module in modules {
             stage.message(bucket_name(module));
-            let coded = run_passes(self.o, passes, module, &source.settings, &mut self.report)?;
-            check_coded(&source.settings.quantisation, coded)?;
+            // A build that stops early has not come to that pass.
+            if let Some(products) = run_passes(self.o, passes, module, &source.settings, &mut self.report)? {
+                check_made(&source.settings.quantisation, &products)?;
+                source.settings.name_quantisation(&source.model, &products);
+            }
             stage.advance(1);
         }
+        self.report.quantisation = source.settings.quantisation_name.clone();
         stage.finish(&format!("{} passes", passes.len()));
         Ok(())
     }
@@ -464,6 +468,7 @@ fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module,
         ctx_size: settings.ctx_size.into(),
         kv_dtype: settings.kv_dtype,
         weight_dtype: settings.weight_dtype,
+        as_stored: settings.quantisation.keep.iter().filter(|keep| keep.dtype.is_none()).map(|keep| keep.pattern.clone()).collect(),
     };
     trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
 }
@@ -482,7 +487,7 @@ fn run_passes(
     module: &mut Module,
     settings: &Settings,
     report: &mut Report,
-) -> Result<Option<CodedCount>, Error> {
+) -> Result<Option<Products>, Error> {
     let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
     for pass in passes {
@@ -507,19 +512,21 @@ fn run_passes(
         let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
         report.notes.extend(notes);
     }
-    Ok(cx.coded)
+    Ok(cx.products)
 }
 
 /// What is asked for is made, or the executable would say of itself what it is not.
-fn check_coded(asked: &Quantisation, coded: Option<CodedCount>) -> Result<(), Error> {
-    // A build that stops early has not come to that pass.
-    let Some(coded) = coded else { return Ok(()) };
-    let (flag, of) = match (asked.body, asked.head) {
-        (Some(_), _) if coded.layers == 0 => ("--quantize", "layers"),
-        (None, Some(_)) if coded.heads == 0 => ("--quantize-head", "a head"),
+fn check_made(asked: &Quantisation, Products { layers, heads }: &Products) -> Result<(), Error> {
+    let (flag, of, count) = match (asked.body, asked.head) {
+        (Some(_), _) if layers.coded == 0 => ("--quantize", "layers", layers),
+        (None, Some(_)) if heads.made == 0 => ("--quantize-head", "a head", heads),
         _ => return Ok(()),
     };
-    let found = if asked.keep.is_empty() { "found none" } else { "found that --keep keeps them all" };
+    let found = match count {
+        _ if count.coded > 0 => "found that the checkpoint has codes of it already",
+        _ if count.all == 0 || asked.keep.is_empty() => "found none",
+        _ => "found that --keep keeps them all",
+    };
     Err(Error::Usage {
         what: format!("{flag}: expected weights of {of} to make codes of, {found}"),
         help: Some(format!("leave {flag} out")),

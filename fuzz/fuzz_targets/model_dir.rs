@@ -79,7 +79,8 @@ fn look(path: &Path, options: &OpenOptions) {
     }
     let ctx_size = facts.max_positions.min(64) as u64;
     for weight_dtype in [None, Some(DType::BF16)] {
-        let options = TraceOptions { bucket: 8, logit_rows: 4, runs: 4, ctx_size, kv_dtype: DType::BF16, weight_dtype };
+        let (kv_dtype, as_stored) = (DType::BF16, vec![]);
+        let options = TraceOptions { bucket: 8, logit_rows: 4, runs: 4, ctx_size, kv_dtype, weight_dtype, as_stored };
         let module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{e}"));
         verify(&module).unwrap_or_else(|e| panic!("{e}"));
     }

@@ -22,6 +22,7 @@ struct Layer {
     words: Vec<u32>,
     zeros: Vec<u32>,
     scales: Vec<u16>,
+    bf16_scales: bool,
     g_idx: Option<Vec<u32>>,
 }
 
@@ -40,10 +41,6 @@ fuzz_target!(init: start(seeds()), |data: &[u8]| {
         Ok(rows) => rows.values(),
         Err(e) => return check_error(&e),
     };
-    if lie >> 2 == 3 {
-        // Scales of another type are other numbers.
-        return;
-    }
     // Input of each column.
     let order = coded.order.as_ref().map(|name| weights.order(name).unwrap());
     for row in 0..layer.outputs {
@@ -61,7 +58,7 @@ fuzz_target!(init: start(seeds()), |data: &[u8]| {
 fn layer(flags: u8, sizes: u8, bytes: &[u8]) -> Layer {
     let method = [Method::Gptq { zeros_minus_one: true }, Method::Gptq { zeros_minus_one: false }, Method::Awq][usize::from(flags & 3) % 3];
     let bits = if flags & 4 > 0 && method != Method::Awq { 8 } else { 4 };
-    let symmetric = flags & 8 > 0 && method != Method::Awq;
+    let (symmetric, desc_act) = (flags & 8 > 0, flags & 32 > 0);
     let inputs: usize = [32, 64, 96, 128, 256, 40, 384, 8][usize::from(sizes & 7)];
     let outputs: usize = [8, 16, 4, 24][usize::from(sizes >> 3 & 3)];
     let group_size = [None, Some(32), Some(64), Some(128), Some(8), Some(inputs), Some(96), Some(0)][usize::from(sizes >> 5)];
@@ -87,7 +84,9 @@ fn layer(flags: u8, sizes: u8, bytes: &[u8]) -> Layer {
         }
         index
     });
-    Layer { scheme: Scheme { method, bits: bits as u32, group_size, symmetric }, inputs, outputs, group, words, zeros, scales, g_idx }
+    let g_idx = g_idx.map(|index| if flags & 64 > 0 { vec![0; inputs] } else { index });
+    let scheme = Scheme { method, bits: bits as u32, group_size, symmetric, desc_act };
+    Layer { scheme, inputs, outputs, group, words, zeros, scales, bf16_scales: false, g_idx }
 }
 
 impl Layer {
@@ -95,7 +94,9 @@ impl Layer {
     fn value(&self, row: usize, input: usize) -> f64 {
         let bits = self.scheme.bits;
         let pack = 32 / bits as usize;
-        let group = self.g_idx.as_ref().filter(|_| self.scheme.method != Method::Awq).map_or(input / self.group, |g| g[input] as usize);
+        // Without `desc_act` zeros alone are no index.
+        let counts = |g: &&Vec<u32>| self.scheme.method != Method::Awq && (self.scheme.desc_act || g.iter().any(|group| *group != 0));
+        let group = self.g_idx.as_ref().filter(counts).map_or(input / self.group, |g| g[input] as usize);
         let mask = (1u64 << bits) - 1;
         let field = |word: u32, i: usize| (u64::from(word) >> (i * bits as usize)) & mask;
         let awq = [0, 4, 1, 5, 2, 6, 3, 7];
@@ -110,7 +111,8 @@ impl Layer {
             // The writer subtracted from all fields at once, so a field may have borrowed from the next.
             Method::Gptq { .. } => field(word.wrapping_add((0..pack).fold(0, |w, i| w | 1 << (i * bits as usize))), row % pack),
         };
-        let scale = half(self.scales[group * self.outputs + row]);
+        let scale = self.scales[group * self.outputs + row];
+        let scale = if self.bf16_scales { f64::from(f32::from_bits(u32::from(scale) << 16)) } else { half(scale) };
         (code as f64 - zero as f64) * scale
     }
 }
@@ -146,7 +148,11 @@ fn write(layer: &mut Layer, lie: u8) {
             layer.g_idx = layer.g_idx.take().filter(|_| lost != "g_idx");
         }
         2 => parts[chosen].2.reverse(),
-        3 => parts[chosen].1 = if parts[chosen].1 == "F16" { "BF16" } else { "F32" },
+        3 if parts[chosen].1 == "F16" => {
+            parts[chosen].1 = "BF16";
+            layer.bf16_scales = true;
+        }
+        3 => parts[chosen].1 = "F32",
         4 => parts[chosen].2.insert(0, 1),
         _ => {}
     }
@@ -166,6 +172,6 @@ fn write(layer: &mut Layer, lie: u8) {
 /// One of each scheme and group.
 fn seeds() -> Vec<Vec<u8>> {
     let bytes: Vec<u8> = (0..4096u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8 & 0x83).collect();
-    let flags = [0, 1, 2, 4, 5, 8, 9, 12, 16, 17, 24];
+    let flags = [0, 1, 2, 4, 5, 8, 9, 10, 12, 16, 17, 24, 48, 80];
     flags.into_iter().flat_map(|f| [0x04u8, 0x24, 0x41, 0x69].map(|sizes| [&[f, sizes, 0x31, 0][..], &bytes].concat())).collect()
 }

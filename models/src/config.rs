@@ -22,6 +22,8 @@ pub const LAYERS_MAX: usize = 1 << 10;
 pub const POSITIONS_MAX: usize = 1 << 30;
 /// Largest extent of one tensor: programs count columns in 32 bits, also those of three merged tensors with each head's padded to a panel.
 pub const EXTENT_MAX: usize = 1 << 24;
+/// Most elements of a head of attention.
+pub const HEAD_DIM_MAX: usize = 2048;
 /// Largest number of elements of one tensor.
 pub const ELEMENTS_MAX: usize = 1 << 46;
 

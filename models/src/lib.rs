@@ -31,7 +31,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use arch::{ArchEntry, Architecture, Facts, Task};
-use config::{ConfigReader, RopeKind};
+use config::{ConfigReader, HEAD_DIM_MAX, RopeKind};
 use dir::{InputFile, ModelDir};
 pub use error::{Error, Kind, Warning};
 use generation::{Generation, SETTINGS_BYTES_MAX};
@@ -156,6 +156,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     let net = (entry.load)(&config)?;
     let facts = net.facts();
     check_context(facts, options)?;
+    check_head(&config, facts)?;
     check_causal(&config, facts)?;
     if config.value("auto_map").is_some() {
         let what = "names code in the model directory, which is never run; the built-in architecture is used";
@@ -169,6 +170,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
 
     let mut weights = WeightIndex::open(&dir, &mut warnings)?;
     weights.canonicalise(entry.naming)?;
+    weights.name_tied(facts);
     if let Some(scheme) = scheme {
         weights.gather_codes(scheme)?;
     }
@@ -236,6 +238,16 @@ fn check_causal(config: &ConfigReader<'_>, facts: &Facts) -> Result<(), Error> {
     }
     let what = "lets attention look at later tokens, which is not supported";
     Err(Error::new(Kind::Unsupported, CONFIG, "is_causal", what, "true", "false"))
+}
+
+/// Kernels of attention are written out for all elements of a head.
+fn check_head(config: &ConfigReader<'_>, facts: &Facts) -> Result<(), Error> {
+    if facts.head_dim <= HEAD_DIM_MAX {
+        return Ok(());
+    }
+    let place = if config.value("head_dim").is_some() { "head_dim" } else { "hidden_size" };
+    let expected = format!("at most {HEAD_DIM_MAX} elements");
+    Err(Error::new(Kind::Limit, CONFIG, place, "gives heads that are too large", expected, facts.head_dim))
 }
 
 /// A context beyond what the positions of the model allow is refused where the result would be wrong.

@@ -6,13 +6,15 @@
 //! ```text
 //! gptq, bits 4 or 8   X.qweight I32 [k * bits / 32, n]   word w of a column holds k = w * 32 / bits + i in bits i * bits ..
 //!                     X.qzeros  I32 [groups, n * bits / 32]   likewise along n; minus one in checkpoint_format "gptq"
-//!                     X.scales  F16 [groups, n]
+//!                     X.scales  F16 [groups, n]   groups = k / group_size, rounded up: the last one may be short
 //!                     X.g_idx   I32 [k]   group of each k; without it k / group_size
 //! awq gemm, bits 4    X.qweight I32 [k, n / 8]   column 0, 2, 4, 6, 1, 3, 5, 7 of eight in bits 0 .., 4 .., 8 ..
 //!                     X.qzeros  I32 [groups, n / 8], in the same order; X.scales F16 [groups, n]
 //! ```
 //! Which layers are quantised is seen from the tensors: those with a `qweight`. Groups of other sizes than the graph's are stored as
-//! several of its groups with the same scale; a symmetric checkpoint (`sym`) must have the middle of the codes for every zero point.
+//! several of its groups with the same scale; a symmetric checkpoint (GPTQ's `sym`, AWQ without `zero_point`) must have the middle of the
+//! codes for every zero point. That, and scales, are looked at for all layers of the model when the directory is opened; codes are not read
+//! before they are wanted.
 //!
 //! With `desc_act` the `k` of a group are not neighbours. The matrix then has its columns in the order of their groups, and
 //! [`CodedMatrix::order`] names the table by which the trace takes the layer's inputs in the same order. Layers of one module with equal orders
@@ -50,6 +52,8 @@ pub struct Scheme {
     pub group_size: Option<usize>,
     /// Whether all zero points are the middle of the codes.
     pub symmetric: bool,
+    /// Whether groups are of inputs that are no neighbours (`desc_act`). Without it an index of zeros alone stands for none.
+    pub desc_act: bool,
 }
 
 /// How a checkpoint writes codes.
@@ -79,10 +83,11 @@ impl Scheme {
 
     /// The type of a matrix of `width` columns; `None` if its groups are no whole groups of the graph.
     fn dtype(&self, width: usize) -> Option<DType> {
-        if self.group_size.is_some_and(|size| size % 32 != 0) {
+        let size = self.group_size.filter(|size| *size < width);
+        if size.is_some_and(|size| size % 32 != 0) {
             return None;
         }
-        let whole = |group: &Group| self.group_size.is_none_or(|size| size == width || size % group.len(width) == 0);
+        let whole = |group: &Group| size.is_none_or(|size| size % group.len(width) == 0);
         let group = [Group::G128, Group::G64, Group::G32].into_iter().find(whole)?;
         Some(match (self.bits, self.symmetric) {
             // Scales of q4g32 are short, those of checkpoints are what they are.
@@ -131,10 +136,8 @@ pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
         if let Some(other) = format.as_deref().filter(|f| *f != "gemm") {
             return refused(place, other, "gemm");
         }
-        if !c.bool_or("zero_point", true)? {
-            return refused("zero_point", "false", "true");
-        }
-        return Ok(Some(Scheme { method: Method::Awq, bits: 4, group_size, symmetric: false }));
+        let symmetric = !c.bool_or("zero_point", true)?;
+        return Ok(Some(Scheme { method: Method::Awq, bits: 4, group_size, symmetric, desc_act: false }));
     }
     c.refuse_if_true("is_marlin_format").map_err(|e| e.help(ORIGINAL))?;
     let zeros_minus_one = match format.as_deref() {
@@ -142,13 +145,24 @@ pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
         Some("gptq_v2") => false,
         Some(other) => return refused(place, other, "gptq or gptq_v2"),
     };
+    let method = Method::Gptq { zeros_minus_one };
+    let (symmetric, desc_act) = (c.bool_or("sym", true)?, c.bool_or("desc_act", false)?);
+    // Rules that leave layers out show in the tensors, and how codes were found does not matter.
+    let same = |(key, value): (&str, &Value)| match key {
+        "bits" => value.as_u64() == Some(bits as u64),
+        "group_size" => value.as_i64() == Some(group_size.map_or(-1, |size| size as i64)),
+        "sym" => value.as_bool() == Some(symmetric),
+        "checkpoint_format" | "format" => value.as_str() == Some(format.as_deref().unwrap_or("gptq")),
+        "quant_method" | "pack_dtype" => value.as_str() == Some(if key == "pack_dtype" { "int32" } else { "gptq" }),
+        _ => true,
+    };
+    let changes = |settings: &Value| settings.as_object().is_some_and(|s| !s.iter().all(|(key, value)| same((key, value))));
     if let Some(Value::Object(rules)) = c.value("dynamic")
-        && let Some(rule) = rules.keys().find(|rule| !rule.starts_with("-:"))
+        && let Some((rule, _)) = rules.iter().find(|(rule, settings)| !rule.starts_with("-:") && changes(settings))
     {
         return refused("dynamic", rule, "the same bits and group size for all layers");
     }
-    let method = Method::Gptq { zeros_minus_one };
-    Ok(Some(Scheme { method, bits: bits as u32, group_size, symmetric: c.bool_or("sym", true)? }))
+    Ok(Some(Scheme { method, bits: bits as u32, group_size, symmetric, desc_act }))
 }
 
 /// A matrix that is stored as codes: `[outputs, inputs]`.
@@ -179,7 +193,8 @@ pub struct CodedIndex {
     pub parts: BTreeSet<String>,
 }
 
-/// Finds the parts of every quantised layer and checks that they fit each other.
+/// Finds the parts of every quantised layer and checks that they fit each other. Errors: parts that are missing or disagree, orders that are
+/// none.
 pub fn gather(weights: &WeightIndex, scheme: Scheme) -> Result<CodedIndex, Error> {
     let mut index = CodedIndex::default();
     for (layer, qweight) in weights.iter().filter_map(|t| Some((t.name.strip_suffix(".qweight")?, t))) {
@@ -212,24 +227,10 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
             Error::new(Kind::Disagree, file, format!("{stored}{end}"), "is missing", format!("{end} beside {stored}qweight"), "nothing")
         })
     };
-    let typed = |tensor: &TensorInfo, types: &[Dtype], expected: &str| match types.contains(&tensor.dtype) {
-        true => Ok(()),
-        false => {
-            let found = tensor.dtype.to_string();
-            Err(weights.error(tensor, Kind::Unsupported, "has a type that is not supported", expected, &found))
-        }
-    };
-    let shaped = |tensor: &TensorInfo, shape: &[usize]| match tensor.shape == shape {
-        true => Ok(()),
-        false => {
-            let (expected, found) = (format!("{shape:?}"), format!("{:?}", tensor.shape));
-            Err(weights.error(tensor, Kind::Disagree, "has the wrong shape", &expected, &found))
-        }
-    };
     let (qzeros, scales) = (part("qzeros")?, part("scales")?);
-    typed(qweight, &[Dtype::I32], "I32")?;
-    typed(qzeros, &[Dtype::I32], "I32")?;
-    typed(scales, &[Dtype::F16, Dtype::BF16], "F16 or BF16")?;
+    typed(weights, qweight, &[Dtype::I32], "I32")?;
+    typed(weights, qzeros, &[Dtype::I32], "I32")?;
+    typed(weights, scales, &[Dtype::F16, Dtype::BF16], "F16 or BF16")?;
     let [rows, cols] = qweight.shape[..] else {
         let found = format!("{:?}", qweight.shape);
         return Err(weights.error(qweight, Kind::Disagree, "has the wrong shape", "a matrix", &found));
@@ -239,10 +240,18 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
     let (Some(inputs), Some(outputs)) = (inputs, outputs) else {
         return Err(weights.error(qweight, Kind::Limit, "is too large", &format!("at most {SIZE_MAX} rows and columns"), "more"));
     };
+    let g_idx = weights.get(&format!("{layer}.g_idx")).filter(|_| scheme.method != Method::Awq);
     let size = scheme.group_size.unwrap_or(inputs);
-    if size == 0 || inputs % size != 0 {
+    if size == 0 || scheme.method == Method::Awq && inputs % size != 0 {
         let (expected, found) = (format!("a multiple of group_size, {size}"), format!("{inputs} inputs"));
         return Err(weights.error(qweight, Kind::Disagree, "does not divide into groups", &expected, &found));
+    }
+    // Bits that differ by layer: zero points of the other size.
+    let (bits, other) = (scheme.bits as usize, if scheme.bits == 4 { 8 } else { 4 });
+    let zeros = |inputs: usize, bits: usize| [inputs.div_ceil(scheme.group_size.unwrap_or(inputs)), outputs * bits / 32];
+    if scheme.method != Method::Awq && qzeros.shape[..] == zeros(inputs * bits / other, other) && qzeros.shape[..] != zeros(inputs, bits) {
+        let (expected, found) = (format!("{} bits as in config.json", scheme.bits), format!("{other} bits"));
+        return Err(weights.error(qweight, Kind::Unsupported, "has codes of other bits", &expected, &found).help(ORIGINAL));
     }
     let Some(dtype) = scheme.dtype(inputs) else {
         let e = weights.error(
@@ -254,21 +263,14 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
         );
         return Err(e.help(ORIGINAL));
     };
-    let groups = inputs / size;
+    let groups = inputs.div_ceil(size);
     if outputs % pack != 0 {
         let (expected, found) = (format!("a multiple of {pack} outputs"), outputs.to_string());
         return Err(weights.error(qweight, Kind::Disagree, "has the wrong shape", &expected, &found));
     }
-    shaped(qzeros, &[groups, outputs / pack])?;
-    shaped(scales, &[groups, outputs])?;
-    let order = match weights.get(&format!("{layer}.g_idx")).filter(|_| scheme.method != Method::Awq) {
-        None => None,
-        Some(g_idx) => {
-            typed(g_idx, &[Dtype::I32], "I32")?;
-            shaped(g_idx, &[inputs])?;
-            order(weights, g_idx, groups, size)?
-        }
-    };
+    shaped(weights, qzeros, &[groups, outputs / pack])?;
+    shaped(weights, scales, &[groups, outputs])?;
+    let order = g_idx.map(|g_idx| order(weights, scheme, g_idx, inputs, size)).transpose()?.flatten();
     let place = order.as_ref().map(|order| {
         let mut place = vec![0; order.len()];
         order.iter().zip(0..).for_each(|(&input, column)| place[input as usize] = column);
@@ -278,10 +280,32 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
     Ok((CodedMatrix { shape: [outputs, inputs], dtype, order: None, scheme, qweight, qzeros, scales, place }, order))
 }
 
-/// Inputs in the order of their groups; `None` if they are in that order.
-fn order(weights: &WeightIndex, g_idx: &TensorInfo, groups: usize, size: usize) -> Result<Option<Vec<u32>>, Error> {
+fn typed(weights: &WeightIndex, tensor: &TensorInfo, types: &[Dtype], expected: &str) -> Result<(), Error> {
+    if types.contains(&tensor.dtype) {
+        return Ok(());
+    }
+    let found = tensor.dtype.to_string();
+    Err(weights.error(tensor, Kind::Unsupported, "has a type that is not supported", expected, &found))
+}
+
+fn shaped(weights: &WeightIndex, tensor: &TensorInfo, shape: &[usize]) -> Result<(), Error> {
+    if tensor.shape == shape {
+        return Ok(());
+    }
+    let (expected, found) = (format!("{shape:?}"), format!("{:?}", tensor.shape));
+    Err(weights.error(tensor, Kind::Disagree, "has the wrong shape", &expected, &found))
+}
+
+/// `inputs` inputs in the order of their groups of `size`, which `g_idx` says; `None` if they are in that order.
+fn order(weights: &WeightIndex, scheme: Scheme, g_idx: &TensorInfo, inputs: usize, size: usize) -> Result<Option<Vec<u32>>, Error> {
+    typed(weights, g_idx, &[Dtype::I32], "I32")?;
+    shaped(weights, g_idx, &[inputs])?;
     let bytes = weights.read(g_idx)?;
     let group_of: Vec<i32> = bytes.as_chunks().0.iter().map(|b| i32::from_le_bytes(*b)).collect();
+    if !scheme.desc_act && group_of.iter().all(|group| *group == 0) {
+        return Ok(None);
+    }
+    let groups = inputs.div_ceil(size);
     let mut members = vec![0; groups];
     for (input, group) in group_of.iter().enumerate() {
         match usize::try_from(*group).ok().and_then(|g| members.get_mut(g)) {
@@ -293,8 +317,9 @@ fn order(weights: &WeightIndex, g_idx: &TensorInfo, groups: usize, size: usize) 
             }
         }
     }
-    if let Some(group) = members.iter().position(|count| *count != size) {
-        let (expected, found) = (format!("{size} inputs of group {group}"), members[group].to_string());
+    let of_group = |group: usize| size.min(group_of.len() - group * size);
+    if let Some(group) = (0..groups).find(|group| members[*group] != of_group(*group)) {
+        let (expected, found) = (format!("{} inputs of group {group}", of_group(group)), members[group].to_string());
         return Err(weights.error(g_idx, Kind::Disagree, "has groups of unequal size", &expected, &found));
     }
     if group_of.is_sorted() {
@@ -317,6 +342,15 @@ impl CodedMatrix {
         self.shape[0] as u64 * self.shape[1] as u64
     }
 
+    /// Looks at scales and, where all are to be the middle, zero points. Errors: as [`CodedMatrix::rows`].
+    pub(crate) fn check(&self, weights: &WeightIndex) -> Result<(), Error> {
+        let all = 0..self.shape[0];
+        if self.scheme.symmetric {
+            self.zeros(weights, &all)?;
+        }
+        self.scales(weights, &all).map(drop)
+    }
+
     /// Rows (outputs) of the matrix, columns in order of their groups. Errors: reading, a scale that is zero, not finite or no value of
     /// f16, a zero point beside the middle in a symmetric checkpoint.
     pub fn rows(&self, weights: &WeightIndex, rows: Range<u64>) -> Result<quant::CodedRows, Error> {
@@ -328,7 +362,8 @@ impl CodedMatrix {
         // Groups of the checkpoint, told apart as the graph's.
         let mut coded =
             quant::CodedRows { dtype: self.dtype, width: inputs, codes: self.codes(weights, &rows)?, scales: vec![], zeros: vec![] };
-        let source: Vec<usize> = (0..coded.groups()).map(|g| g * coded.group() * self.groups() / inputs).collect();
+        let size = self.scheme.group_size.unwrap_or(inputs);
+        let source: Vec<usize> = (0..coded.groups()).map(|g| g * coded.group() / size).collect();
         for row in 0..rows.len() {
             coded.scales.extend(source.iter().map(|group| scales[group * rows.len() + row]));
             if self.dtype.has_zeros() {
@@ -400,22 +435,36 @@ impl CodedMatrix {
             Self::words(weights, &self.qzeros, group, first..rows.end.div_ceil(pack), &mut words)?;
             for row in rows.clone() {
                 let word = words[row / pack - first];
-                let (word, i) = match self.scheme.method {
-                    Method::Gptq { zeros_minus_one: true } => (word.wrapping_add(one), row % pack),
-                    Method::Gptq { .. } => (word, row % pack),
-                    Method::Awq => (word, awq_nibble(row % pack)),
-                };
-                let zero = (word >> (i as u32 * bits)) & mask;
-                let wanted = 1 << (bits - 1);
-                if self.scheme.symmetric && zero != wanted {
-                    let what = format!("zero point of group {group}, output {row} contradicts sym in config.json");
-                    let e = weights.error(&self.qzeros, Kind::Disagree, &what, &wanted.to_string(), &zero.to_string());
-                    return Err(e.help("\"sym\": false in quantization_config reads zero points as they are"));
+                let i = if self.scheme.method == Method::Awq { awq_nibble(row % pack) } else { row % pack };
+                let field = |word: u32| (word >> (i as u32 * bits)) & mask;
+                let minus_one = self.scheme.method == (Method::Gptq { zeros_minus_one: true });
+                let zero = if minus_one { field(word.wrapping_add(one)) } else { field(word) };
+                if self.scheme.symmetric && zero != 1 << (bits - 1) {
+                    return Err(self.unlike_middle(weights, (group, row), field(word), zero));
                 }
                 zeros.push(zero as i16 - self.middle());
             }
         }
         Ok(zeros)
+    }
+
+    /// The error of a zero point of a symmetric checkpoint, `stored` so, that is not the middle.
+    fn unlike_middle(&self, weights: &WeightIndex, (group, row): (usize, usize), stored: u32, zero: u32) -> Error {
+        let middle = 1u32 << (self.scheme.bits - 1);
+        let (key, help) = match self.scheme.method {
+            Method::Awq => ("zero_point", r#""zero_point": true reads zero points as they are"#),
+            // The version that is named is the wrong one.
+            Method::Gptq { zeros_minus_one: true } if stored == middle => {
+                ("sym", r#""checkpoint_format": "gptq_v2" does not add one to what is stored"#)
+            }
+            Method::Gptq { zeros_minus_one: false } if stored + 1 == middle => {
+                ("sym", r#""checkpoint_format": "gptq" adds one to what is stored"#)
+            }
+            Method::Gptq { .. } => ("sym", r#""sym": false reads zero points as they are"#),
+        };
+        let what = format!("zero point of group {group}, output {row} contradicts {key} in config.json");
+        let e = weights.error(&self.qzeros, Kind::Disagree, &what, &middle.to_string(), &zero.to_string());
+        e.help(format!("in quantization_config, {help}"))
     }
 
     /// `[groups][rows]`, by the checkpoint's groups.
@@ -434,11 +483,12 @@ impl CodedMatrix {
                 };
                 if half::f16::from_f32(scale).to_f32() != scale {
                     let what = format!("scale of group {group}, output {row} has no exact value");
-                    return Err(weights.error(&self.scales, Kind::Disagree, &what, "a value of F16", &json::show(&Value::from(scale))));
+                    let e = weights.error(&self.scales, Kind::Disagree, &what, "a value of F16", &json::show(&Value::from(scale)));
+                    return Err(e.help(ORIGINAL));
                 }
                 if scale == 0.0 {
                     let what = format!("scale of group {group}, output {row} is zero");
-                    return Err(weights.error(&self.scales, Kind::Malformed, &what, "another number", "0"));
+                    return Err(weights.error(&self.scales, Kind::Malformed, &what, "another number", "0").help(ORIGINAL));
                 }
                 scales.push(scale);
             }
@@ -470,6 +520,11 @@ mod tests {
         assert_eq!((v2.name().as_str(), v2.method), ("gptq int8 by row with zeros", Method::Gptq { zeros_minus_one: false }));
         let skipped = json!({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*attn.*": {}}, "modules_to_not_convert": ["lm_head"]});
         assert_eq!(name(skipped).group_size, Some(128));
+        let dynamic =
+            json!({"+:.*down.*": {"desc_act": true, "bits": 4, "group_size": 128, "sym": true, "format": "gptq"}, "-:.*attn.*": {}});
+        name(json!({"quant_method": "gptq", "bits": 4, "dynamic": dynamic}));
+        let symmetric = name(json!({"quant_method": "awq", "bits": 4, "zero_point": false, "sym": true}));
+        assert_eq!(symmetric.name(), "awq int4 by 128");
         let awq = name(json!({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": true, "version": "GEMM"}));
         assert_eq!((awq.name().as_str(), awq.method), ("awq int4 by 64 with zeros", Method::Awq));
         assert_eq!(scheme(json!({})).unwrap(), None);
@@ -477,7 +532,7 @@ mod tests {
 
     #[test]
     fn groups_become_whole_groups_of_the_graph() {
-        let dtype = |group_size, width| Scheme { method: Method::Awq, bits: 4, group_size, symmetric: true }.dtype(width);
+        let dtype = |group_size, width| Scheme { method: Method::Awq, bits: 4, group_size, symmetric: true, desc_act: false }.dtype(width);
         for (group_size, width, want) in [
             (Some(32), 96, Some(DType::Z4(Group::G32))),
             (Some(64), 128, Some(DType::Q4(Group::G64))),
@@ -485,6 +540,9 @@ mod tests {
             (Some(256), 512, Some(DType::Q4(Group::G128))),
             (Some(96), 192, Some(DType::Z4(Group::G32))),
             (Some(96), 96, Some(DType::Q4(Group::G128))),
+            (Some(128), 96, Some(DType::Q4(Group::G128))),
+            (Some(128), 576, Some(DType::Q4(Group::G128))),
+            (Some(192), 576, Some(DType::Q4(Group::G64))),
             (None, 40, Some(DType::Q4(Group::G128))),
             (Some(48), 96, None),
         ] {

@@ -23,6 +23,8 @@ pub struct TraceOptions {
     pub kv_dtype: DType,
     /// `--dtype`: matrices are stored in this type instead of the checkpoint's.
     pub weight_dtype: Option<DType>,
+    /// Canonical names of tensors that keep the checkpoint's type all the same.
+    pub as_stored: Vec<String>,
 }
 
 /// Everything forward code needs: the builder, the row tables, the weights.
@@ -54,17 +56,21 @@ impl Trace<'_> {
         let stored = self.weights.dtype(name).unwrap_or(DType::F32);
         let source = Recipe::Source { tensor: name.to_string() };
         let dims = shape.iter().map(|n| Dim::from(*n));
-        match self.options.weight_dtype {
+        match self.wanted_type(name) {
             Some(dtype) if dtype != stored && shape.len() > 1 && stored.is_float() => {
                 self.b.param(name, Type::new(dtype, dims), Recipe::Convert { of: Box::new(source), dtype })
             }
             _ => self.b.param(name, Type::new(stored, dims), source),
         }
     }
+    /// Type of `--dtype` for a matrix.
+    fn wanted_type(&self, name: &str) -> Option<DType> {
+        self.options.weight_dtype.filter(|_| self.options.as_stored.iter().all(|kept| kept != name))
+    }
     /// A weight stored `[in, out]`, read as `[out, in]`.
     pub fn weight_transposed(&mut self, name: &str, input: usize, output: usize) -> ValueId {
         let stored = self.weights.dtype(name).unwrap_or(DType::F32);
-        let dtype = self.options.weight_dtype.unwrap_or(stored);
+        let dtype = self.wanted_type(name).unwrap_or(stored);
         let mut recipe = Recipe::Transpose(Box::new(Recipe::Source { tensor: name.to_string() }));
         if dtype != stored {
             recipe = Recipe::Convert { of: Box::new(recipe), dtype };

@@ -15,9 +15,9 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-use crate::arch::{Architecture, Naming, Role, TensorSpec};
+use crate::arch::{Architecture, Facts, Naming, Role, TensorSpec};
 use crate::dir::{self, File, ModelDir};
-use crate::error::{Error, Kind, Warning, cut};
+use crate::error::{Error, Kind, Warning, cut, escape};
 use crate::json;
 use crate::quantised::{self, CodedIndex, CodedMatrix, Scheme};
 use rcompile_graph::DType;
@@ -111,9 +111,10 @@ impl WeightIndex {
         }
         let Some(index) = index else {
             let e = Error::new(Kind::Missing, SINGLE, "file", "is missing", format!("{SINGLE} or {INDEX}"), "neither");
-            let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin"];
-            let has_pickle = pickled.iter().any(|name| matches!(dir.open_if_present(name), Ok(Some(_))));
-            return Err(if has_pickle { e.help("pickled weights are not read; save the model with safe_serialization") } else { e });
+            return Err(match help_in_place_of_weights(dir) {
+                Some(help) => e.help(help),
+                None => e,
+            });
         };
         open_sharded(dir, &index, warnings)
     }
@@ -263,6 +264,16 @@ impl WeightIndex {
         Ok(())
     }
 
+    /// Gives the matrix of a tied checkpoint the embedding's name where it is stored under the head's alone: of names that share memory,
+    /// `safetensors.torch.save_model` keeps the alphabet's first, and `lm_head` comes before `model` and `transformer`.
+    pub fn name_tied(&mut self, facts: &Facts) {
+        let (true, Some(head), None) = (facts.tied_head, facts.head, self.get(facts.embedding)) else { return };
+        if let Some(mut tensor) = self.tensors.remove(head) {
+            tensor.name = facts.embedding.into();
+            self.tensors.insert(tensor.name.clone(), tensor);
+        }
+    }
+
     /// Compares the checkpoint with what `arch` asks for.
     pub fn check(&self, arch: &dyn Architecture, strict: bool, warnings: &mut Vec<Warning>) -> Result<(), Error> {
         let specs = arch.tensors();
@@ -274,7 +285,9 @@ impl WeightIndex {
             let e = Error::new(Kind::Disagree, main, &first.name, what, expected, count(self.tensors.len()));
             let untied_head = arch.facts().head == Some(first.name.as_str());
             if self.get(&first.name.replace(".weight", ".qweight")).is_some() {
-                return Err(e.help("it is stored as codes, but config.json has no quantization_config"));
+                let help = "it is stored as codes, but config.json has no quantization_config (AutoGPTQ keeps it in quantize_config.json, without \
+                            \"quant_method\": \"gptq\")";
+                return Err(e.help(help));
             }
             return Err(if untied_head { e.help("set tie_word_embeddings if the head is the token embedding") } else { e });
         }
@@ -325,7 +338,10 @@ impl WeightIndex {
         for spec in specs {
             let Some(coded) = self.coded(&spec.name) else { continue };
             let what = match spec.role {
-                Role::Linear => continue,
+                Role::Linear => {
+                    coded.check(self)?;
+                    continue;
+                }
                 Role::Conv1d => "codes of Conv1D layers are not supported",
                 Role::Other => "codes of a tensor that is no linear layer are not supported",
             };
@@ -363,6 +379,24 @@ impl WeightIndex {
         }
         Ok(())
     }
+}
+
+/// What helps where neither layout is there, but weights of other names or formats are.
+fn help_in_place_of_weights(dir: &ModelDir) -> Option<String> {
+    let pickled = ["pytorch_model.bin", "pytorch_model.bin.index.json", "model.bin"];
+    if pickled.iter().any(|name| matches!(dir.open_if_present(name), Ok(Some(_)))) {
+        return Some("pickled weights are not read; save the model with safe_serialization".into());
+    }
+    let names = std::fs::read_dir(dir.path()).ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+    let mut names: Vec<String> = names.filter(|name| name.ends_with(".safetensors")).collect();
+    // Adapters last.
+    names.sort_by_key(|name| (name.starts_with("adapter"), name.clone()));
+    let first = escape(names.first()?);
+    Some(match &names[..] {
+        [name, ..] if name.starts_with("adapter") => format!("{first} is an adapter: merge it into its model and save that"),
+        [name, ..] if name.contains("-of-") => format!("{first} is a shard: {INDEX}, which says what is in which, belongs beside it"),
+        _ => format!("if {first} holds the weights, name it {SINGLE}"),
+    })
 }
 
 fn count(tensors: usize) -> String {

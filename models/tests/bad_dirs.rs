@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rcompile_broken::variants::{gptq, of_gptq};
 use rcompile_broken::{Accepted, Case, Toy, cut, extra_tensor};
-use rcompile_models::{OpenOptions, TokenizerUse, Warning, open};
-use serde_json::json;
+use rcompile_models::{Error, Model, OpenOptions, TokenizerUse, Warning, open};
+use serde_json::{Value, json};
 
 /// Opens a toy that was broken by `break_it`, in a directory with a name that needs care.
 fn outcome(break_it: fn(&Toy), options: &OpenOptions) -> Result<Vec<Warning>, (i32, String)> {
@@ -105,27 +105,72 @@ fn config_values() {
     assert_eq!(outcome(dynamic, &options).unwrap_err().0, 6, "dynamic RoPE beyond the trained length");
 }
 
-/// Scales are read with the codes, long after the directory was opened.
+/// The error of a toy of GPTQ codes whose last layer has one part changed.
+fn refusal_of_codes(config: Value, part: &str, change: impl FnOnce(&mut [u8])) -> Error {
+    let temp = tempfile::tempdir().unwrap();
+    let toy = Toy::write(temp.path());
+    gptq(&toy, |list| change(&mut of_gptq(list, part).data));
+    toy.config("quantization_config", config);
+    let e = open(temp.path(), &OpenOptions::default()).map(|model| model.name).unwrap_err();
+    assert!(e.to_string().contains(&format!("down_proj.{part}")), "{e}");
+    e
+}
+
 #[test]
 fn scales_of_codes() {
     for (bits, parts) in [(0u16, ["scale of group 2, output 63 is zero", "found 0"]), (0x7e00, ["is not finite", "found NaN"])] {
-        let temp = tempfile::tempdir().unwrap();
-        let toy = Toy::write(temp.path());
-        gptq(&toy, |list| {
-            let scales = &mut of_gptq(list, "scales").data;
-            scales.chunks_exact_mut(2).for_each(|b| b.copy_from_slice(&0x3c00u16.to_le_bytes()));
+        let config = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": false});
+        let e = refusal_of_codes(config, "scales", |scales| {
             let last = scales.len() - 2;
             scales[last..].copy_from_slice(&bits.to_le_bytes());
         });
-        toy.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": false}));
-        let model = open(temp.path(), &OpenOptions::default()).unwrap();
-        let coded = model.weights.coded("model.layers.1.mlp.down_proj.weight").unwrap();
-        assert!(coded.rows(&model.weights, 0..63).is_ok());
-        let e = coded.rows(&model.weights, 0..64).unwrap_err();
         assert_eq!(e.exit_code(), 4, "{e}");
         let line = e.to_string();
-        assert!(parts.iter().all(|part| line.contains(part)) && line.contains("down_proj.scales"), "{line}");
-        assert!(!line.contains("--allow-nonfinite"), "{line}");
+        assert!(parts.iter().all(|part| line.contains(part)), "{line}");
+        assert!(!line.contains("--allow-nonfinite") && e.help.is_some(), "{line}");
+    }
+}
+
+/// The way out depends on what is stored: a file may have been labelled with the other version.
+#[test]
+fn zero_points_that_contradict() {
+    for (format, stored, found, help) in [
+        ("gptq", 0x88, "found 9", r#""checkpoint_format": "gptq_v2""#),
+        ("gptq_v2", 0x77, "found 7", r#""checkpoint_format": "gptq" "#),
+        ("gptq", 0x33, "found 4", r#""sym": false"#),
+    ] {
+        let config = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "checkpoint_format": format});
+        // The layers before it are as they should be.
+        let e = if format == "gptq" {
+            refusal_of_codes(config, "qzeros", |zeros| zeros.fill(stored))
+        } else {
+            let temp = tempfile::tempdir().unwrap();
+            let toy = Toy::write(temp.path());
+            gptq(&toy, |_| {});
+            toy.config("quantization_config", config);
+            open(temp.path(), &OpenOptions::default()).map(|model| model.name).unwrap_err()
+        };
+        assert_eq!(e.exit_code(), 5, "{e}");
+        assert!(e.to_string().contains("contradicts sym") && e.to_string().contains(found), "{e}");
+        assert!(e.help.as_ref().is_some_and(|h| h.contains(help)), "{:?}", e.help);
+    }
+}
+
+/// Weights of other names than the ones that are read.
+#[test]
+fn weights_elsewhere() {
+    for (name, help) in [
+        ("gptq_model-4bit-128g.safetensors", "if gptq_model-4bit-128g.safetensors holds the weights, name it model.safetensors"),
+        ("adapter_model.safetensors", "is an adapter"),
+        ("model-00001-of-00002.safetensors", "is a shard: model.safetensors.index.json"),
+        ("pytorch_model.bin", "pickled weights are not read"),
+    ] {
+        let temp = tempfile::tempdir().unwrap();
+        Toy::write(temp.path());
+        std::fs::rename(temp.path().join("model.safetensors"), temp.path().join(name)).unwrap();
+        let e = open(temp.path(), &OpenOptions::default()).map(|model| model.name).unwrap_err();
+        assert_eq!(e.exit_code(), 3, "{e}");
+        assert!(e.help.as_ref().is_some_and(|h| h.contains(help)), "{:?}", e.help);
     }
 }
 
@@ -193,6 +238,24 @@ fn hf_cache_symlinks() {
     let model = open(&snapshot, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(model.warnings, []);
     assert_eq!(model.hash_inputs().unwrap().len(), 6);
+}
+
+/// Of two names of one matrix, `safetensors.torch.save_model` keeps the alphabet's first, which is the head's.
+#[test]
+fn tied_embeddings_under_the_heads_name() {
+    let temp = tempfile::tempdir().unwrap();
+    let toy = Toy::write(temp.path());
+    let matrix = |model: &Model| model.weights.read(model.weights.get("model.embed_tokens.weight").unwrap()).unwrap();
+    let expected = matrix(&open(temp.path(), &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}")));
+    toy.config("tie_word_embeddings", json!(true));
+    toy.edit_weights(|w| {
+        w.last_mut().unwrap().data = w[0].data.clone();
+        w.remove(0);
+    });
+    let model = open(temp.path(), &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+    assert_eq!(matrix(&model), expected);
+    assert_eq!(&*model.weights.get("model.embed_tokens.weight").unwrap().stored_name, "lm_head.weight");
+    assert_eq!(model.weights.get("lm_head.weight"), None);
 }
 
 #[test]

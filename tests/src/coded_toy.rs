@@ -23,12 +23,23 @@ pub struct Layout {
     pub symmetric: bool,
     /// Groups of inputs that are no neighbours.
     pub desc_act: bool,
+    /// Scales in BF16, not F16.
+    pub bf16_scales: bool,
+    /// A head of its own, as codes too.
+    pub head: bool,
 }
 
 impl Layout {
     /// GPTQ's first version, four bits by 128.
-    pub const GPTQ: Layout =
-        Layout { method: Method::Gptq { zeros_minus_one: true }, bits: 4, group_size: Some(128), symmetric: true, desc_act: false };
+    pub const GPTQ: Layout = Layout {
+        method: Method::Gptq { zeros_minus_one: true },
+        bits: 4,
+        group_size: Some(128),
+        symmetric: true,
+        desc_act: false,
+        bf16_scales: false,
+        head: false,
+    };
 
     /// For directories and messages.
     pub fn name(&self) -> String {
@@ -39,7 +50,9 @@ impl Layout {
         };
         let group = self.group_size.map_or("row".to_string(), |n| n.to_string());
         let zeros = if self.symmetric { "" } else { "-zeros" };
-        format!("{method}-int{}-{group}{zeros}{}", self.bits, if self.desc_act { "-order" } else { "" })
+        let rest = [(self.desc_act, "-order"), (self.bf16_scales, "-bf16"), (self.head, "-head")];
+        let rest: String = rest.iter().filter(|(has, _)| *has).map(|(_, name)| *name).collect();
+        format!("{method}-int{}-{group}{zeros}{rest}", self.bits)
     }
 
     /// `quantization_config`.
@@ -47,7 +60,7 @@ impl Layout {
         let group_size = self.group_size.map_or(-1, |n| n as i64);
         match self.method {
             Method::Awq => json!({
-                "quant_method": "awq", "bits": self.bits, "group_size": group_size, "zero_point": true, "version": "gemm",
+                "quant_method": "awq", "bits": self.bits, "group_size": group_size, "zero_point": !self.symmetric, "version": "gemm",
                 "modules_to_not_convert": null}),
             Method::Gptq { zeros_minus_one } => json!({
                 "quant_method": "gptq", "bits": self.bits, "group_size": group_size, "sym": self.symmetric, "desc_act": self.desc_act,
@@ -61,10 +74,16 @@ impl Layout {
         if !twin {
             config["quantization_config"] = self.config();
         }
+        let mut all = toy.tensors();
+        if self.head {
+            config["tie_word_embeddings"] = Value::from(false);
+            all.push(("lm_head.weight".into(), vec![toy.vocab, toy.hidden], vec![]));
+        }
         let mut tensors = Vec::new();
-        for (number, (name, shape, values)) in toy.tensors().into_iter().enumerate() {
-            let layer = name.strip_suffix("_proj.weight").filter(|_| !floats.iter().any(|part| name.contains(part)));
-            let Some(layer) = layer.map(|l| format!("{l}_proj")) else {
+        for (number, (name, shape, values)) in all.into_iter().enumerate() {
+            let is_coded = |layer: &&str| layer.ends_with("_proj") || self.head && *layer == "lm_head";
+            let layer = name.strip_suffix(".weight").filter(is_coded).filter(|_| !floats.iter().any(|part| name.contains(part)));
+            let Some(layer) = layer.map(str::to_string) else {
                 let bytes = values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect();
                 tensors.push((name, Dtype::BF16, shape, bytes));
                 continue;
@@ -102,14 +121,15 @@ impl Matrix {
         let levels = 1usize << layout.bits;
         let codes = (0..outputs * inputs).map(|_| below(levels) as u32).collect();
         let size = layout.group_size.unwrap_or(inputs);
-        let groups = inputs / size;
+        let groups = inputs.div_ceil(size);
         // Near the middle, but every value that there is now and then.
         let mut zero = || if below(8) == 0 { below(levels) } else { levels / 2 - levels / 16 + below(levels / 8) } as u32;
         let middle = levels as u32 / 2;
         let zeros = (0..outputs * groups).map(|_| if layout.symmetric { middle } else { zero() }).collect();
-        let scales = (0..outputs * groups).map(|_| f16::from_f32((0.1 + 0.3 * below(1000) as f32 / 1000.0) / middle as f32)).collect();
+        let scale = |x: f32| if layout.bf16_scales { f16::from_f32(bf16::from_f32(x).to_f32()) } else { f16::from_f32(x) };
+        let scales = (0..outputs * groups).map(|_| scale((0.1 + 0.3 * below(1000) as f32 / 1000.0) / middle as f32)).collect();
         // q, k and v have one order, gate and up another, in all layers of the model.
-        let modules = [&["q_proj", "k_proj", "v_proj"][..], &["gate_proj", "up_proj"], &["o_proj"], &["down_proj"]];
+        let modules = [&["q_proj", "k_proj", "v_proj"][..], &["gate_proj", "up_proj"], &["o_proj"], &["down_proj"], &["lm_head"]];
         let module = modules.iter().position(|m| m.iter().any(|p| layer.ends_with(p))).expect("a layer of a toy") as u64 + 1;
         let mut order: Vec<usize> = (0..inputs).collect();
         if layout.desc_act {
@@ -159,13 +179,15 @@ impl Matrix {
             let ones = if bits == 4 { 0x1111_1111 } else { 0x0101_0101 };
             qzeros.iter_mut().for_each(|word| *word = word.wrapping_sub(ones));
         }
-        let scales = (0..groups).flat_map(|g| (0..n).map(move |row| self.scales[row * groups + g])).flat_map(|s| s.to_le_bytes()).collect();
+        let bytes = |s: f16| if layout.bf16_scales { bf16::from_f32(s.to_f32()).to_le_bytes() } else { s.to_le_bytes() };
+        let scales = (0..groups).flat_map(|g| (0..n).map(move |row| self.scales[row * groups + g])).flat_map(bytes).collect();
+        let of_scales = if layout.bf16_scales { Dtype::BF16 } else { Dtype::F16 };
         let words = |words: &[u32]| words.iter().flat_map(|w| w.to_le_bytes()).collect::<Vec<u8>>();
         let shape = if awq { vec![k, n / pack] } else { vec![k / pack, n] };
         let mut parts = vec![
             (format!("{layer}.qweight"), Dtype::I32, shape, words(&qweight)),
             (format!("{layer}.qzeros"), Dtype::I32, vec![groups, n / pack], words(&qzeros)),
-            (format!("{layer}.scales"), Dtype::F16, vec![groups, n], scales),
+            (format!("{layer}.scales"), of_scales, vec![groups, n], scales),
         ];
         if !awq {
             let g_idx: Vec<u32> = self.group_of.iter().map(|g| *g as u32).collect();

@@ -45,6 +45,7 @@ impl Reference {
             ctx_size: model.facts().max_positions.min(4096) as u64,
             kv_dtype,
             weight_dtype: None,
+            as_stored: vec![],
         };
         let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
         let mut cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };

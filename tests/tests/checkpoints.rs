@@ -8,12 +8,14 @@ use rcompile_tests::coded_toy::Layout;
 use rcompile_tests::toy::Toy;
 use rcompile_tests::{Reference, build, difference, exe, has_int8_dot, model_dir, tol, wide};
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Every group size fits its layers.
 const TOY: Toy = Toy { vocab: 131, hidden: 128, heads: 4, kv_heads: 2, intermediate: 256, layers: 2 };
 /// Heads that are no whole words of codes, rows that are no whole groups of the kernels'.
 const UNEVEN: Toy = Toy { vocab: 67, hidden: 160, heads: 4, kv_heads: 2, intermediate: 96, layers: 1 };
+/// Widths that end within a group of 96, 128 or 256, or have no more than one.
+const SHORT: Toy = Toy { vocab: 72, hidden: 192, heads: 4, kv_heads: 2, intermediate: 320, layers: 1 };
 const BASE: &str = "--no-tokenizer --kv-dtype f32";
 
 fn tokens() -> Vec<u32> {
@@ -31,12 +33,13 @@ fn pair(toy: &Toy, layout: &Layout) -> [PathBuf; 2] {
 fn layouts() -> Vec<Layout> {
     let mut list = vec![];
     for group_size in [Some(32), Some(64), Some(128), None] {
-        list.push(Layout { method: Method::Awq, group_size, symmetric: false, ..Layout::GPTQ });
+        list.extend([false, true].map(|symmetric| Layout { method: Method::Awq, group_size, symmetric, ..Layout::GPTQ }));
         for (bits, zeros_minus_one) in [(4, true), (4, false), (8, true), (8, false)] {
             for (symmetric, desc_act) in [(true, false), (true, true), (false, false), (false, true)] {
                 // One group has no order.
                 if !desc_act || group_size.is_some() {
-                    list.push(Layout { method: Method::Gptq { zeros_minus_one }, bits, group_size, symmetric, desc_act });
+                    let method = Method::Gptq { zeros_minus_one };
+                    list.push(Layout { method, bits, group_size, symmetric, desc_act, ..Layout::GPTQ });
                 }
             }
         }
@@ -60,6 +63,37 @@ fn every_layout_is_read() {
         let expected = if layout.desc_act { (7 * TOY.layers, 4 * TOY.layers) } else { (0, 0) };
         let expected = if layout.desc_act && TOY.hidden == layout.group_size.unwrap_or(0) { (TOY.layers, TOY.layers) } else { expected };
         assert_eq!((selects, orders), expected, "{}", layout.name());
+    }
+}
+
+/// Groups that the graph has not, last ones that are short, a head of codes, scales in BF16.
+fn unusual() -> Vec<Layout> {
+    let mut list = vec![];
+    for group_size in [Some(96), Some(128), Some(256)] {
+        for desc_act in [false, true] {
+            list.push(Layout { group_size, desc_act, head: true, ..Layout::GPTQ });
+            list.push(Layout { group_size, desc_act, bits: 8, symmetric: false, bf16_scales: true, ..Layout::GPTQ });
+        }
+    }
+    list
+}
+
+#[test]
+fn unusual_layouts_are_read() {
+    for layout in unusual() {
+        let [codes, floats] = pair(&SHORT, &layout).map(|dir| Reference::open(&dir, DType::F32));
+        let d = difference(&codes.runner().logits(&tokens()[..4]), &floats.runner().logits(&tokens()[..4]));
+        assert!(d.max_rel <= if layout.desc_act { 1e-6 } else { 0.0 }, "{}: {d}", layout.name());
+    }
+}
+
+#[test]
+fn short_groups_and_heads() {
+    for layout in unusual().into_iter().filter(|layout| layout.group_size != Some(256)) {
+        agrees(&SHORT, &layout, "--compute f32", DType::F32);
+        if has_int8_dot() {
+            agrees(&SHORT, &layout, "--compute int8", DType::I8);
+        }
     }
 }
 
@@ -176,7 +210,7 @@ fn some_layers_are_floats() {
     }
 }
 
-/// What only shows when codes are read: an error, and no file.
+/// Codes that contradict the config, or options that contradict codes: an error, and no file.
 #[test]
 fn wrong_codes_are_refused() {
     // The zero points of a checkpoint without `sym`, read with it.
@@ -189,17 +223,29 @@ fn wrong_codes_are_refused() {
         std::fs::write(&path, text.replace("\"sym\":false", "\"sym\":true")).unwrap();
     });
     let out = dir.with_file_name("not-symmetric.exe");
-    let refused = |options: &str| {
+    let refused = |dir: &Path, options: &str| {
         let args = format!("--no-tokenizer --buckets 1 {options} --model {} -o {}", dir.display(), out.display());
         let e = exe::rcompile(args.split_whitespace()).unwrap_err();
         assert!(!out.exists());
         (e.exit_code(), e.to_string())
     };
-    let (code, line) = refused("");
-    assert!(code == 5 && line.contains("proj.qzeros"), "{code}: {line}");
-    assert!(line.contains("contradicts sym") && line.contains("expected 8"), "{line}");
-    let (code, line) = refused("--quantize int8 --keep *.q_proj.*=f32");
+    for options in ["", "--dry-run"] {
+        let (code, line) = refused(&dir, options);
+        assert!(code == 5 && line.contains("proj.qzeros"), "{code}: {line}");
+        assert!(line.contains("contradicts sym") && line.contains("expected 8"), "{line}");
+    }
+    let [codes, _] = pair(&TOY, &layout);
+    let (code, line) = refused(&codes, "--quantize int8 --keep *.q_proj.*=f32");
     assert!(code == 2 && line.contains("are codes and stay as they are"), "{code}: {line}");
+    // A head that the checkpoint has as codes is not rounded here.
+    let layout = Layout { head: true, ..Layout::GPTQ };
+    let [codes, _] = pair(&SHORT, &layout);
+    let (code, line) = refused(&codes, "--quantize-head int8");
+    assert!(code == 2 && line.contains("--quantize-head") && line.contains("the checkpoint has codes of it already"), "{code}: {line}");
+    // Beside it, layers that are floats are.
+    let codes = model_dir("head-and-floats", |dir| layout.write(&SHORT, &["down_proj"], dir, false));
+    let args = format!("--no-tokenizer --dry-run --quantize int8 --model {} -o {}", codes.display(), out.display());
+    assert_eq!(exe::rcompile(args.split_whitespace()).unwrap().quantisation, "gptq int4 by 128, others int8");
     // Integer dots want codes.
     let dir = model_dir("floats", |dir| TOY.write(dir));
     let args = format!("--no-tokenizer --compute int8 --dry-run --model {} -o {}", dir.display(), out.display());

@@ -37,8 +37,8 @@ fn open(name: &str) -> Model {
 fn module(model: &Model, bucket: u64, compute: DType) -> Module {
     let slots = if model.arch.task == Task::Embed { 16 } else { 1 };
     let ctx_size = CTX_SIZE.min(model.facts().max_positions as u64);
-    let options =
-        TraceOptions { bucket, logit_rows: bucket.min(64), runs: bucket.min(slots), ctx_size, kv_dtype: compute, weight_dtype: None };
+    let (logit_rows, runs) = (bucket.min(64), bucket.min(slots));
+    let options = TraceOptions { bucket, logit_rows, runs, ctx_size, kv_dtype: compute, weight_dtype: None, as_stored: vec![] };
     let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", model.name));
     run_passes(&mut module, PASSES, compute).unwrap_or_else(|e| panic!("{} bucket {bucket}: {e}", model.name));
     module

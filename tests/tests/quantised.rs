@@ -1,9 +1,12 @@
 //! Quantised weights: executables against the interpreter of the same quantised graph, bits, and what the rounding costs.
 
+use half::bf16;
 use rcompile::passes::quantise::{Keep, Quantisation};
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check};
-use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, has_int8_dot, tol, wide};
+use rcompile_tests::toy::{Toy, write_model};
+use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, has_int8_dot, model_dir, tol, wide};
+use safetensors::Dtype;
 use serde_json::Value;
 use std::path::Path;
 
@@ -150,7 +153,45 @@ fn tokenize(exe: &Exe, text: &str) -> Value {
 
 #[test]
 fn info_says_what_was_quantised() {
-    let exe = build(&golden("llama-gqa-tied"), "--no-tokenizer --buckets 1 --quantize int4 --compute f32");
-    let info = exe.json(["info"]);
-    assert_eq!((&info["quantization"], &info["compute"]), (&Value::from("int4 by 32, head int8"), &Value::from("f32")), "{info}");
+    for (model, options, name) in [
+        ("llama-gqa-tied", "--quantize int4", "int4 by 32, head int8"),
+        ("llama-gqa-tied", "--quantize int4 --keep model.embed_tokens.weight=auto", "int4 by 32, head none"),
+        // An encoder has no head.
+        ("bert", "--quantize int4", "int4 by 32"),
+    ] {
+        let exe = build(&golden(model), &format!("--no-tokenizer --buckets 1 --compute f32 {options}"));
+        let info = exe.json(["info"]);
+        assert_eq!((&info["quantization"], &info["compute"]), (&Value::from(name), &Value::from("f32")), "{info}");
+    }
+}
+
+/// Matrices of several types that are computed together: their codes are of the values that they have.
+#[test]
+fn merged_matrices_of_several_types() {
+    let toy = Toy { vocab: 72, hidden: 64, heads: 4, kv_heads: 2, intermediate: 96, layers: 1 };
+    let dir = model_dir("several-types", |dir| {
+        let typed = |(name, shape, values): (String, Vec<usize>, Vec<f32>)| match name.contains("q_proj") || name.contains("up_proj") {
+            true => (name, Dtype::F32, shape, values.iter().flat_map(|x| (x * 1.001).to_le_bytes()).collect()),
+            false => (name, Dtype::BF16, shape, values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect()),
+        };
+        write_model(dir, &toy.config(), &toy.tensors().into_iter().map(typed).collect::<Vec<_>>());
+    });
+    let tokens = [3, 14, 15, 62, 6];
+    for options in ["", "--dtype bf16"] {
+        let exe = build(&dir, &format!("{BASE} --buckets 8 --quantize int8 --compute f32 {options}"));
+        let reference = Reference::quantised(&dir, DType::F32, DType::F32, &int8());
+        check(options, tol::F32, &wide(&exe.logits(&tokens, &[])), &reference.runner().logits(&tokens));
+    }
+}
+
+/// `--dtype` is for matrices that are neither codes nor kept: those are of the checkpoint's values.
+#[test]
+fn codes_and_kept_tensors_beside_dtype() {
+    // The checkpoint is in f16.
+    let codes = "--buckets 8 --quantize int8 --keep *.down_proj.weight=auto --keep model.embed_tokens.weight=auto --compute f32";
+    let logits = |options: &str| {
+        let exe = build(&golden("qwen3-gqa"), &format!("{BASE} {codes} {options}"));
+        bits(&exe.logits(&[3, 14, 15, 92, 6], &[]))
+    };
+    assert_eq!(logits("--dtype bf16"), logits(""));
 }

@@ -198,8 +198,15 @@ impl Done<'_, '_> {
 /// The model as calibration runs it, and the tensors of codes that it names.
 fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>), Error> {
     let model = cx.model;
-    let options =
-        TraceOptions { bucket: length as u64, logit_rows: 1, runs: 1, ctx_size: length as u64, kv_dtype: DType::F32, weight_dtype: None };
+    let options = TraceOptions {
+        bucket: length as u64,
+        logit_rows: 1,
+        runs: 1,
+        ctx_size: length as u64,
+        kv_dtype: DType::F32,
+        weight_dtype: None,
+        as_stored: vec![],
+    };
     let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("calibrate trace", e))?;
     let quantisation = Quantisation { choice: Sought, ..cx.quantisation.clone() };
     let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };

@@ -25,8 +25,8 @@ pub struct PassCx {
     pub compute: Option<DType>,
     /// Weights that become codes.
     pub quantisation: quantise::Quantisation,
-    /// What of the weights is codes, once that pass has run.
-    pub coded: Option<quantise::CodedCount>,
+    /// What became of the weights of matrix products, once that pass has run.
+    pub products: Option<quantise::Products>,
     /// Refusals and applications, for `--explain`: `pass: origin: reason`.
     pub notes: Vec<String>,
 }

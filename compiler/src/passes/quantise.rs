@@ -60,6 +60,15 @@ impl Quantisation {
         self.body.is_some() || self.head.is_some()
     }
 
+    /// What was made of these products: types that nothing got are none, and a head that there is not, or that the checkpoint has as codes,
+    /// is like the layers.
+    pub fn made(&self, products: &Products) -> Quantisation {
+        let body = self.body.filter(|_| products.layers.made > 0);
+        let Count { all, coded, made } = products.heads;
+        let head = if all == 0 || coded > made { body } else { self.head.filter(|_| made > 0) };
+        Quantisation { body, head, ..self.clone() }
+    }
+
     /// As `info` names it: `int4 by 32, head int8, calibrated`.
     pub fn name(&self) -> String {
         let one = |dtype: Option<DType>| match dtype {
@@ -84,13 +93,24 @@ impl Quantisation {
     }
 }
 
-/// Matrix products by weights that are codes.
+/// Matrix products, and what their weights have become.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CodedCount {
+pub struct Products {
     /// Of layers.
-    pub layers: usize,
+    pub layers: Count,
     /// Of heads.
-    pub heads: usize,
+    pub heads: Count,
+}
+
+/// So many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Count {
+    /// In all.
+    pub all: usize,
+    /// By codes, the checkpoint's or made here.
+    pub coded: usize,
+    /// By codes that were made here.
+    pub made: usize,
 }
 
 /// Runs the pass.
@@ -101,7 +121,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     }
     let heads: Vec<ParamId> = module.functions.iter().flat_map(heads).collect();
     let mut made: HashMap<ParamId, ParamId> = HashMap::new();
-    let mut count = CodedCount::default();
+    let mut products = Products::default();
     // Matmuls first: tables are looked up before the head is seen.
     for f in &module.functions.clone() {
         for node in &f.nodes {
@@ -109,8 +129,11 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
             let param = &module.params[p.index()];
             let is_head = heads.contains(&p);
             let wanted = quantisation.wanted(&param.recipe, is_head);
-            let is_coded = param.ty.dtype.is_quantised() || wanted.is_some_and(DType::is_quantised);
-            *if is_head { &mut count.heads } else { &mut count.layers } += usize::from(is_coded);
+            let (was_coded, becomes_coded) = (param.ty.dtype.is_quantised(), wanted.is_some_and(DType::is_quantised));
+            let count = if is_head { &mut products.heads } else { &mut products.layers };
+            count.all += 1;
+            count.coded += usize::from(was_coded || becomes_coded);
+            count.made += usize::from(!was_coded && becomes_coded);
             let Some(dtype) = wanted.filter(|d| *d != param.ty.dtype) else { continue };
             if param.ty.dtype.is_quantised() {
                 cx.notes.push(format!("quantise: {}: is {} already", param.name, param.ty.dtype));
@@ -127,7 +150,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
             module.params.push(new);
         }
     }
-    cx.coded = Some(count);
+    cx.products = Some(products);
     let replaced = rewrite_all(module, "quantise", |rw, f, id| {
         let node = f.node(id);
         let table = |id: ValueId| match (&f.node(id).op, &f.node(f.node(id).inputs[0]).op) {
@@ -175,9 +198,14 @@ fn weight_of(f: &Function, node: &rcompile_graph::Node) -> Option<ParamId> {
     }
 }
 
+/// The parameter in another type, made of what the checkpoint has: not of what `--dtype` would round it to.
 fn converted(param: &Param, dtype: DType) -> Param {
     let ty = Type::new(dtype, param.ty.shape.iter().copied());
-    Param { name: format!("{}.{dtype}", param.name), ty, recipe: Recipe::Convert { of: Box::new(param.recipe.clone()), dtype } }
+    let of = match &param.recipe {
+        Recipe::Convert { of, .. } => of.clone(),
+        recipe => Box::new(recipe.clone()),
+    };
+    Param { name: format!("{}.{dtype}", param.name), ty, recipe: Recipe::Convert { of, dtype } }
 }
 
 /// The parameter whose codes are given.

@@ -30,6 +30,13 @@ pub const ACCEPTED: &[Accepted] = &[
         t.config("tie_word_embeddings", json!(true));
         t.edit_weights(|w| w.retain(|t| t.name != "lm_head.weight"));
     }),
+    ("tied_embeddings_stored_as_head", "", |t| {
+        t.config("tie_word_embeddings", json!(true));
+        t.edit_weights(|w| {
+            w.last_mut().unwrap().data = w[0].data.clone();
+            w.remove(0);
+        });
+    }),
     ("tied_embeddings_stored_twice", "", |t| {
         t.config("tie_word_embeddings", json!(true));
         t.edit_weights(|w| w.last_mut().unwrap().data = w[0].data.clone());

@@ -31,9 +31,9 @@ pub const CODES: &[Case] = &[
     }),
     ("gptq_qweight_shape", 5, &["down_proj.weight", "[64, 96]", "[32, 96]"], |t| {
         gptq(t, |list| {
-            for (part, dtype, size, shape) in [("qweight", "I32", 4, [12, 32]), ("qzeros", "I32", 4, [3, 4]), ("scales", "F16", 2, [3, 32])]
-            {
-                *of_gptq(list, part) = ToyTensor::zeros(&format!("model.layers.1.mlp.down_proj.{part}"), dtype, size, &shape);
+            for part in codes_of("model.layers.1.mlp.down_proj", 32, 96) {
+                let end = part.name.rsplit_once('.').unwrap().1.to_string();
+                *of_gptq(list, &end) = part;
             }
         });
     }),
@@ -52,13 +52,38 @@ pub const CODES: &[Case] = &[
     ("gptq_g_idx_unequal", 5, &["down_proj.g_idx", "unequal", "32 inputs of group 0"], |t| {
         gptq(t, |list| of_gptq(list, "g_idx").data[0] = 1);
     }),
-    ("gptq_group_does_not_divide", 5, &["down_proj.qweight", "group_size, 128", "96 inputs"], |t| {
+    ("gptq_group_of_another_size", 5, &["down_proj.qzeros", "wrong shape", "[1, 8]", "[3, 8]"], |t| {
         gptq(t, |_| {});
         t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": true}));
     }),
-    ("gptq_group_100", 5, &["down_proj.qweight", "group_size, 100", "96 inputs"], |t| {
-        gptq(t, |_| {});
-        t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "group_size": 100, "sym": true}));
+    // Groups of 64: as many as 8 bits would have by 32.
+    ("gptq_groups_of_twice_the_size", 5, &["down_proj.qzeros", "wrong shape", "[3, 8]", "[2, 8]"], |t| {
+        gptq(t, |list| {
+            list.retain(|x| !x.name.contains("0.mlp.down_proj."));
+            let layer = "model.layers.0.mlp.down_proj";
+            let [qweight, ..] = codes_of(layer, 64, 96);
+            let [_, qzeros, scales] = codes_of(layer, 64, 64);
+            list.extend([qweight, qzeros, scales]);
+        });
+    }),
+    ("awq_group_does_not_divide", 5, &["down_proj.qweight", "group_size, 64", "96 inputs"], |t| {
+        gptq(t, |list| list.iter_mut().find(|x| x.name.ends_with("0.mlp.down_proj.qweight")).unwrap().shape = vec![96, 8]);
+        t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "group_size": 64}));
+    }),
+    ("gptq_layer_of_8_bits", 6, &["down_proj.qweight", "codes of other bits", "expected 4 bits", "found 8 bits"], |t| {
+        gptq(t, |list| {
+            list.retain(|x| !x.name.contains("0.mlp.down_proj."));
+            let layer = "model.layers.0.mlp.down_proj";
+            let mut parts = codes_of(layer, 64, 96);
+            parts[0] = ToyTensor::zeros(&format!("{layer}.qweight"), "I32", 4, &[96 / 4, 64]);
+            parts[1] = ToyTensor::zeros(&format!("{layer}.qzeros"), "I32", 4, &[96 / 32, 64 / 4]);
+            list.extend(parts);
+        });
+    }),
+    ("gptq_index_of_zeros_in_order", 5, &["down_proj.g_idx", "unequal size"], |t| {
+        gptq(t, |list| zero_indices(list));
+        let desc_act = json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "desc_act": true});
+        t.config("quantization_config", desc_act);
     }),
     ("gptq_group_48", 6, &["down_proj.qweight", "group_size", "multiple of 32", "found 48"], |t| {
         gptq(t, |_| {});
@@ -93,9 +118,15 @@ pub const CODES: &[Case] = &[
 pub const CODES_ACCEPTED: &[Accepted] = &[
     ("gptq", "", |t| gptq(t, |_| {})),
     ("gptq_without_g_idx", "", |t| gptq(t, |list| list.retain(|x| !x.name.ends_with("g_idx")))),
+    ("gptq_index_of_zeros", "", |t| gptq(t, |list| zero_indices(list))),
     ("gptq_biases_of_no_layer", "is ignored (1 in all)", |t| {
         gptq(t, |list| list.push(ToyTensor::zeros("model.layers.0.self_attn.q_proj.bias", "F16", 2, &[64])));
     }),
     ("gptq_head", "", |t| gptq(t, |list| code(list, "lm_head", VOCAB, 64))),
     ("gptq_of_no_layer", "model.bogus.qweight", |t| gptq(t, |list| list.extend(codes_of("model.bogus", 64, 64)))),
 ];
+
+/// An index that has all inputs in the first group.
+fn zero_indices(list: &mut [ToyTensor]) {
+    list.iter_mut().filter(|x| x.name.ends_with(".g_idx")).for_each(|x| x.data.fill(0));
+}

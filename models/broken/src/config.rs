@@ -16,6 +16,7 @@ pub const CONFIG: &[Case] = &[
     ("arch_conflict", 5, &["LlamaForCausalLM", "mistral"], |t| t.config("model_type", json!("mistral"))),
     ("hidden_zero", 4, &["hidden_size", "must be ≥ 1"], |t| t.config("hidden_size", json!(0))),
     ("heads_zero", 4, &["num_attention_heads"], |t| t.config("num_attention_heads", json!(0))),
+    ("head_dim_2050", 7, &["head_dim", "at most 2048", "found 2050"], |t| t.config("head_dim", json!(2050))),
     ("kv_heads_zero", 4, &["num_key_value_heads"], |t| t.config("num_key_value_heads", json!(0))),
     ("layers_zero", 4, &["num_hidden_layers"], |t| t.config("num_hidden_layers", json!(0))),
     ("heads_not_dividing_hidden", 5, &["hidden_size = 65", "num_attention_heads = 4"], |t| t.config("hidden_size", json!(65))),
@@ -92,9 +93,6 @@ pub const CONFIG: &[Case] = &[
     ("gptq_bits_missing", 4, &["bits", "is missing"], |t| t.config("quantization_config", json!({"quant_method": "gptq"}))),
     ("awq_gemv", 6, &["version", "gemv"], |t| {
         t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "version": "gemv"}));
-    }),
-    ("awq_without_zeros", 6, &["zero_point"], |t| {
-        t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "zero_point": false}));
     }),
     ("bitsandbytes", 6, &["bitsandbytes", "quant_method"], |t| {
         t.config("quantization_config", json!({"quant_method": "bitsandbytes", "load_in_4bit": true}));
