@@ -71,7 +71,7 @@ pub fn handle_signals() -> Result<(), Error> {
                 end(error.exit_code());
             }
         })
-        .map_err(failed)?;
+        .map_err(Error::threads)?;
     Ok(())
 }
 
