@@ -11,7 +11,7 @@
 //! Function
 //! - Every input has a name, unique in the function; `inputs[i]` is the node `input {index=i}`, and there is no other input node.
 //! - There is at least one output; outputs are nodes and no states. The entry takes no states as inputs.
-//! - `params` and `states` name existing ones, each once. A function other than `main` lists all that its nodes name.
+//! - `params` and `states` name existing ones, each once. A function other than `main` lists those that it reads and writes itself.
 //!
 //! Node
 //! - Operands are earlier nodes of the same function. Parameters, states, functions and symbols named exist.
@@ -290,11 +290,10 @@ impl<'m> Verifier<'m> {
         let listed = match &node.op {
             Op::Param(p) => f.params.contains(p),
             Op::Sdpa { state, .. } | Op::KvAppend { state } => f.states.contains(state),
-            Op::Call { params, states, .. } => params.iter().all(|p| f.params.contains(p)) && states.iter().all(|s| f.states.contains(s)),
             _ => true,
         };
         if is_called && !listed {
-            self.error(place, "names a parameter or state that the function does not list");
+            self.error(place, "uses a parameter or state that the function does not list");
         }
         match &node.op {
             Op::Input { index: i } => {
@@ -573,7 +572,7 @@ mod tests {
         assert_eq!(broken(|m| m.main_mut().outputs[0] = ValueId(99)), ["no value %?99"]);
         assert_eq!(broken(|m| m.main_mut().outputs[0] = ValueId(4)), ["a state cannot be returned"]);
         assert!(broken(|m| m.main = FuncId(1)).contains(&"the entry takes no states as inputs".into()));
-        let unlisted = "names a parameter or state that the function does not list";
+        let unlisted = "uses a parameter or state that the function does not list";
         assert_eq!(broken(|m| m.functions[0].nodes[1].op = Op::Param(ParamId(1))), [unlisted]);
         assert!(broken(|m| m.functions[1].states.clear()).contains(&unlisted.into()));
         assert!(broken(|m| m.functions[0].params = vec![ParamId(0), ParamId(0)]).contains(&"params must exist, each once".into()));
