@@ -11,7 +11,7 @@ use serde_json::Value;
 use tokenizers::pattern::Invert;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::pre_tokenizers::split::SplitPattern;
-use tokenizers::tokenizer::{NormalizedString, PreTokenizedString, PreTokenizer, PreTokenizerWrapper, SplitDelimiterBehavior};
+use tokenizers::tokenizer::{PreTokenizedString, PreTokenizer, PreTokenizerWrapper, SplitDelimiterBehavior};
 
 /// The pattern that the crate's `ByteLevel` has, which is GPT-2's.
 const BYTE_LEVEL: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
@@ -22,8 +22,6 @@ pub(super) struct PreTokenizers(Vec<Step>);
 enum Step {
     /// `Split` by a regular expression, `ByteLevel` with its own, before which it may want a space.
     Split { regex: Regex, space_before: bool, behavior: SplitDelimiterBehavior, invert: bool },
-    /// `ByteLevel` without the rest: the crate's would compile its pattern for nothing, which takes a millisecond.
-    Bytes,
     /// All others, whose searches end where the text does.
     Other(PreTokenizerWrapper),
 }
@@ -40,34 +38,9 @@ impl PreTokenizer for PreTokenizers {
                     format!("a run of letters, spaces or the like is too long for its pattern: expected less than a million ({e})").into()
                 })
             }),
-            Step::Bytes => text.normalize(|piece| {
-                bytes_to_chars(piece);
-                Ok(())
-            }),
             Step::Other(other) => other.pre_tokenize(text),
         })
     }
-}
-
-/// Each byte becomes one character.
-fn bytes_to_chars(piece: &mut NormalizedString) {
-    let mut chars = Vec::with_capacity(piece.get().len());
-    for char in piece.get().chars() {
-        // The bytes behind the first are new characters.
-        chars.extend(char.encode_utf8(&mut [0; 4]).bytes().enumerate().map(|(at, byte)| (byte_char(byte), isize::from(at > 0))));
-    }
-    piece.transform(chars, 0);
-}
-
-/// The byte itself where it is a visible character of Latin-1, the others in order from U+0100 on.
-fn byte_char(byte: u8) -> char {
-    let other = match byte {
-        0..=b' ' => byte,
-        0x7f..=0xa0 => byte - 0x7f + 33,
-        0xad => 67,
-        visible => return visible.into(),
-    };
-    char::from_u32(0x100 + u32::from(other)).unwrap_or_default()
 }
 
 impl<'de> Deserialize<'de> for PreTokenizers {
@@ -101,12 +74,11 @@ fn add(steps: &mut Vec<Step>, mut part: Value) -> tokenizers::Result<()> {
         return Ok(());
     }
     match PreTokenizerWrapper::deserialize(part)? {
-        PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space, use_regex: true, .. }) => {
+        PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space, trim_offsets, use_regex: true, .. }) => {
             let behavior = SplitDelimiterBehavior::Isolated;
             steps.push(Step::Split { regex: Regex::new(BYTE_LEVEL)?, space_before: add_prefix_space, behavior, invert: false });
-            steps.push(Step::Bytes);
+            steps.push(Step::Other(PreTokenizerWrapper::ByteLevel(ByteLevel::new(false, trim_offsets, false))));
         }
-        PreTokenizerWrapper::ByteLevel(ByteLevel { add_prefix_space: false, .. }) => steps.push(Step::Bytes),
         other => steps.push(Step::Other(other)),
     }
     Ok(())

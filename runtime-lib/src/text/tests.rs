@@ -304,18 +304,3 @@ fn a_search_that_is_given_up_is_an_error() {
         }
     }
 }
-
-/// Every character of two bytes and some longer ones: the table of bytes is the crate's.
-#[test]
-fn bytes_become_the_characters_of_the_crate() {
-    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-    use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
-    let input: String = ('\0'..'\u{800}').chain(['\u{800}', '\u{fffd}', '\u{10000}', '\u{10ffff}']).collect();
-    let judge = ByteLevel::new(false, true, false);
-    let ours: pieces::PreTokenizers = serde_json::from_value(serde_json::to_value(judge).unwrap()).unwrap();
-    let [mut expected, mut found] = [(); 2].map(|()| PreTokenizedString::from(input.as_str()));
-    judge.pre_tokenize(&mut expected).unwrap();
-    ours.pre_tokenize(&mut found).unwrap();
-    let splits = |text: &PreTokenizedString| format!("{:?}", text.get_splits(OffsetReferential::Original, OffsetType::Byte));
-    assert_eq!(splits(&found), splits(&expected));
-}
