@@ -235,8 +235,8 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
         let found = format!("{:?}", qweight.shape);
         return Err(weights.error(qweight, Kind::Disagree, "has the wrong shape", "a matrix", &found));
     };
-    let many = |n: usize| n.checked_mul(pack).filter(|n| *n <= SIZE_MAX);
-    let (inputs, outputs) = if scheme.method == Method::Awq { (Some(rows), many(cols)) } else { (many(rows), Some(cols)) };
+    let [rows, cols] = if scheme.method == Method::Awq { [(rows, 1), (cols, pack)] } else { [(rows, pack), (cols, 1)] };
+    let [inputs, outputs] = [rows, cols].map(|(words, codes)| words.checked_mul(codes).filter(|n| *n <= SIZE_MAX));
     let (Some(inputs), Some(outputs)) = (inputs, outputs) else {
         return Err(weights.error(qweight, Kind::Limit, "is too large", &format!("at most {SIZE_MAX} rows and columns"), "more"));
     };

@@ -122,8 +122,8 @@ fn every_layout_equals_its_definition() {
 
 #[test]
 fn items_join_without_seams() {
-    // 6 MB of panels, with gaps between them, and of rows: several items each.
-    let (n, k) = (1500, 1024);
+    // 24 MB of panels, with gaps between them, and of rows: several items each.
+    let (n, k) = (6000, 1024);
     let data = bytes(DType::F32, &values(n * k, 9));
     let m = Memory(vec![("big", DType::F32, vec![n, k], data.clone())]);
     let mut table = WeightTable::default();
@@ -133,9 +133,26 @@ fn items_join_without_seams() {
     table.place("q", &source("big"), P::F32, &[n, k], Layout::Plain);
     let turned = Recipe::Transpose(Box::new(Recipe::Transpose(Box::new(source("big")))));
     table.place("t", &turned, P::F32, &[n, k], Layout::Plain);
+    let views: Vec<View> = table.jobs.iter().map(|job| check_job(job, &m).unwrap()).collect();
+    let items = items(&table, &views).unwrap();
+    assert!((0..3).all(|job| items.iter().filter(|item| item.job == job).count() >= 3));
     let (all, _) = run(&table, &m, 2, false).unwrap();
     let at = |i: usize| &all[table.jobs[i].offset as usize..][..table.jobs[i].bytes as usize];
     assert!(at(0) == panel_reference(&p, P::F32, &data) && at(1) == data && at(2) == data);
+}
+
+/// No batch takes more than its share of memory, unless a single item does.
+#[test]
+fn batches_are_bounded() {
+    let item = |mb: u64| Item { job: 0, units: 0..1, offset: 0, bytes: 1, memory: mb << 20 };
+    let lengths = |mb: &[u64], most: usize| -> Vec<usize> {
+        let items: Vec<Item> = mb.iter().map(|mb| item(*mb)).collect();
+        batches(&items, most).map(<[Item]>::len).collect()
+    };
+    assert_eq!(lengths(&[], 8), [0; 0]);
+    assert_eq!(lengths(&[8; 20], 8), [8, 8, 4]);
+    assert_eq!(lengths(&[8; 70], 384), [32, 32, 6]);
+    assert_eq!(lengths(&[200, 100, 1000, 56, 200], 8), [1, 1, 1, 2]);
 }
 
 #[test]
