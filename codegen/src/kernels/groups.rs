@@ -28,6 +28,9 @@ pub(super) struct Factors<'c> {
     pub minus_origin: Option<Vec<Value<'c>>>,
 }
 
+/// Sums of a group, and the factors of its columns where these have some.
+pub(super) type GroupSums<'c> = (Vec<Value<'c>>, Option<Factors<'c>>);
+
 /// What a record says of a row's group behind its codes, in all lanes.
 pub(super) struct RowFactors<'c> {
     /// Its scale, or the origin of its sums (see [`Quantise`]).
@@ -85,14 +88,7 @@ pub(super) trait GroupRows<'c> {
     /// Adds the products of a step, whose rows are at `a`, with the codes at `w`, which are kept if that is asked for.
     fn add_step(&self, fb: &Fb<'_, 'c>, sums: &mut [Value<'c>], a: Value<'c>, w: (Value<'c>, Option<Keep<'c>>));
     /// Accumulators with the sums of a group, scaled.
-    fn add_group(
-        &self,
-        fb: &Fb<'_, 'c>,
-        acc: &[Value<'c>],
-        a: Value<'c>,
-        sums: Vec<Value<'c>>,
-        columns: Option<Factors<'c>>,
-    ) -> Vec<Value<'c>>;
+    fn add_group(&self, fb: &Fb<'_, 'c>, acc: &[Value<'c>], a: Value<'c>, sums: GroupSums<'c>) -> Vec<Value<'c>>;
     /// Accumulators of vectors of columns, row by row.
     fn accumulators(&self, _fb: &Fb<'_, 'c>, vectors: Vec<Value<'c>>) -> Vec<Value<'c>> {
         vectors
@@ -225,7 +221,7 @@ impl<'t, 'f, 'c> GroupLoops<'t, 'f, 'c> {
             }
             factors
         });
-        rows.add_group(fb, acc, a, sums, factors)
+        rows.add_group(fb, acc, a, (sums, factors))
     }
 
     /// The sums of a group.

@@ -35,7 +35,7 @@
 //! sum for every eight dots, and where FMA shares their pipes a second multiplication would take a tenth of them.) With nibbles, whose
 //! scales have five bits, `s32 * scale * scale` is exact, which tiles of bf16 count on.
 
-use super::groups::{Factors, GroupRows, GroupStep, RowFactors, add_rows};
+use super::groups::{Factors, GroupRows, GroupStep, GroupSums, RowFactors, add_rows};
 use super::microkernel::{Feed, Keep, LANE_ROWS, Microkernel, Walk, tile_fits};
 use crate::isa::Isa;
 use crate::llvm::builder::{Codes, Elem, Fb, Ty, Value};
@@ -281,14 +281,7 @@ impl<'c> GroupRows<'c> for Records<'_> {
         }
     }
 
-    fn add_group(
-        &self,
-        fb: &Fb<'_, 'c>,
-        acc: &[Value<'c>],
-        a: Value<'c>,
-        sums: Vec<Value<'c>>,
-        columns: Option<Factors<'c>>,
-    ) -> Vec<Value<'c>> {
+    fn add_group(&self, fb: &Fb<'_, 'c>, acc: &[Value<'c>], a: Value<'c>, (sums, columns): GroupSums<'c>) -> Vec<Value<'c>> {
         let GroupStep { kernel, walk, group, vectors, .. } = self.0;
         let rows = (0..walk.m).map(|r| RowFactors {
             scale: fb.load_broadcast(DType::F32, fb.lanes(), self.row_at(fb, a, r, *group)),

@@ -16,7 +16,7 @@
 //! k), and a pairwise addition where this wants a shuffle. Integer sums are exact, and the f32 chain is that of `int_dot`: the same bits
 //! for any number of rows.
 
-use super::groups::{Factors, GroupRows, GroupStep, RowFactors, add_rows};
+use super::groups::{Factors, GroupRows, GroupStep, GroupSums, RowFactors, add_rows};
 use super::microkernel::{Keep, Microkernel, Walk, tile_fits};
 use super::mmla::{REGISTER, blocks_of_rows, exchange_halves, rows_of_blocks, step_bytes};
 use super::product::Product;
@@ -120,14 +120,7 @@ impl<'c> GroupRows<'c> for PackedRows<'_> {
         self.0.kernel.blocks(fb, self.0.walk, sums, a, w, &self.0.vectors);
     }
 
-    fn add_group(
-        &self,
-        fb: &Fb<'_, 'c>,
-        acc: &[Value<'c>],
-        a: Value<'c>,
-        sums: Vec<Value<'c>>,
-        columns: Option<Factors<'c>>,
-    ) -> Vec<Value<'c>> {
+    fn add_group(&self, fb: &Fb<'_, 'c>, acc: &[Value<'c>], a: Value<'c>, (sums, columns): GroupSums<'c>) -> Vec<Value<'c>> {
         let GroupStep { walk, group, vectors, .. } = self.0;
         let scale = |pair| fb.load(Ty::vec(Elem::F32, 4), self.block(fb, a, pair), REGISTER as u32);
         let rows = (0..walk.m.div_ceil(2)).map(|pair| RowFactors { scale: scale(pair), bias: None });
