@@ -4,11 +4,11 @@
 //! `nests`; and which functions of rows it calls ([`Schedule::parts`]), which are units of their own ([`super::rows`]).
 //!
 //! ```text
-//! kernel:    prologue for all rows; then
-//!   up to mr rows:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream<m>; group nests }
-//!   a few times mr (`streamed_rows`), where more rows widen weights: the same for blocks of panels, by each block of rows in turn
-//!   up to 32 by tiles (AMX), see `by_tiles`: as up to mr rows, with alone<n>
-//!   more:            for pass of rows, for the thread's share of panels { pass }, and of the last pass for pieces of others' shares
+//! kernel:    prologue for all rows; then, by their number, one of these ways (`Way`)
+//!   few, up to mr:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream<m>; group nests }
+//!   halves, up to a few times mr, where more rows widen weights: the same for blocks of panels, by each block of rows in turn
+//!   alone, up to 32 by tiles (AMX), see `by_tiles`: as few rows, with alone<n>
+//!   passes, more:    for pass of rows, for the thread's share of panels { pass }, and of the last pass for pieces of others' shares
 //! pass:      for block of panels { for block of k { for block of m rows { block<m>; group nests } } }
 //! epilogue:  for row, for vector of columns { evaluate expressions, store }
 //! ahead:     asks for what the epilogue will read by row and column (residuals), before a block of rows meets its last block of k
@@ -37,7 +37,7 @@ mod schedule;
 pub use self::schedule::{RowCounts, Schedule};
 
 use self::functions::{BlockFunctions, Functions, Instances, Several};
-use self::schedule::Blocks;
+use self::schedule::{Blocks, Way};
 use super::arguments::{Arguments, arguments};
 use super::microkernel::{L2, LINE_WORDS, Microkernel, Walk};
 use super::part::Part;
@@ -180,12 +180,9 @@ impl<'c> Generator<'_, 'c> {
         })
     }
 
-    /// The function with [`PassArgs`]: a pass of rows over these units. None: there are only few rows.
+    /// The function with [`PassArgs`]: a pass of rows over these units. None: no number of rows goes so.
     fn pass_function(&self, functions: &Functions<Function<'c>>, helpers: &Helpers<'c>) -> Option<Function<'c>> {
         let (blocks, functions) = self.schedule.blocks.as_ref().zip(functions.blocked.as_ref())?;
-        if let BlockFunctions::Tiles { several: None, .. } = functions {
-            return None;
-        }
         Some(PassArgs::define(self.mb, &format!("{}.pass", self.name), |fb, PassArgs { call, row, rows, begin, end }| {
             let at = self.addresses(&Call::new(fb, self.schedule.program, call), helpers);
             let nests = |row, row_end, first, last| helpers.nests(fb, &at.caller, [row, row_end, first, last]);
@@ -194,9 +191,7 @@ impl<'c> Generator<'_, 'c> {
                 BlockFunctions::Registers { rows, first } => {
                     self.pass_by_registers(fb, &share, blocks, (first.as_ref(), rows), pass, &nests);
                 }
-                BlockFunctions::Tiles { several, .. } => {
-                    self.pass_by_tiles(fb, &share, blocks, several.as_ref().expect("more rows than one block"), pass, &nests);
-                }
+                BlockFunctions::Tiles(several) => self.pass_by_tiles(fb, &share, blocks, several, pass, &nests),
             }
         }))
     }

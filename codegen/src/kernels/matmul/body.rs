@@ -2,7 +2,7 @@
 //!
 //! In: a [`Schedule`], the functions that are called. Out: `kernel(ctx, thread, threads, layer)`.
 //!
-//! The ways, from few rows to many: [`Body::few`], [`Body::halves`], [`Body::alone`] (by tiles), [`Body::passes`].
+//! The ways, from few rows to many ([`Way`]): [`Body::few`], [`Body::halves`], [`Body::alone`] (by tiles), [`Body::passes`].
 
 use super::*;
 
@@ -55,60 +55,61 @@ struct Body<'b, 'a, 'm, 'c> {
 impl<'c> Body<'_, '_, '_, 'c> {
     /// The way for the step's number of rows.
     fn emit(&self) {
-        let Schedule { kernel, blocks, .. } = self.generator.schedule;
-        let few = || self.few();
-        let Some((blocks, of_blocks)) = blocks.as_ref().zip(self.functions.blocked.as_ref()) else { return few() };
-        let (mr, streamed) = (kernel.tile.mr, blocks.streamed_rows(kernel));
-        let more = || match of_blocks {
-            BlockFunctions::Tiles { alone, .. } => {
-                self.up_to(streamed + 1, tiles::ROWS, &|| self.alone(alone), &|| self.passes(blocks));
-                self.call.fb.tile_release();
-            }
-            BlockFunctions::Registers { .. } => self.passes(blocks),
-        };
-        // Up to `mr` rows are few, up to `streamed` go in halves, up to one block by tiles alone, more in passes.
-        self.up_to(1, mr, &few, &|| self.up_to(mr + 1, streamed, &|| self.halves(blocks), &more));
+        self.one_of(&self.generator.schedule.ways);
     }
 
-    /// Of at least `from` rows: `then` for up to `most`, `otherwise` for more; nothing is compared where all or none are that few.
-    fn up_to(&self, from: u32, most: u32, then: &dyn Fn(), otherwise: &dyn Fn()) {
-        let (fb, Schedule { program, kernel, .. }) = (self.call.fb, self.generator.schedule);
-        let (least, capacity) = (program.least(kernel.rows), program.capacity(kernel.rows));
-        match (least.max(from) <= most, capacity <= most) {
-            (false, _) => otherwise(),
-            (true, true) => then(),
-            (true, false) => fb.either(fb.cmp(Cmp::Le, self.rows, fb.int(most.into())), then, otherwise),
+    /// One of these ways.
+    fn one_of(&self, ways: &[(u32, Way)]) {
+        let fb = self.call.fb;
+        match *ways {
+            [] => {}
+            [(_, way)] => self.go(way),
+            [(most, way), ref more @ ..] => {
+                let is_this = fb.cmp(Cmp::Le, self.rows, fb.int(most.into()));
+                fb.either(is_this, || self.go(way), || self.one_of(more));
+            }
         }
     }
 
-    /// Up to `mr` rows, for which all k of a panel go by at once.
+    fn go(&self, way: Way) {
+        match way {
+            Way::Few => self.few(),
+            Way::Halves => self.halves(),
+            Way::Alone => self.alone(),
+            Way::Passes => self.passes(),
+        }
+    }
+
+    /// [`Way::Few`].
     fn few(&self) {
         self.pieces(&|begin, end| self.stream(self.call.fb.int(0), self.rows, begin, end));
     }
 
-    /// A few times `mr` rows: a block of panels for one block of rows after the other. The second half of the rows finds it in L2.
-    fn halves(&self, blocks: &Blocks) {
+    /// [`Way::Halves`]. The second half of the rows finds the block of panels in L2.
+    fn halves(&self) {
         let (fb, generator) = (self.call.fb, self.generator);
+        let units = fb.int(self.blocks().units.into());
         self.pieces(&|begin, end| {
-            generator.blocks_of_units(fb, fb.int(blocks.units.into()), (begin, end), |first, last| {
+            generator.blocks_of_units(fb, units, (begin, end), |first, last| {
                 let mr = generator.schedule.kernel.tile.mr;
                 generator.blocks_of_rows(fb, (fb.int(0), self.rows), mr, |block| self.stream(block.row, block.rows, first, last));
             });
         });
     }
 
-    /// A single block of rows by tiles.
-    fn alone(&self, functions: &[Function<'c>]) {
+    /// [`Way::Alone`].
+    fn alone(&self) {
         let fb = self.call.fb;
         by_tiles::shapes(fb, &self.generator.schedule.product).set(fb, self.rows);
         self.pieces(&|begin, end| {
             let [first, last] = self.panels_of([begin, end]);
-            by_tiles::of_rows(fb, self.rows, functions, |function| {
+            by_tiles::of_rows(fb, self.rows, &self.functions.alone, |function| {
                 let span = Span { a: self.at.a, w: self.at.w, row: fb.int(0), rows: self.rows, first, last };
                 (self.at.caller, span).call(fb, function);
             });
             self.nests(fb.int(0), self.rows, begin, end);
         });
+        fb.tile_release();
     }
 
     /// `rows` rows from `row` on, at most `mr`, with all k of these units' panels.
@@ -140,9 +141,23 @@ impl<'c> Body<'_, '_, '_, 'c> {
         self.call.share_out(units, schedule.side_by_side().div_ceil(PIECES_OF_WALK * unit_panels), body);
     }
 
+    /// [`Way::Passes`].
+    fn passes(&self) {
+        self.all_passes();
+        if self.generator.schedule.kernel.compute.by_tiles() {
+            self.call.fb.tile_release();
+        }
+    }
+
+    /// What [`Way::Halves`] and [`Way::Passes`] go over.
+    fn blocks(&self) -> &Blocks {
+        self.generator.schedule.blocks.as_ref().expect("more rows than few")
+    }
+
     /// All passes of rows over the thread's units, and the last one over what others have left of theirs.
-    fn passes(&self, blocks: &Blocks) {
+    fn all_passes(&self) {
         let (call, fb, Schedule { program, kernel, .. }) = (self.call, self.call.fb, self.generator.schedule);
+        let blocks = self.blocks();
         let (units, unit_panels) = kernel.units();
         let most = kernel.tile.m_block;
         let several = most != 0 && program.capacity(kernel.rows) > most;

@@ -7,9 +7,11 @@ use super::*;
 
 /// Functions of a kernel.
 pub(super) struct Functions<F> {
-    /// For all k of a panel at once.
+    /// For all k of a panel at once: [`Way::Few`], [`Way::Halves`].
     pub stream: Instances<F>,
-    /// For blocks of rows.
+    /// For a single block of rows, of one tile of rows, and of two, or only of one of these: [`Way::Alone`].
+    pub alone: Vec<F>,
+    /// For blocks of rows: [`Way::Passes`].
     pub blocked: Option<BlockFunctions<F>>,
 }
 
@@ -23,12 +25,7 @@ pub(super) enum BlockFunctions<F> {
         first: Option<Instances<F>>,
     },
     /// Sums in tiles, see [`by_tiles`].
-    Tiles {
-        /// Where there can be more than one block of rows.
-        several: Option<Several<F>>,
-        /// Where there can be a single one, of one tile of rows, or of two.
-        alone: Vec<F>,
-    },
+    Tiles(Several<F>),
 }
 
 /// A function for each number of rows of a register tile that there is.
@@ -61,7 +58,8 @@ impl<F> Functions<F> {
         let mut function = |work| each(Part::Rows(RowFunction { product, work }));
         let streams = kernel.panels.panels() * kernel.panels.ways;
         let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));
-        let blocked = blocks.as_ref().map(|blocks| {
+        let has_passes = schedule.ways.iter().any(|(_, way)| *way == Way::Passes);
+        let blocked = blocks.as_ref().filter(|_| has_passes).map(|blocks| {
             let k_blocks = match blocks.count {
                 1 => KBlocks::One,
                 _ if kernel.compute.by_tiles() && by_tiles::asks_for_sums(program, kernel, blocks) => KBlocks::SeveralTurns,
@@ -70,13 +68,10 @@ impl<F> Functions<F> {
             let panel_bytes = blocks.widened_panel;
             if kernel.compute.by_tiles() {
                 let widened = blocks.widen.then_some(panel_bytes);
-                return BlockFunctions::Tiles {
-                    several: (!counts.several.is_empty()).then(|| Several {
-                        rows: counts.several.clone().map(|row_tiles| function(RowWork::Tiles { row_tiles, widened, k_blocks })).collect(),
-                        apart: blocks.widen.then(|| function(RowWork::Apart { panel_bytes })),
-                    }),
-                    alone: counts.alone.clone().map(|row_tiles| function(RowWork::Alone { row_tiles })).collect(),
-                };
+                return BlockFunctions::Tiles(Several {
+                    rows: counts.several.clone().map(|row_tiles| function(RowWork::Tiles { row_tiles, widened, k_blocks })).collect(),
+                    apart: blocks.widen.then(|| function(RowWork::Apart { panel_bytes })),
+                });
             }
             let weights = if blocks.widen { Weights::Widened { panel_bytes } } else { Weights::Stored };
             let widen = Weights::Widen { panel_bytes };
@@ -85,6 +80,7 @@ impl<F> Functions<F> {
                 first: blocks.widen.then(|| Instances::new(&counts.first, |m| function(RowWork::Block { m, weights: widen, k_blocks }))),
             }
         });
-        Functions { stream, blocked }
+        let alone = counts.alone.clone().map(|row_tiles| function(RowWork::Alone { row_tiles })).collect();
+        Functions { stream, alone, blocked }
     }
 }

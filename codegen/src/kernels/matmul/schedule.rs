@@ -1,7 +1,7 @@
 //! How a kernel goes over its rows and panels: what follows from its decisions and the CPU, computed in one place.
 //!
-//! In: a [`Matmul`] and an [`Isa`]. Out: [`Schedule`]: blocks of panels and of k that several blocks of rows pass over, what they keep in
-//! scratch meanwhile, for which numbers of rows there are functions, and which functions of rows that makes.
+//! In: a [`Matmul`] and an [`Isa`]. Out: [`Schedule`]: which way which number of rows goes, blocks of panels and of k that several blocks of
+//! rows pass over, what they keep in scratch meanwhile, for which numbers of rows there are functions, and which functions of rows that makes.
 
 use super::*;
 use crate::program::FewRows;
@@ -15,6 +15,8 @@ pub struct Schedule<'a> {
     pub(super) product: Product,
     /// How several blocks of rows pass over the weights; `None` in kernels of few rows.
     pub(super) blocks: Option<Blocks>,
+    /// The ways for all numbers of rows that there can be, each with the most rows that go it, fewest first.
+    pub(super) ways: Vec<(u32, Way)>,
     /// The numbers of rows that the kernel has functions for.
     pub row_counts: RowCounts,
 }
@@ -24,8 +26,10 @@ impl<'a> Schedule<'a> {
     pub fn new(isa: &'a Isa, program: &'a Program, kernel: &'a Matmul) -> Schedule<'a> {
         let product = Product::new(program, kernel);
         let blocks = Blocks::new(isa, program, kernel, &product);
-        let row_counts = RowCounts::new(program, kernel, blocks.as_ref());
-        Schedule { isa, program, kernel, product, blocks, row_counts }
+        let ways = ways(program, kernel, blocks.as_ref());
+        let row_counts = RowCounts::new(program, kernel, &ways);
+        let ways = ways.into_iter().map(|(rows, way)| (*rows.end(), way)).collect();
+        Schedule { isa, program, kernel, product, blocks, ways, row_counts }
     }
 
     /// The functions of rows that the kernel calls.
@@ -69,6 +73,38 @@ impl<'a> Schedule<'a> {
         let streams = self.kernel.tile.reading(1, panels.panels() * panels.ways).streams;
         Walk::stream(self.isa, &Microkernel::stored(self.isa, &self.product, 1), 1, streams, panels.panels()).panels
     }
+}
+
+/// A way over a step's rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// One block of rows, for which all k of a panel go by at once.
+    Few,
+    /// A few such blocks, one after the other for each block of panels.
+    Halves,
+    /// A single block of rows by tiles.
+    Alone,
+    /// Passes of many blocks of rows, which go over blocks of k.
+    Passes,
+}
+
+/// The ways of a kernel, from few rows to many, each with its numbers of rows: all that there can be.
+fn ways(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> Vec<(RangeInclusive<u32>, Way)> {
+    let (least, most) = (program.least(kernel.rows), program.capacity(kernel.rows));
+    let few = kernel.tile.mr;
+    let streamed = few * blocks.filter(|blocks| blocks.widen).map_or(1, |_| streamed_blocks(kernel));
+    let alone = if kernel.compute.by_tiles() { streamed.max(tiles::ROWS) } else { streamed };
+    let ends = [(few, Way::Few), (streamed, Way::Halves), (alone, Way::Alone), (u32::MAX, Way::Passes)];
+    let mut from = least;
+    let mut ways = vec![];
+    for (end, way) in ends {
+        let end = end.min(most);
+        if from <= end {
+            ways.push((from..=end, way));
+            from = end + 1;
+        }
+    }
+    ways
 }
 
 /// Up to so many blocks of rows read weights as they are stored, where more of them widen the weights: that pays when at least two more
@@ -156,11 +192,6 @@ impl Blocks {
         let bytes = (kept_sums + kept_row * u64::from(pass_rows)).next_multiple_of(128);
         Some(Blocks { units: block_units, k, count, turn, widen, widened_panel, kept_sums, kept_row, bytes })
     }
-
-    /// Up to so many rows read weights as they are stored, all k of a panel at once: one block, or a few where more of them widen weights.
-    pub fn streamed_rows(&self, kernel: &Matmul) -> u32 {
-        kernel.tile.mr * if self.widen { streamed_blocks(kernel) } else { 1 }
-    }
 }
 
 /// For which numbers of rows a kernel needs functions. Rows come in blocks of equal size, so that large buckets have no small ones: those
@@ -180,33 +211,33 @@ pub struct RowCounts {
 }
 
 impl RowCounts {
-    fn new(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> RowCounts {
+    fn new(program: &Program, kernel: &Matmul, ways: &[(RangeInclusive<u32>, Way)]) -> RowCounts {
         let tile = &kernel.tile;
-        let (least, most) = (program.least(kernel.rows), program.capacity(kernel.rows));
-        let streamed = blocks.map_or(most, |blocks| blocks.streamed_rows(kernel));
-        let blocked = least.max(streamed + 1)..=most;
+        let capacity = program.capacity(kernel.rows);
+        let rows_of = |way: Way| ways.iter().find(|(_, w)| *w == way).map_or(NONE, |(rows, _)| rows.clone());
         // The smallest block of at most `block` rows, of `size(rows, blocks)`: the last of several, or the first.
         type Size = fn(u32, u32) -> u32;
         const LAST: Size = |rows, blocks| rows / blocks;
         const FIRST: Size = |rows, blocks| rows.div_ceil(blocks);
         let smallest = |rows: RangeInclusive<u32>, block: u32, size: Size| rows.map(|rows| size(rows, rows.div_ceil(block))).min();
         // The same where they come in passes, which are about equal too.
-        let smallest_of_passes = |rows: RangeInclusive<u32>, block: u32, size: Size| {
+        let smallest_of_passes = |block: u32, size: Size| {
             let pass = |rows: u32| {
-                let passes = if tile.m_block == 0 || most <= tile.m_block { 1 } else { rows.div_ceil(tile.m_block) };
+                let passes = if tile.m_block == 0 || capacity <= tile.m_block { 1 } else { rows.div_ceil(tile.m_block) };
                 smallest(rows / passes..=rows.div_ceil(passes), block, size)
             };
-            rows.filter_map(pass).min()
+            rows_of(Way::Passes).filter_map(pass).min()
         };
         let from = |least: Option<u32>, most: u32| least.map_or(NONE, |least| least..=most);
-        let stream = from(smallest(least..=most.min(streamed), tile.mr, LAST), tile.mr.min(most));
+        let streamed = [Way::Few, Way::Halves].into_iter().filter_map(|way| smallest(rows_of(way), tile.mr, LAST)).min();
+        let stream = from(streamed, tile.mr.min(capacity));
         if !kernel.compute.by_tiles() {
-            let [block, first] = [LAST, FIRST].map(|size| from(smallest_of_passes(blocked.clone(), tile.block_mr, size), tile.block_mr));
+            let [block, first] = [LAST, FIRST].map(|size| from(smallest_of_passes(tile.block_mr, size), tile.block_mr));
             return RowCounts { stream, block, first, alone: NONE, several: NONE };
         }
-        let alone = *blocked.start()..=most.min(tiles::ROWS);
+        let alone = rows_of(Way::Alone);
         let alone = if alone.is_empty() { NONE } else { row_tiles(*alone.start())..=row_tiles(*alone.end()) };
-        let several = smallest_of_passes(least.max(tiles::ROWS + 1)..=most, tiles::ROWS, LAST);
+        let several = smallest_of_passes(tiles::ROWS, LAST);
         RowCounts { stream, block: NONE, first: NONE, alone, several: from(several.map(row_tiles), row_tiles(tiles::ROWS)) }
     }
 }
