@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! program @step.8 {rows 1 to 8, logit_rows 8, runs 8, tile_rows 8, arena 4096, private 0} {
-//!   buffer b0 x: f32[8 x 64] at 0
+//!   buffer b0 x: f32[8 x 64] at 0 (2048 bytes)
 //!   weight w0 model.norm.weight: f32 plain at [0]
 //!   region r0 norm = loops for (v0 < rows) {
 //!     o0 = b0: f32

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::link::guard::{self, WorkDir};
-use crate::options::{Build, EmitKind};
+use crate::options::{Build, Emit, EmitKind};
 use crate::report::Report;
 use rcompile_codegen::Compiled;
 use rcompile_graph::Module;
@@ -56,9 +56,9 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 }
 
 /// Path of something emitted: as given, else `OUT.<extension>`; None: stdout.
-pub(crate) fn emit_path(o: &Build, path: Option<&Path>, extension: &str) -> Option<PathBuf> {
-    match path {
-        Some(path) => (path != Path::new("-") && path != Path::new("/dev/stdout")).then(|| path.to_path_buf()),
+pub(crate) fn emit_path(o: &Build, emit: &Emit, extension: &str) -> Option<PathBuf> {
+    match &emit.path {
+        Some(path) => (!emit.to_stdout()).then(|| path.clone()),
         None => o.exe_path().map(|out| suffixed(out, extension)),
     }
 }
@@ -74,7 +74,7 @@ pub(crate) fn suffixed(path: &Path, extension: &str) -> PathBuf {
 /// Where `--emit` of this kind goes, if it is asked for; the inner None: stdout.
 fn emitted(o: &Build, kind: EmitKind) -> Option<Option<PathBuf>> {
     let (_, extension) = EXTENSIONS.into_iter().find(|e| e.0 == kind)?;
-    o.emits(kind).map(|emit| emit_path(o, emit.path.as_deref(), extension))
+    o.emits(kind).map(|emit| emit_path(o, emit, extension))
 }
 
 /// Writes a text where it was asked for; without a path it is part of what goes to stdout. A dry run writes no file. False: it went
@@ -87,6 +87,14 @@ pub(crate) fn text(o: &Build, kind: EmitKind, text: impl FnOnce() -> String, rep
         None => report.text += &text(),
     }
     Ok(true)
+}
+
+/// The same of the stage that made the text, which a build that stops after it prints in any case.
+pub(crate) fn of_stage(o: &Build, kind: EmitKind, make: impl Fn() -> String, is_last: bool, report: &mut Report) -> Result<(), Error> {
+    if !text(o, kind, &make, report)? && is_last && o.stop_after.is_some() {
+        report.text += &make();
+    }
+    Ok(())
 }
 
 /// `--emit llvm-ir,asm,obj`: texts of all units in one file, objects in a directory.
@@ -112,12 +120,15 @@ pub(crate) fn code(o: &Build, symbols: &[String], objects: &[Compiled], report: 
     Ok(())
 }
 
-/// `--save-temps`: what the linker got, with readable names.
+/// `--save-temps`: what the linker got, with readable names; `sh command` there links it again.
 pub(crate) fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<u8>)], archive: &[u8]) -> Result<(), Error> {
     let dir = suffixed(output, "temps");
     std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
     write_whole(&dir.join("runtime.a"), archive)?;
-    for name in ["start.c", "stub.c", "payload.ld", "command", "log"] {
+    let list: String =
+        ["start", "stub"].into_iter().chain(objects.iter().map(|o| o.0.as_str())).map(|name| format!("{name}.o\n")).collect();
+    write_whole(&dir.join("objects"), list.as_bytes())?;
+    for name in ["start.c", "stub.c", "start.o", "stub.o", "payload.ld", "command", "log"] {
         if let Ok(bytes) = std::fs::read(work.path().join(name)) {
             write_whole(&dir.join(name), &bytes)?;
         }

@@ -13,7 +13,6 @@ use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
-use rcompile_models::arch::Facts;
 use rcompile_models::error::escape;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};
@@ -181,7 +180,7 @@ fn directory_json(model: &Model, planned: &Report) -> Value {
         "kv_heads": f.kv_heads,
         "head_dim": f.head_dim,
         "max_positions": f.max_positions,
-        "kv_elements_per_token": kv_elements_per_token(f),
+        "kv_elements_per_token": kv_elements_per_token(model),
         "tied_head": f.tied_head,
         "quantization": model.scheme.map(|s| s.name()),
         "memory": {
@@ -223,7 +222,8 @@ fn directory_text(model: &Model, planned: &Report) -> String {
         (Some(_), false) => ", head of its own",
     };
     let _ = writeln!(out, "  vocabulary {}{head}", f.vocab_size);
-    let _ = writeln!(out, "  context    {} positions, {} KV elements per token", f.max_positions, kv_elements_per_token(f));
+    let kept = kv_elements_per_token(model).map_or_else(String::new, |n| format!(", {n} KV elements per token"));
+    let _ = writeln!(out, "  context    {} positions{kept}", f.max_positions);
     if let Some(scheme) = model.scheme {
         let _ = writeln!(out, "  codes      {}, {} matrices", scheme.name(), model.weights.coded_count());
     }
@@ -251,8 +251,10 @@ fn directory_text(model: &Model, planned: &Report) -> String {
     out
 }
 
-fn kv_elements_per_token(f: &Facts) -> usize {
-    2 * f.layers * f.kv_heads * f.head_dim
+/// Of models that keep keys and values from one step to the next.
+fn kv_elements_per_token(model: &Model) -> Option<usize> {
+    let f = model.facts();
+    f.causal.then_some(2 * f.layers * f.kv_heads * f.head_dim)
 }
 
 fn private_bytes_per_thread(planned: &Report) -> u64 {

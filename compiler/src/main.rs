@@ -1,4 +1,4 @@
-//! parse -> Options -> pipeline::run -> exit code.
+//! parse -> Command -> pipeline::dispatch -> exit code.
 
 use rcompile::options::Command;
 use rcompile::{Error, link, options, pipeline, report};

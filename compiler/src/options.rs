@@ -231,19 +231,19 @@ pub struct Build {
     /// What to write: exe, graph, program, llvm-ir, asm, obj; `=PATH` for a file or directory of its own
     #[arg(help_heading = heading::STAGES, long, value_name = "KIND[=PATH]", value_delimiter = ',', default_value = "exe", value_parser = parse_emit)]
     pub emit: Vec<Emit>,
-    /// Stop after this stage or pass
+    /// Stop after open, trace, passes, plan or codegen, or after a pass (`--timings` names them)
     #[arg(help_heading = heading::STAGES, long, value_name = "STAGE|PASS")]
     pub stop_after: Option<String>,
     /// Write the graph after each pass that changed it, and the programs, into this directory
     #[arg(help_heading = heading::STAGES, long, value_name = "DIR")]
     pub dump_dir: Option<PathBuf>,
-    /// Verify the graph after each pass (always on in debug builds)
+    /// Also check that passes which say that they changed nothing left the graph as it was; after those that changed it, it is always verified
     #[arg(help_heading = heading::STAGES, long)]
     pub verify_each: bool,
     /// Print why passes did or did not apply
     #[arg(help_heading = heading::STAGES, long)]
     pub explain: bool,
-    /// Print the time of every stage and pass
+    /// Also print the time of every pass, and what came from the cache
     #[arg(help_heading = heading::STAGES, long)]
     pub timings: bool,
     /// Keep objects, entry stub and the command line of the linker in `OUT.temps`
@@ -432,6 +432,7 @@ pub enum Autotune {
 #[allow(missing_docs)]
 pub enum LinkMode {
     Static,
+    #[value(hide = true)]
     Dynamic,
 }
 
@@ -444,6 +445,13 @@ pub struct Emit {
     pub path: Option<PathBuf>,
 }
 
+impl Emit {
+    /// Whether it goes to stdout by name.
+    pub fn to_stdout(&self) -> bool {
+        self.path.as_deref().is_some_and(|path| path == Path::new("-") || path == Path::new("/dev/stdout"))
+    }
+}
+
 /// Kinds of `--emit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
@@ -454,6 +462,13 @@ pub enum EmitKind {
     LlvmIr,
     Asm,
     Obj,
+}
+
+impl EmitKind {
+    /// As it is written.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
 }
 
 impl Build {
@@ -492,16 +507,16 @@ impl Build {
         }
         for (i, emit) in self.emit.iter().enumerate() {
             if self.emit[..i].iter().any(|e| e.kind == emit.kind) {
-                let name = emit.kind.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+                let name = emit.kind.name();
                 return Err(Error::usage("build", format!("--emit names {name} twice, expected one of each kind")));
             }
         }
         if self.output.as_deref() == Some(Path::new("-")) {
             return Err(Error::usage("build", "-o: an executable is no text for stdout, expected a path, found -"));
         }
-        let to_stdout = |kind| self.emits(kind).is_some_and(|e| e.path.as_deref() == Some(Path::new("-")));
+        let to_stdout = |kind| self.emits(kind).is_some_and(Emit::to_stdout);
         if to_stdout(EmitKind::Exe) || to_stdout(EmitKind::Obj) {
-            return Err(Error::usage("build", "--emit exe and obj are no text for stdout, expected a path, found -"));
+            return Err(Error::usage("build", "--emit exe and obj are no text for stdout, expected a path"));
         }
         if self.emits(EmitKind::Obj).is_some_and(|e| e.path.is_none()) && self.exe_path().is_none() {
             return Err(Error::usage("build", "--emit obj needs a directory, expected obj=DIR or -o OUT"));

@@ -9,7 +9,6 @@ use crate::error::Error;
 use crate::link::guard;
 use crate::link::payload;
 use crate::options::{Autotune, Build, EmitKind, WeightsPlace};
-use clap::ValueEnum;
 use rcompile_models::Model;
 use rcompile_runtime::destination::{Destination, destination};
 use rustix::fs::Access;
@@ -60,8 +59,8 @@ fn outputs(o: &Build) -> Vec<Output> {
     }
     for (kind, extension) in EXTENSIONS {
         let Some(emit) = o.emits(kind) else { continue };
-        let Some(path) = emit_path(o, emit.path.as_deref(), extension) else { continue };
-        let name = kind.to_possible_value().map_or_else(String::new, |v| v.get_name().to_owned());
+        let Some(path) = emit_path(o, emit, extension) else { continue };
+        let name = kind.name();
         let shape = if kind == EmitKind::Obj { Shape::Directory } else { Shape::Text };
         add(&format!("--emit {name}=PATH"), path, shape, emit.path.is_none());
     }
@@ -79,8 +78,11 @@ pub(crate) fn check(o: &Build) -> Result<(), Error> {
     let mut files: Vec<(PathBuf, Output)> = Vec::new();
     for output in outputs(o) {
         let Some(file) = output.check()? else { continue };
-        let same =
-            |(known, other): &&(PathBuf, Output)| *known == file && (other.shape, output.shape) != (Shape::Directory, Shape::Directory);
+        // Only a directory can be what another path leads through.
+        let same = |(known, other): &&(PathBuf, Output)| {
+            let through = |path: &PathBuf, shape: Shape, into: &PathBuf| shape != Shape::Directory && into.starts_with(path);
+            through(known, other.shape, &file) || through(&file, output.shape, known)
+        };
         if let Some((_, other)) = files.iter().find(same) {
             let what = format!("{} and {} write to one place, {}", other.flag, output.flag, output.path.display());
             return Err(Error::Usage { what, help: Some("give each a name of its own".into()) });

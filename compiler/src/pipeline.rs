@@ -12,7 +12,7 @@
 //! pack     weights into their final place                         (pack)
 //! finish   header, sync, re-read and check, rename                (link)
 //! ```
-//! What each stage does is in `stages.rs`. `--stop-after` takes the names of stages up to codegen and of passes.
+//! What each stage does is in `stages.rs`. `--stop-after` takes open, trace, passes, plan and codegen, and the names of passes.
 
 use crate::cache::{self, Cache};
 use crate::emit;
@@ -124,17 +124,12 @@ fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
 
     let mut modules = b.trace(&source)?;
     if last == Stage::Trace {
-        if !emit::text(o, EmitKind::Graph, || print_all(&modules), &mut b.report)? {
-            b.report.text = print_all(&modules);
-        }
+        emit::of_stage(o, EmitKind::Graph, || print_all(&modules), true, &mut b.report)?;
         return Ok(b.into_report());
     }
     b.passes(passes, &mut source, &mut modules)?;
-    let emitted = emit::text(o, EmitKind::Graph, || print_all(&modules), &mut b.report)?;
+    emit::of_stage(o, EmitKind::Graph, || print_all(&modules), last == Stage::Passes, &mut b.report)?;
     if last == Stage::Passes {
-        if o.stop_after.is_some() && !emitted {
-            b.report.text += &print_all(&modules);
-        }
         return Ok(b.into_report());
     }
 
@@ -145,11 +140,8 @@ fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
     let plans = b.plan(&source, &modules)?;
     drop(modules);
     let programs = || plans.buckets.iter().map(|p| p.program.to_string()).collect::<Vec<_>>().join("\n");
-    let emitted = emit::text(o, EmitKind::Program, programs, &mut b.report)?;
+    emit::of_stage(o, EmitKind::Program, programs, last == Stage::Plan, &mut b.report)?;
     if last == Stage::Plan {
-        if o.stop_after.is_some() && !emitted {
-            b.report.text += &programs();
-        }
         return Ok(b.into_report());
     }
 
@@ -197,6 +189,10 @@ fn last_stage(o: &Build, passes: &[Pass]) -> Result<Stage, Error> {
     let asked = o.emit.iter().map(|emit| Stage::of(emit.kind));
     let Some(at) = o.stop_after.as_deref() else {
         let last = asked.max().unwrap_or(Stage::Finish);
+        if let Some(emit) = o.emit.iter().find(|emit| o.dry_run && emit.to_stdout() && Stage::of(emit.kind) > Stage::Plan) {
+            let what = format!("--emit {}: a --dry-run ends with the plan", emit.kind.name());
+            return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
+        }
         return Ok(if o.dry_run { last.min(Stage::Plan) } else { last });
     };
     let stage = if passes.iter().any(|p| p.name == at) { "passes" } else { at };

@@ -83,6 +83,18 @@ pub struct TunedBucket {
     pub variant: usize,
     /// Its speed over the heuristic's, median of the rounds.
     pub gain: f64,
+    /// By how much the heuristic differs from itself within a round, as a part, median of the rounds: gains below twice that are none.
+    pub noise: f64,
+}
+
+impl TunedBucket {
+    /// Beyond such noise nothing is chosen.
+    pub const NOISE_MAX: f64 = 0.1;
+
+    /// Whether noise was too large to choose by.
+    pub fn is_undecided(&self) -> bool {
+        self.noise > TunedBucket::NOISE_MAX
+    }
 }
 
 /// The closing report.

@@ -241,6 +241,8 @@ impl<'o> Building<'o> {
 
     /// autotune: plans with other tiles, run on this machine.
     pub fn autotune(&mut self, source: &mut Source, modules: &[Module], place: &Place<'_>, cache: &Cache) -> Result<(), Error> {
+        // Their weights take no place: nobody writes them.
+        payload::check_space(place.work.path(), autotune::TRIALS_MAX * (place.archive.len() as u64 + LINKED_BYTES))?;
         let opt_level = self.o.opt_level;
         let link_trial = |work: &WorkDir, plans: &Plans| {
             let (units, steps) = code(&plans.buckets, &source.isa, opt_level, Emit::default());
@@ -256,6 +258,12 @@ impl<'o> Building<'o> {
         let (isa, ctx_size) = (&source.isa, source.settings.ctx_size);
         let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &place.work };
         let (best, measured) = autotune::run(&cx, &mut self.progress)?;
+        if let Some(bucket) = measured.buckets.iter().find(|bucket| bucket.is_undecided()) {
+            let (rows, noise) = (bucket.rows, bucket.noise * 100.0);
+            self.warn(Some(format!(
+                "warning[W-autotune]: {rows} rows: the same code differed by {noise:.0} % from run to run, the planner's tiles are kept; try again when the machine is idle"
+            )));
+        }
         let input = best.write(self.o.tuning.as_deref(), isa)?;
         self.report.autotune = Some(measured);
         source.tuning = Some((best, input));
@@ -491,13 +499,15 @@ fn run_passes(
     let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
     for pass in passes {
+        let before = (o.verify_each || cfg!(debug_assertions)).then(|| rcompile_graph::print(module));
         let start = Instant::now();
         let changed = (pass.run)(module, &mut cx)?;
         report.passes.push(Timing { name: format!("{bucket} {}", pass.name), ms: millis(start) });
-        if changed && (o.verify_each || cfg!(debug_assertions)) {
-            verify_graph(pass.name, module)?;
+        if !changed && before.is_some_and(|before| before != rcompile_graph::print(module)) {
+            return Err(Error::bug(format_args!("graph after {}", pass.name), "is another one, of which the pass says nothing"));
         }
         if changed {
+            verify_graph(pass.name, module)?;
             // Numbered by its place among all passes, whichever run.
             let number = PASSES.iter().take_while(|p| p.name != pass.name).count() + 1;
             let name = format!("{number:02}-{}.graph", pass.name);
@@ -507,7 +517,6 @@ fn run_passes(
             break;
         }
     }
-    verify_graph("passes", module)?;
     if o.explain {
         let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
         report.notes.extend(notes);

@@ -366,6 +366,12 @@ fn outputs_are_checked_first() {
         ("-o OUT/x --weights split --emit exe,asm=OUT/x.weights", 2, ["one place", "--weights split"]),
         ("-o OUT/x --emit asm=OUT/same --stop-after codegen --dump-dir OUT/same", 2, ["one place", "--dump-dir"]),
         ("-o OUT/x --dump-dir LINK/x", 2, ["one place", "--dump-dir"]),
+        ("-o OUT/x --dump-dir OUT/x/d", 2, ["one place", "--dump-dir"]),
+        ("-o OUT/x --emit exe,obj=OUT/x/y", 2, ["one place", "--emit obj"]),
+        ("--emit obj=OUT/x/y,graph=OUT/x", 2, ["one place", "--emit obj"]),
+        ("--emit obj=/dev/stdout", 2, ["--emit exe and obj", "stdout"]),
+        ("--dry-run --emit asm=/dev/stdout", 2, ["--emit asm", "--dry-run"]),
+        ("--dry-run --emit graph=-,llvm-ir=-", 2, ["--emit llvm-ir", "--dry-run"]),
         ("-o OUT/x --dump-dir OUT/none/../x", 8, ["none/../x", "through .."]),
         ("-o OUT/x --emit asm=/nope/x", 8, ["/nope/x", "lies in no directory"]),
         ("-o OUT/x --emit obj=/dev/null/x", 8, ["/dev/null/x", "cannot be a directory"]),
@@ -593,6 +599,10 @@ fn other_verbs() {
     // Whole pages of 256 positions, of one slot.
     assert!(memory("ctx_size") <= 256 && memory("slots") == 1);
     assert_eq!(memory("kv_bytes"), 256 * memory("kv_bytes_per_token"));
+    let encoder = golden("bert");
+    let encoder = encoder.to_string_lossy();
+    let json: Value = serde_json::from_str(&run(&["inspect", "--json", &encoder])).expect("JSON");
+    assert!(json["kv_elements_per_token"].is_null() && !run(&["inspect", &encoder]).contains("KV elements"), "{json}");
     assert!(memory("weight_bytes") > 0 && memory("arena_bytes") > 0 && memory("private_bytes_per_thread") > 0);
     assert!(run(&["inspect", "--cpu", "x86-64-v3", &model]).contains("built for x86-64-v3"));
     // A name that looks like a flag.

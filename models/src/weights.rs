@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-use crate::arch::{Architecture, Facts, Naming, Role, TensorSpec};
+use crate::arch::{Architecture, Facts, Naming, Role, TensorSpec, is_known_buffer};
 use crate::dir::{self, File, ModelDir};
 use crate::error::{Error, Kind, Warning, cut, escape};
 use crate::json;
@@ -182,9 +182,9 @@ impl WeightIndex {
         self.tensors.values()
     }
 
-    /// Number of elements of all tensors together; of codes those of the matrices.
+    /// Number of elements of all tensors together, but for stored buffers that are computed anyway; of codes those of the matrices.
     pub fn parameters(&self) -> u64 {
-        let elements = self.iter().filter(|t| !self.is_part(t)).map(TensorInfo::elements);
+        let elements = self.iter().filter(|t| !self.is_part(t) && !is_known_buffer(&t.name)).map(TensorInfo::elements);
         elements.chain(self.codes.matrices.values().map(CodedMatrix::elements)).sum()
     }
 

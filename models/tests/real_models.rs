@@ -79,6 +79,9 @@ fn minilm() {
     assert_eq!(model.arch.task, Task::Embed);
     let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: Some(256) };
     assert_eq!(model.pooling, Some(expected));
+    // The ids of positions that it stores are no parameters.
+    let stored: u64 = model.weights.iter().map(|t| t.elements()).sum();
+    assert_eq!((model.weights.parameters(), stored), (22_713_216, 22_713_728));
     assert_eq!(model.tokenizer.unwrap().facts.special_tokens["cls_token"], "[CLS]");
 }
 

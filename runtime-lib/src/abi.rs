@@ -1,5 +1,5 @@
 //! The contract between generated code, the linker stage and the runtime: `repr(C)` types, symbol names, the payload
-//! header and the manifest. Everything else in this crate is private to executables; codegen and the driver see only this.
+//! header and the manifest. What else of this crate is not private to executables is listed in `lib.rs`.
 //!
 //! In: nothing. Out: types whose sizes and offsets are asserted below, so that generated code, which addresses fields by
 //! [`field`] offsets, cannot drift from what the runtime writes.
@@ -56,7 +56,7 @@ pub struct StepCtx {
     pub private: *mut u8,
     /// Bytes of scratch per thread, a multiple of 128.
     pub private_stride: u64,
-    /// Entry output: `logits: f32[logit_rows, logits_stride]` or the entry's own (pooled embeddings).
+    /// Entry output: `logits: f32[logit_rows, output_stride]` ([`EntryInfo`]) or the entry's own (pooled embeddings).
     pub output: *mut f32,
     /// Token id of each row.
     pub token: *const i32,
@@ -388,7 +388,7 @@ pub struct EntryInfo {
     pub name: String,
     /// Buckets in ascending order.
     pub buckets: Vec<BucketInfo>,
-    /// f32 elements per output row (`logits_stride`, or of one pooled vector with padding).
+    /// f32 elements per output row (a row of logits, or one pooled vector, with padding).
     pub output_stride: u64,
     /// What the output rows are: `logits` (one per logit row) or `pooled` (per run: mean, cls, max, last, then the same
     /// four L2-normalised, each `output_stride` elements).
@@ -417,7 +417,7 @@ pub struct BucketInfo {
 /// Layout of the KV cache.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StateInfo {
-    /// Bytes in all (`layers * layer_stride`).
+    /// Bytes in all, of all layers.
     pub bytes: u64,
     /// Bytes per position of one sequence over all layers.
     pub bytes_per_token: u64,

@@ -8,8 +8,9 @@
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!
-//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`destination`], [`logits`] and [`tiles`] exist: that is what codegen and
-//! the driver use. The feature `text` adds the compact tokenizer, which the driver writes and executables read.
+//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`destination`], [`logits`] and [`tiles`] exist: that is what codegen
+//! (`abi`, and `tiles` for steps in the compiler's own process) and the driver use. The driver also takes the feature `text`, the compact
+//! tokenizer, which it writes and executables read, and `memory`, the allocator of both.
 
 pub mod abi;
 pub mod about;

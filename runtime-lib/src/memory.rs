@@ -41,6 +41,35 @@ pub fn keep_within_control_group() {
     let _ = setrlimit(Resource::Data, Rlimit { current: Some(current), ..given });
 }
 
+/// Room for memory that is mapped shared. The limit on data does not see such memory and a control group does, so that allocations may take
+/// that much less as long as this lives.
+#[derive(Debug)]
+pub struct SharedRoom {
+    bytes: u64,
+}
+
+impl SharedRoom {
+    /// For so many bytes. None: they are more than the control group leaves.
+    pub fn take(bytes: u64) -> Option<SharedRoom> {
+        if cgroup::memory_limit().is_none() || cgroup::machine_swaps() {
+            return Some(SharedRoom { bytes: 0 });
+        }
+        let given = getrlimit(Resource::Data);
+        let (Some(current), Some(taken)) = (given.current, data_bytes()) else { return Some(SharedRoom { bytes: 0 }) };
+        let left = current.checked_sub(bytes).filter(|left| *left > taken)?;
+        setrlimit(Resource::Data, Rlimit { current: Some(left), ..given }).ok()?;
+        Some(SharedRoom { bytes })
+    }
+}
+
+impl Drop for SharedRoom {
+    fn drop(&mut self) {
+        let given = getrlimit(Resource::Data);
+        let current = given.current.map(|current| current + self.bytes);
+        let _ = setrlimit(Resource::Data, Rlimit { current, ..given });
+    }
+}
+
 /// Runs `part`, in which the process may take about as many bytes more; an allocation beyond them ends it with the line `refusal`. For
 /// processes that do nothing else meanwhile. There is no limit where nobody says what the process has, and in processes that go on when
 /// there is no memory (without [`leave_without_memory`]).

@@ -1,4 +1,4 @@
-//! What belongs to a process and not to a library: signals, age, memory in use. Only the command line uses it.
+//! What belongs to a process and not to a library: signals, age, memory in use. Only the command line and the entry use it.
 
 use std::ffi::{CString, c_char, c_int};
 use std::ptr::null_mut;

@@ -1,6 +1,6 @@
 //! README and docs: verbs and flags that they name exist, and what they link to is there.
 //!
-//! In: the inline code and fenced code of `README.md`, `CHANGELOG.md` and `docs/*.md`; the help of every verb of the compiler, of
+//! In: the inline code and fenced code of `README.md`, `CHANGELOG.md`, `docs/*.md` and `docs/machines/*.md`, and of scripts; the help of every verb of the compiler, of
 //! executables and of the tools of this crate.
 
 use rcompile::options;

@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! plan (heuristic) -> variants of each matmul's tile -> per variant: plan, compile, link a trial executable
-//!   -> rounds: every trial executable runs `bench` on every bucket, in turns -> per bucket the best variant -> Tuning
+//!   -> rounds: every trial executable runs `bench` on every bucket, in turns, the planner's choice twice
+//!   -> per bucket the best variant, if it gains more than the planner's choice differs from itself -> Tuning
 //! ```
 //! A trial executable is the real one with two differences: it stops after some layers, as many as it takes for their weights to come from
 //! memory and not from a cache, and its weights are random numbers (codes are zeros) in one sparse file that all trials share. So a tile is
@@ -29,8 +30,11 @@ const BUDGET: Duration = Duration::from_secs(60);
 const MAKING_TENTHS: u32 = 5;
 /// Rounds below which nothing is decided, and beyond which more say little.
 const ROUNDS: std::ops::RangeInclusive<usize> = 3..=9;
-/// A variant has to be faster than the heuristic by this factor, and in two of three rounds.
+/// A variant has to be faster than the heuristic by this factor, by twice as much as the heuristic differs from itself, and in two of
+/// three rounds.
 const GAIN_MIN: f64 = 1.01;
+/// Most variants of a tile, and so trial executables.
+pub const TRIALS_MAX: u64 = 6;
 
 /// Plans all buckets with these tiles.
 pub type Plan<'a> = dyn Fn(Option<&Tuning>) -> Result<Plans, Error> + 'a;
@@ -76,7 +80,7 @@ fn check_on(native: &Isa, isa: &Isa) -> Result<(), Error> {
 struct Bucket {
     rows: u32,
     matmuls: Vec<(MatmulKey, MatmulTile)>,
-    /// By round and variant: tokens per second.
+    /// By round and turn: tokens per second.
     rates: Vec<Vec<f64>>,
 }
 
@@ -94,6 +98,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
     let mut buckets = buckets(&(cx.plan)(None)?.buckets);
     let count = buckets.iter().flat_map(|b| &b.matmuls).map(|(key, tile)| variants::of(key, *tile).len()).max().unwrap_or(1);
 
+    debug_assert!(count as u64 <= TRIALS_MAX, "{count} variants");
     let mut trials: Vec<PathBuf> = Vec::new();
     for index in 0..count {
         if index > 1 && start.elapsed() * 10 > BUDGET * MAKING_TENTHS {
@@ -116,34 +121,37 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         }
         seconds.push(begin.elapsed().as_secs_f64());
     }
-    lengths = affordable(&lengths, &seconds, trials.len(), left());
+    // Every trial has a turn, and the planner's choice another one at the end.
+    let turns: Vec<usize> = (0..trials.len()).chain([0]).collect();
+    lengths = affordable(&lengths, &seconds, turns.len(), left());
     let mut rounds = 0;
     'rounds: while rounds < *ROUNDS.end() && !lengths.is_empty() {
         if rounds >= *ROUNDS.start() && measuring.elapsed() * (rounds as u32 + 1) / rounds as u32 > BUDGET {
             break;
         }
-        let mut measured = vec![vec![0.0; trials.len()]; lengths.len()];
-        for turn in 0..trials.len() {
+        let mut measured = vec![vec![0.0; turns.len()]; lengths.len()];
+        for number in 0..turns.len() {
             // Another order in each round: what runs first after something else has no advantage.
-            let index = (turn + rounds) % trials.len();
-            tick(format!("round {}, variant {} of {}", rounds + 1, index + 1, trials.len()));
-            let Some(rates) = trial::run(&trials[index], &lengths, cx.work, left())? else { break 'rounds };
+            let turn = (number + rounds) % turns.len();
+            let variant = turns[turn];
+            tick(format!("round {}, variant {} of {}", rounds + 1, variant + 1, trials.len()));
+            let Some(rates) = trial::run(&trials[variant], &lengths, cx.work, left())? else { break 'rounds };
             for (bucket, rate) in measured.iter_mut().zip(rates) {
-                bucket[index] = rate;
+                bucket[turn] = rate;
             }
         }
         let measurable = buckets.iter_mut().filter(|b| lengths.contains(&b.rows));
         measurable.zip(measured).for_each(|(b, rates)| b.rates.push(rates));
         rounds += 1;
     }
-    let choices: Vec<(usize, f64)> = buckets.iter().map(|b| choose(&b.rates)).collect();
-    let tuning = tuning(&buckets, |bucket, key, tile| variant(key, tile, choices[bucket].0));
+    let choices: Vec<TunedBucket> = buckets.iter().map(|b| choose(b.rows, &b.rates)).collect();
+    let tuning = tuning(&buckets, |bucket, key, tile| variant(key, tile, choices[bucket].variant));
     let report = AutotuneReport {
         seconds: start.elapsed().as_secs_f64(),
         variants: trials.len(),
         rounds,
         tuning: serde_json::from_str(&tuning.text(cx.isa)?).map_err(|e| Error::bug("autotune", e))?,
-        buckets: buckets.iter().zip(&choices).map(|(b, c)| TunedBucket { rows: b.rows, variant: c.0, gain: c.1 }).collect(),
+        buckets: choices,
     };
     let kept = if rounds < *ROUNDS.start() { ", too few to choose by: the planner's tiles are kept" } else { "" };
     let gains: Vec<String> = report.buckets.iter().map(|b| format!("{} rows {:+.1} %", b.rows, (b.gain - 1.0) * 100.0)).collect();
@@ -193,20 +201,33 @@ fn variant(key: &MatmulKey, heuristic: MatmulTile, index: usize) -> MatmulTile {
     variants::of(key, heuristic).get(index).copied().unwrap_or(heuristic)
 }
 
-/// The best variant of these rounds, and its rate over the heuristic's: medians of the ratios within rounds.
-fn choose(rates: &[Vec<f64>]) -> (usize, f64) {
-    let count = rates.first().map_or(0, Vec::len);
-    let mut best = (0, 1.0);
-    for index in 1..count {
-        let mut ratios: Vec<f64> = rates.iter().filter(|r| r[0] > 0.0).map(|r| r[index] / r[0]).collect();
-        ratios.sort_by(f64::total_cmp);
-        let wins = ratios.iter().filter(|r| **r > 1.0).count();
-        let Some(&median) = ratios.get(ratios.len() / 2) else { continue };
-        if ratios.len() >= *ROUNDS.start() && median >= GAIN_MIN && median > best.1 && 3 * wins >= 2 * ratios.len() {
-            best = (index, median);
+/// The best variant of these rounds, and its rate over the heuristic's: medians of the ratios within rounds. The last rate of a round is
+/// the heuristic's own once more.
+fn choose(rows: u32, rates: &[Vec<f64>]) -> TunedBucket {
+    let mut best = TunedBucket { rows, variant: 0, gain: 1.0, noise: 0.0 };
+    let Some(again) = rates.first().and_then(|round| round.len().checked_sub(1)) else { return best };
+    // Of both runs of the heuristic, since each is as likely to be the disturbed one.
+    let ratios = |index: usize| {
+        let of_round = |r: &Vec<f64>| (r[0] > 0.0 && r[again] > 0.0).then(|| r[index] / (r[0] * r[again]).sqrt());
+        rates.iter().filter_map(of_round).collect::<Vec<_>>()
+    };
+    best.noise = median(rates.iter().filter(|r| r[0] > 0.0).map(|r| (r[again] / r[0] - 1.0).abs()).collect()).unwrap_or(0.0);
+    let least = GAIN_MIN.max(1.0 + 2.0 * best.noise);
+    for index in 1..again {
+        let ratios = ratios(index);
+        let (rounds, wins) = (ratios.len(), ratios.iter().filter(|r| **r > 1.0).count());
+        let Some(gain) = median(ratios) else { continue };
+        if rounds >= *ROUNDS.start() && !best.is_undecided() && gain >= least && gain > best.gain && 3 * wins >= 2 * rounds {
+            best = TunedBucket { variant: index, gain, ..best };
         }
     }
     best
+}
+
+/// The middle of the values, or the upper one of two.
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied()
 }
 
 #[cfg(test)]
@@ -245,14 +266,26 @@ mod tests {
     #[test]
     fn only_what_is_clearly_faster_is_chosen() {
         // Absolute rates drift by a factor of two; ratios within rounds count.
-        let rounds = |ratios: [[f64; 2]; 3]| -> Vec<Vec<f64>> {
-            [100.0, 50.0, 80.0].iter().zip(ratios).map(|(base, r)| vec![*base, base * r[0], base * r[1]]).collect()
+        let rounds = |again: [f64; 3], ratios: [[f64; 2]; 3]| -> Vec<Vec<f64>> {
+            let bases = [100.0, 50.0, 80.0].iter().zip(again);
+            bases.zip(ratios).map(|((base, again), r)| vec![*base, base * r[0], base * r[1], base * again]).collect()
         };
-        assert_eq!(choose(&rounds([[1.05, 1.1], [1.05, 1.1], [1.04, 1.2]])).0, 2);
-        assert_eq!(choose(&rounds([[1.05, 0.9], [1.06, 0.9], [1.07, 3.0]])).0, 1);
-        assert_eq!(choose(&rounds([[1.005, 0.9], [1.009, 0.9], [1.0, 0.9]])), (0, 1.0));
-        assert_eq!(choose(&rounds([[1.05, 0.9], [1.06, 0.9], [1.07, 3.0]])[..2]), (0, 1.0));
-        assert_eq!(choose(&[]), (0, 1.0));
+        let chosen = |rates: &[Vec<f64>]| {
+            let bucket = choose(8, rates);
+            (bucket.variant, bucket.is_undecided())
+        };
+        let same = [1.0; 3];
+        assert_eq!(chosen(&rounds(same, [[1.05, 1.1], [1.05, 1.1], [1.04, 1.2]])), (2, false));
+        assert_eq!(chosen(&rounds(same, [[1.05, 0.9], [1.06, 0.9], [1.07, 3.0]])), (1, false));
+        assert_eq!(chosen(&rounds(same, [[1.005, 0.9], [1.009, 0.9], [1.0, 0.9]])), (0, false));
+        assert_eq!(chosen(&rounds(same, [[1.05, 0.9], [1.06, 0.9], [1.07, 3.0]])[..2]), (0, false));
+        assert_eq!(chosen(&[]), (0, false));
+        // The heuristic's own tile differs from itself by 4 %: 5 or 6 % say nothing, 10 do.
+        assert_eq!(chosen(&rounds([1.04, 0.96, 1.0], [[1.05, 0.9], [1.06, 0.9], [1.07, 0.9]])), (0, false));
+        assert_eq!(chosen(&rounds([1.04, 0.96, 1.0], [[1.11, 0.9], [1.11, 0.9], [1.11, 0.9]])), (1, false));
+        // A machine that does something else beside it.
+        assert_eq!(chosen(&rounds([1.3, 0.7, 1.0], [[9.0, 0.9], [9.0, 0.9], [9.0, 0.9]])), (0, true));
+        assert_eq!(choose(8, &rounds(same, [[1.05, 0.9], [1.06, 0.9], [1.07, 3.0]])).gain, 1.06);
     }
 
     #[test]

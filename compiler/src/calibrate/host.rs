@@ -60,7 +60,12 @@ impl<'a> HostCompiler<'a> {
         let work = WorkDir::create(&self.work.path().join("calibrate"))?;
         let object = link::link_host(&work, &self.tools, &objects)?;
         // SAFETY: linked just now from the units of this program alone, for a level that this machine has; sizes are those of its plan.
-        let step = Arc::new(unsafe { HostStep::load(&object, &planned.program, sizes) }?);
+        let step = unsafe { HostStep::load(&object, &planned.program, sizes) }.map_err(|e| Error::Output {
+            path: object.display().to_string(),
+            what: format!("cannot be loaded: {e}"),
+            help: Some("--calibrate runs code that lies beside the output: choose a file system that may hold programs".into()),
+        })?;
+        let step = Arc::new(step);
         self.loaded.insert(key, step.clone());
         Ok(step)
     }

@@ -18,6 +18,8 @@ const INPUT_NAME: &str = "--calibrate";
 const HELP: &str = "--calibrate takes a text like those that the model will read and write, in UTF-8";
 /// Larger files are refused: a small part of them would be used.
 const BYTES_MAX: u64 = 64 << 20;
+/// Of longer texts each chunk is tokenised by itself: a tokenizer takes some hundred bytes for each byte of a text.
+const WHOLE_BYTES: usize = 1 << 20;
 
 /// A text that was read.
 #[derive(Clone, Debug)]
@@ -62,25 +64,86 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
     if model.facts().causal {
         trailing.clear();
     }
-    let ids = tokenizer.encode(text, false).map_err(failed)?;
     let vocab = model.facts().vocab_size as u32;
     let length = CHUNK_TOKENS.min(model.facts().max_positions).min(model.text_limit().unwrap_or(usize::MAX));
     let Some(room) = length.checked_sub(leading.len() + trailing.len()).filter(|r| *r > 0) else {
         return Err(Error::usage("build", format!("--calibrate: {length} positions hold no text")));
     };
-    let whole = ids.len() / room;
-    if whole == 0 {
-        let expected = format!("at least {room} tokens, one chunk");
-        let e = ModelError::new(Kind::Malformed, name, "file", "is too short", expected, format!("{} tokens", ids.len()));
-        return Err(input::wrong(e.help(format!("{CHUNKS} chunks or more, {} tokens, are best", CHUNKS * room))));
+    let mut bodies = match text.len() > WHOLE_BYTES {
+        true => of_parts(&tokenizer, text, room).map_err(failed)?,
+        false => vec![],
+    };
+    if bodies.is_empty() {
+        let ids = tokenizer.encode(text, false).map_err(failed)?;
+        let whole = ids.len() / room;
+        if whole == 0 {
+            let expected = format!("at least {room} tokens, one chunk");
+            let e = ModelError::new(Kind::Malformed, name, "file", "is too short", expected, format!("{} tokens", ids.len()));
+            return Err(input::wrong(e.help(format!("{CHUNKS} chunks or more, {} tokens, are best", CHUNKS * room))));
+        }
+        let count = whole.min(CHUNKS);
+        let body = |i: usize| ids[i * whole / count * room..][..room].to_vec();
+        bodies = (0..count).map(body).collect();
     }
-    if let Some(id) = ids.iter().find(|id| **id >= vocab) {
+    if let Some(id) = bodies.iter().flatten().find(|id| **id >= vocab) {
         return Err(Error::bug("calibrate tokens", format_args!("id {id} of {vocab}")));
     }
-    let count = whole.min(CHUNKS);
-    let chunk = |i: usize| {
-        let at = i * whole / count * room;
-        [&leading[..], &ids[at..at + room], &trailing[..]].concat()
-    };
-    Ok((0..count).map(chunk).collect())
+    Ok(bodies.into_iter().map(|body| [&leading[..], &body, &trailing[..]].concat()).collect())
+}
+
+/// The first `room` tokens of each of [`CHUNKS`] parts of equal length, from a white space on where there is one; none of parts that have
+/// fewer.
+fn of_parts(tokenizer: &Text, text: &str, room: usize) -> Result<Vec<Vec<u32>>, TextError> {
+    // At first; tokens of most texts have about four bytes.
+    let bytes_at_first = 16 * room;
+    let cut = |i: usize| text.floor_char_boundary((text.len() as u64 * i as u64 / CHUNKS as u64) as usize);
+    let mut chunks = vec![];
+    for i in 0..CHUNKS {
+        let part = &text[cut(i)..cut(i + 1)];
+        let part = if i == 0 { part } else { &part[part.find(char::is_whitespace).unwrap_or(0)..] };
+        let mut bytes = bytes_at_first;
+        loop {
+            let piece = &part[..part.floor_char_boundary(bytes)];
+            let mut ids = tokenizer.encode(piece, false)?;
+            // The last one may be a part of a word.
+            if ids.len() >= room + usize::from(piece.len() < part.len()) {
+                ids.truncate(room);
+                chunks.push(ids);
+                break;
+            }
+            if piece.len() == part.len() {
+                break;
+            }
+            bytes *= 4;
+        }
+    }
+    Ok(chunks)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcompile_models::OpenOptions;
+
+    #[test]
+    fn a_long_text_is_tokenised_in_parts() {
+        let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+        let model = rcompile_models::open(&demo.join("model"), &OpenOptions::default()).unwrap();
+        let bytes = stages::compact_tokenizer(&model).unwrap().unwrap();
+        let tokenizer = Text::load(&bytes).unwrap();
+        let text = std::fs::read_to_string(demo.join("held_out.txt")).unwrap().repeat(30);
+        assert!(text.len() > WHOLE_BYTES);
+        // Of 8 tokens with which a part begins, and of so many that some parts have not as many.
+        for (room, least) in [(8, CHUNKS), (text.len() / CHUNKS / 4, 1)] {
+            let chunks = of_parts(&tokenizer, &text, room).unwrap();
+            assert!((least..=CHUNKS).contains(&chunks.len()), "{} chunks of {room}", chunks.len());
+            assert!(chunks.iter().all(|ids| ids.len() == room && text.contains(&tokenizer.decode(ids, false).unwrap())), "{room}");
+        }
+        assert!(of_parts(&tokenizer, &text, text.len() / CHUNKS).unwrap().is_empty());
+        // As a build sees it, and with tokens in the order of the text.
+        let all = chunks("held_out", &text, &model).unwrap();
+        assert_eq!((all.len(), all[0].len()), (CHUNKS, CHUNK_TOKENS.min(model.facts().max_positions)));
+        let whole = tokenizer.encode(&text[..4096], false).unwrap();
+        assert!(all[0].ends_with(&whole[..64]) || all[0].windows(64).any(|ids| *ids == whole[..64]), "the text's beginning");
+    }
 }

@@ -152,11 +152,15 @@ impl Tools {
         command.args(&self.driver_args).args(args).env("SOURCE_DATE_EPOCH", "0").env("TMPDIR", dir);
         match guard::run(&mut command, dir, TIMEOUT) {
             Err(e) if e.kind() == std::io::ErrorKind::StorageFull => failed(format!("{doing} failed: {e}"), Some(no_space(dir))),
-            Err(e) => failed(format!("{doing} failed: {e}"), Some(install_cc(&self.triple))),
+            Err(e) => {
+                let missing = matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::PermissionDenied);
+                failed(format!("{doing} failed: {e}"), missing.then(|| install_cc(&self.triple)))
+            }
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
             Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
             Ok(Finished { status: Some(status), text }) => {
-                let help = if is_full(dir) || text.contains("No space left") {
+                // A linker that writes to a mapped file on a full disk gets SIGBUS.
+                let help = if is_full(dir) || ["No space left", "Bus error"].iter().any(|words| text.contains(words)) {
                     Some(no_space(dir))
                 } else if OF_MISSING_PARTS.iter().any(|words| text.contains(words)) {
                     Some(install_cc(&self.triple))

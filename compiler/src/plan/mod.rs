@@ -79,7 +79,7 @@ pub struct Planned {
     pub program: Program,
     /// KV cache.
     pub state: StatePlan,
-    /// f32 elements from one output vector to the next (`logits_stride`, or of one pooled vector).
+    /// f32 elements from one output vector to the next (a row of logits, or one pooled vector, with padding).
     pub output_stride: u32,
     /// Output vectors per output row (1 for logits, 8 for pooled).
     pub outputs: u32,

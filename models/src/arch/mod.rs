@@ -171,7 +171,7 @@ pub fn supported() -> String {
 }
 
 /// Buffers that older library versions stored beside the weights; they are computed, never read.
-fn is_known_buffer(name: &str) -> bool {
+pub(crate) fn is_known_buffer(name: &str) -> bool {
     [".position_ids", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|s| name.ends_with(s))
 }
 
