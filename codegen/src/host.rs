@@ -4,7 +4,6 @@
 //! entry's output. A step runs on the calling thread alone, so that its barriers have nothing to do; several threads can run one
 //! [`HostStep`], each with a [`Scratch`] of its own. Bits do not depend on the number of threads that do.
 
-use crate::error::Error;
 use crate::program::Program;
 use crate::unit::step_symbol;
 use libloading::Library;
@@ -131,15 +130,15 @@ impl Area {
 }
 
 impl HostStep {
-    /// Loads the step of a program from a shared object.
+    /// Loads the step of a program from a shared object. Errors: the file system may hold no programs, or the object no such step.
     ///
     /// # Safety
     /// Nothing can check here that
     /// - the object is what the units of this very program were compiled to, with [`SINGLE_THREAD_RUNTIME`] and nothing else,
     /// - for a CPU that this machine is,
     /// - and `sizes` are what the program's plan says.
-    pub unsafe fn load(object: &Path, program: &Program, sizes: Sizes) -> Result<HostStep, Error> {
-        let failed = |e: libloading::Error| Error::internal("loading compiled code", e.to_string());
+    pub unsafe fn load(object: &Path, program: &Program, sizes: Sizes) -> std::io::Result<HostStep> {
+        let failed = std::io::Error::other::<libloading::Error>;
         // SAFETY: our own object has no initialisers, and the caller answers for its being ours.
         let library = unsafe { Library::new(object) }.map_err(failed)?;
         // SAFETY: generated steps have this type; `run` is not used after `library` is gone.

@@ -242,7 +242,7 @@ impl<'o> Building<'o> {
     /// autotune: plans with other tiles, run on this machine.
     pub fn autotune(&mut self, source: &mut Source, modules: &[Module], place: &Place<'_>, cache: &Cache) -> Result<(), Error> {
         // Their weights take no place: nobody writes them.
-        payload::check_space(place.work.path(), autotune::TRIALS_MAX * (place.archive.len() as u64 + LINKED_BYTES))?;
+        payload::check_space(place.work.path(), place.archive.len() as u64 + autotune::TRIALS_MAX * LINKED_BYTES)?;
         let opt_level = self.o.opt_level;
         let link_trial = |work: &WorkDir, plans: &Plans| {
             let (units, steps) = code(&plans.buckets, &source.isa, opt_level, Emit::default());

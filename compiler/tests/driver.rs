@@ -6,6 +6,7 @@ use std::mem::offset_of;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// The cache of these tests, not the user's.
@@ -346,32 +347,55 @@ fn files_may_be_limited() {
     assert!(names(dir.path()).is_empty());
 }
 
-/// What a control group allows is the limit of what a build and its tools allocate.
-#[test]
-fn memory_is_limited_as_by_the_control_group() {
-    let dir = tempfile::tempdir().unwrap();
-    let group = Path::new("/sys/fs/cgroup/memory").join(format!("rcompile-driver-{}", std::process::id()));
-    let bytes = 3_u64 << 30;
+/// Runs `build` where a control group allows so many bytes; None where no group of version 1 can be made, or the machine swaps, so that
+/// what exceeds the limit goes there.
+fn within_group(bytes: u64, build: &Command) -> Option<Output> {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("rcompile-driver-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+    let group = Path::new("/sys/fs/cgroup/memory").join(name);
     let _ = std::fs::create_dir(&group);
-    // Where the machine swaps, what exceeds the limit goes there.
     let swaps = std::fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1);
     if swaps || std::fs::write(group.join("memory.limit_in_bytes"), bytes.to_string()).is_err() {
         let _ = std::fs::remove_dir(&group);
         eprintln!("skipped: no control group of version 1 can be made here");
-        return;
+        return None;
     }
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).args([group.as_os_str(), build.get_program()]);
+    let set = build.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let out = shell.args(build.get_args()).envs(set).output().unwrap();
+    std::fs::remove_dir(&group).unwrap();
+    Some(out)
+}
+
+/// What a control group allows is the limit of what a build and its tools allocate.
+#[test]
+fn memory_is_limited_as_by_the_control_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = 3_u64 << 30;
     let [cc, limits] = ["cc", "limits"].map(|name| dir.path().join(name));
     std::fs::write(&cc, format!("#!/bin/sh\ncat /proc/self/limits > {}\n", limits.display())).unwrap();
     std::fs::set_permissions(&cc, std::fs::Permissions::from_mode(0o755)).unwrap();
-    let build = build(dir.path(), &["--quiet"]);
-    let mut shell = Command::new("sh");
-    shell.args(["-c", "echo $$ > \"$0/cgroup.procs\" && exec \"$@\""]).args([group.as_os_str(), build.get_program()]);
-    let out = shell.args(build.get_args()).env("XDG_CACHE_HOME", CACHE).env("CC", &cc).output().unwrap();
-    std::fs::remove_dir(&group).unwrap();
+    let Some(out) = within_group(bytes, build(dir.path(), &["--quiet"]).env("CC", &cc)) else { return };
     assert_eq!(out.status.code(), Some(8), "{out:?}");
     let limits = std::fs::read_to_string(limits).unwrap();
     let data = limits.lines().find_map(|line| line.strip_prefix("Max data size")).expect("a limit of data");
     assert_eq!(data.split_whitespace().next(), Some(bytes.to_string().as_str()), "{limits}");
+}
+
+/// The hidden states of a text lie in memory that a limit on data does not count, a control group does.
+#[test]
+fn what_calibration_shares_counts_for_the_control_group() {
+    let dir = tempfile::tempdir().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    let text = dir.path().join("text");
+    std::fs::write(&text, std::fs::read_to_string(demo.join("calibrate.txt")).unwrap().repeat(6)).unwrap();
+    let mut build = rcompile(&["build", "--quiet", "--no-cache", "--quantize", "int4", "--buckets", "1", "--model"]);
+    build.arg(demo.join("model")).arg("--calibrate").arg(&text).arg("-o").arg(dir.path().join("out"));
+    // The states of 128 chunks take 49 MiB.
+    let Some(out) = within_group(88 << 20, &build) else { return };
+    assert_eq!((code(&out), names(dir.path())), (7, vec!["text".to_string()]), "{out:?}");
+    assert!(error(&out).contains("--calibrate: no memory for hidden states"), "{out:?}");
 }
 
 #[test]

@@ -343,7 +343,8 @@ impl File {
         match self.root.open(&self.name) {
             Ok(Some((_, now))) if now == self.identity => Ok(()),
             Ok(Some(_)) => Err(self.changed("another file under this name")),
-            _ => Err(self.changed("no file under this name")),
+            Ok(None) => Err(self.changed("no file under this name")),
+            Err(e) => Err(e),
         }
     }
 

@@ -162,6 +162,8 @@ impl Tools {
                 // A linker that writes to a mapped file on a full disk gets SIGBUS.
                 let help = if is_full(dir) || ["No space left", "Bus error"].iter().any(|words| text.contains(words)) {
                     Some(no_space(dir))
+                } else if ["signal 6", "signal 9", "Killed"].iter().any(|words| text.contains(words)) {
+                    Some("it may have had too little memory: raise the limit".to_string())
                 } else if OF_MISSING_PARTS.iter().any(|words| text.contains(words)) {
                     Some(install_cc(&self.triple))
                 } else {
