@@ -185,6 +185,8 @@ mod tests {
         assert_eq!(tree.groups().cpus(), None);
         tree.set("cpu/x/cpu.cfs_quota_us", "350000\n");
         assert_eq!(tree.groups().cpus(), Some(3));
+        tree.set("membership", "5:net_cls,net_prio:/x\n");
+        assert_eq!(tree.groups().cpus(), None);
         // Without a link `cpu`, the mount has the names of both.
         tree.set("membership", "3:cpu,cpuacct:/y\n");
         tree.set("cpu,cpuacct/cpu.cfs_quota_us", "200000\n");
@@ -209,6 +211,9 @@ mod tests {
         tree.set("a/b/memory.swap.max", "0\n");
         tree.set("a/memory.swap.max", "max\n");
         assert_eq!(tree.groups().memory().iter().map(|m| m.swaps).collect::<Vec<_>>(), [false, true]);
+        // Both are read one after the other, and may not fit together.
+        tree.set("a/memory.current", "500\n");
+        assert_eq!(limits(), [(500, 100), (1000, 0)]);
 
         tree.set("membership", "4:memory:/x\n");
         tree.set("memory/x/memory.limit_in_bytes", "9223372036854771712\n");

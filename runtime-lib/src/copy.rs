@@ -81,4 +81,11 @@ mod tests {
         }
         std::fs::remove_file(&path).unwrap();
     }
+
+    #[test]
+    fn less_than_a_page_is_not_let_go() {
+        let bytes = vec![7; 16];
+        let_go(&bytes[1..10]);
+        assert_eq!(bytes, [7; 16]);
+    }
 }

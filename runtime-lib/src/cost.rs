@@ -219,6 +219,28 @@ mod tests {
     }
 
     #[test]
+    fn every_field_adds_up() {
+        let mut load = Load { steps: 3, rows: 4, logit_rows: 5, runs: 6, tiles: 7, row_positions: 8, run_positions: 9 };
+        load += load;
+        assert_eq!(load, Load { steps: 6, rows: 8, logit_rows: 10, runs: 12, tiles: 14, row_positions: 16, run_positions: 18 });
+        let form = |k: u64| Linear {
+            per_step: 3 * k,
+            per_row: 4 * k,
+            per_logit_row: 5 * k,
+            per_run: 6 * k,
+            per_tile: 7 * k,
+            per_row_position: 8 * k,
+            per_run_position: 9 * k,
+        };
+        let mut sum = form(1);
+        sum += sum;
+        assert_eq!(sum, form(2));
+        let mut work = Work { weight_bytes: 3, kv_bytes: 4, activation_bytes: 5, flop: 6 };
+        work += work;
+        assert_eq!(work, Work { weight_bytes: 6, kv_bytes: 8, activation_bytes: 10, flop: 12 });
+    }
+
+    #[test]
     fn forms_are_linear_and_zeros_are_not_written() {
         let form = Linear { per_step: 1, per_row: 10, per_run_position: 100, ..Linear::default() };
         let one = Load { steps: 1, rows: 2, run_positions: 3, ..Load::default() };

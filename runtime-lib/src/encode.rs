@@ -273,7 +273,7 @@ fn balanced(lengths: &[usize], parts: &[Range<usize>], threads: usize) -> usize 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::tests::{encoder, tokens};
+    use crate::step::tests::{bucket, encoder, encoder_of, tokens};
 
     #[test]
     fn parts_are_filled_in_order() {
@@ -317,5 +317,17 @@ mod tests {
         assert_eq!(run(1, 1..3), PAGE);
         assert_eq!(run(0, 1..3), 0);
         assert_eq!(encoder.asked_apart(&[300], &parts[..1]), 2 * PAGE);
+    }
+
+    #[test]
+    fn lanes_ask_for_the_largest_part_and_the_longest_texts() {
+        const PAGE: u64 = 2 << 20;
+        let mut large = bucket(16, 4);
+        large.arena_bytes = 1000;
+        let mut encoder = encoder_of(vec![bucket(4, 4), large], 1, 2, 3 * PAGE);
+        let each = 128 + 4 * 16 * 8 * 4;
+        for (lengths, arena, pages) in [([3, 4], 64, 1), ([3, 16], 1000, 1), ([16, 3], 1000, 1), ([3, 300], 1000, 2), ([300, 3], 1000, 2)] {
+            assert_eq!(encoder.asked_apart(&lengths, &[0..1, 1..2]), 2 * (each + arena + pages * PAGE), "{lengths:?}");
+        }
     }
 }

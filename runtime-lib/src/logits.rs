@@ -199,6 +199,10 @@ mod tests {
         assert_eq!(bytes[..12], *b"RCLOGIT1\x03\0\0\0");
         assert_eq!(LogitsReader::new(&bytes[..]).unwrap().header(), HEADER);
         assert_eq!(read(&bytes).unwrap(), ROWS.map(|(token, next, logits)| (token, next, logits.to_vec())));
+        // More positions than 32 bits count.
+        let (mut bytes, header) = (Vec::new(), Header { positions: (1 << 32) + 2, ..HEADER });
+        LogitsWriter::new(&mut bytes, header).unwrap();
+        assert_eq!(LogitsReader::new(&bytes[..]).unwrap().header(), header);
     }
 
     #[test]
@@ -221,5 +225,6 @@ mod tests {
         assert!(with(12, 4).contains("fill the positions") && with(12, 1).contains("fill") && with(12, 0).contains("fill"));
         assert!(with(16, 0).contains("fill the positions"));
         assert!(with(24, 3).contains("tokens below 3, found 3 and 2") && with(48, 9).contains("position 1: expected tokens below 3"));
+        assert!(with(28, 3).contains("tokens below 3, found 0 and 3"));
     }
 }

@@ -333,6 +333,7 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::step::tests::bucket;
 
     #[test]
     fn laps_add_up_and_are_kept_as_long_as_there_is_room() {
@@ -351,5 +352,24 @@ mod tests {
         assert_eq!(part[HEAD..first_event(regions)].iter().sum::<u64>(), 30 - 10);
         assert_eq!(part[first_event(regions)..], [5, 10, 2, 2, 12, 3, 3, 15, 4]);
         assert_eq!(part[EVENTS], 5);
+    }
+
+    #[test]
+    fn a_region_has_its_own_times_and_the_load_of_its_window() {
+        let mut info = bucket(8, 8);
+        info.regions.push(RegionInfo { window: Some(3), layers: Some(2), ..info.regions[0].clone() });
+        let mut profile = Profile::new([&info].into_iter(), 2, 0);
+        let (_, stride) =
+            profile.begin_step(0, |window| Load { steps: 1, row_positions: window.map_or(100, u64::from), ..Load::default() });
+        for (part, thread) in profile.buckets[0].words.chunks_mut(stride as usize).zip(0..) {
+            let mut clock = Clock(part);
+            clock.begin(10);
+            clock.region(0, 11 + thread);
+            clock.wait(20);
+            clock.region(1, 24 + thread);
+            clock.wait(40);
+        }
+        let regions: Vec<_> = profile.regions(0).map(|r| (r.work_ns, r.wait_ns, r.calls, r.work.flop)).collect();
+        assert_eq!(regions, [(vec![1, 2], vec![9, 8], 1, 700), (vec![4, 5], vec![16, 15], 2, 2 * 3 * 7)]);
     }
 }

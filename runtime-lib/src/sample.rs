@@ -301,6 +301,23 @@ mod tests {
         assert_eq!(kept(Sampling { top_p: 0.0, ..sampling(1.0) }), [false, true, false, false]);
         assert_eq!(kept(Sampling { min_p: 0.6, ..sampling(1.0) }), [false, true, true, false]);
         assert_eq!(kept(Sampling { top_k: 99, ..sampling(1.0) }), [true; 4]);
+        // What is left shares the whole.
+        let got = share(Sampling { min_p: 0.6, ..sampling(1.0) }, &logits);
+        assert!((got[1] - 4.0 / 7.0).abs() < 0.015 && (got[2] - 3.0 / 7.0).abs() < 0.015, "{got:?}");
+        assert!(share(Sampling { min_p: 1.0, ..sampling(1.0) }, &[0.0, 2.0, 1.0])[1] > 0.99999);
+    }
+
+    /// With one seed the same draws take tokens of the same probabilities.
+    #[test]
+    fn top_k_does_not_depend_on_the_order_of_ids() {
+        let drawn = |stride: usize| -> Vec<f32> {
+            let mut logits = [0.0; 40];
+            (0..40).for_each(|rank| logits[rank * stride % 40] = -(rank as f32));
+            let mut sampler = Sampler::new(Sampling { top_k: 20, ..sampling(10.0) }, 40);
+            (0..100).map(|_| logits[sampler.choose(&logits) as usize]).collect()
+        };
+        assert_eq!(drawn(1), drawn(7));
+        assert_eq!(drawn(1), drawn(39));
     }
 
     #[test]
@@ -311,6 +328,15 @@ mod tests {
             assert!(sampler.choose(&logits) < 2500); // equal ones are ordered by id
         }
         assert!(sampler.kept.len().abs_diff(2500) <= 1);
+        // Wherever they are: the probabilities go down by 1 % each, and the first 62 sum to 46 %.
+        let logit = |rank: usize| -(rank as f32) / 100.0;
+        for stride in [1, 13, 29, 41] {
+            let logits: Vec<f32> = (0..5000).map(|id| logit(id * stride % 5000)).collect();
+            let mut sampler = Sampler::new(Sampling { top_p: 0.46, ..sampling(1.0) }, 5000);
+            sampler.choose(&logits);
+            let kept: Vec<f32> = sampler.kept.iter().map(|k| logits[k.1 as usize]).collect();
+            assert_eq!(kept, (0..62).map(logit).collect::<Vec<_>>(), "{stride}");
+        }
     }
 
     #[test]
@@ -331,6 +357,10 @@ mod tests {
         assert_eq!(sampler.choose(&[f32::NAN, f32::NAN]), 0);
         assert_eq!(sampler.choose(&[0.0, f32::INFINITY]), 1);
         assert_eq!(sampler.choose(&[f32::NEG_INFINITY, f32::NEG_INFINITY]), 0);
+        for seed in 0..8 {
+            let mut sampler = Sampler::new(Sampling { seed, ..sampling(1.0) }, 3);
+            assert_eq!(sampler.choose(&[f32::NAN, 1.0, f32::NEG_INFINITY]), 1, "{seed}");
+        }
         // Logits over such a temperature are beyond f32.
         for temperature in [1e-30, 1e-38, f32::from_bits(1)] {
             assert_eq!(Sampler::new(sampling(temperature), 3).choose(&[4.0, 9.0, 5.0]), 1, "{temperature}");
@@ -341,7 +371,7 @@ mod tests {
     #[test]
     fn top_is_sorted() {
         assert_eq!(top(&[1.0, 5.0, 3.0, 5.0], 3), [(1, 5.0), (3, 5.0), (2, 3.0)]);
-        assert_eq!(top(&[1.0], 9).len(), 1);
+        assert_eq!(top(&[1.0, 5.0, 3.0], 9), [(1, 5.0), (2, 3.0), (0, 1.0)]);
         assert!(top(&[1.0], 0).is_empty());
     }
 

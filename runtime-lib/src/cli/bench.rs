@@ -362,6 +362,9 @@ mod tests {
         let m = measured(&manifest, "tg10".into(), 1, 2, &did, vec![1.0, 1.0], false);
         assert_eq!((m.avg_ts, m.stddev_ts, m.weight_bytes), (10.0, 0.0, 1_000_000_000));
         assert_eq!((m.gb_per_s, m.gflop_per_s), (11.0, 20.0));
+        let slow = measured(&manifest, "tg10".into(), 1, 2, &did, vec![2.0, 2.0], true);
+        assert_eq!((slow.avg_ts, slow.gb_per_s, slow.gflop_per_s), (5.0, 5.5, 10.0));
+        assert_eq!((slow.avg_ms, slow.samples_ms), (Some(2000.0), Some(vec![2000.0; 2])));
         let value = serde_json::to_value(&m).unwrap();
         let keys: Vec<&str> = value.as_object().unwrap().keys().map(String::as_str).collect();
         assert_eq!(
@@ -380,8 +383,8 @@ mod tests {
                 "rss_bytes"
             ]
         );
-        let (mean, deviation) = mean_and_deviation(&[1.0, 3.0]);
-        assert_eq!((mean, deviation), (2.0, 2f64.sqrt()));
+        assert_eq!(mean_and_deviation(&[1.0, 3.0]), (2.0, 2f64.sqrt()));
+        assert_eq!(mean_and_deviation(&[1.0, 2.0, 6.0]), (3.0, 7f64.sqrt()));
     }
 
     #[test]

@@ -91,12 +91,12 @@ macro_rules! decoder_bucket {
 decoder_bucket!(decoder_1, 1);
 decoder_bucket!(decoder_8, 8);
 decoder_bucket!(decoder_64, 64);
-unsafe extern "C" fn encoder_16(ctx: *const StepCtx, thread: u32, threads: u32) {
+unsafe extern "C" fn encoder_step(ctx: *const StepCtx, thread: u32, threads: u32) {
     // SAFETY: passed on.
     unsafe { fake_encoder(ctx, thread, threads) }
 }
 
-fn bucket(rows: u32, logit_rows: u32) -> BucketInfo {
+pub(crate) fn bucket(rows: u32, logit_rows: u32) -> BucketInfo {
     let region = RegionInfo {
         name: "write".into(),
         kind: RegionKind::Attention,
@@ -164,9 +164,13 @@ pub(crate) fn decoder_session(buckets: &[u32], slots: u32, threads: usize) -> Se
 }
 
 pub(crate) fn encoder(slots: u32, threads: usize, state_bytes: u64) -> Encoder<'static> {
-    let mut manifest = manifest(vec![entry("encode", "pooled", vec![bucket(16, 4)])], slots);
+    encoder_of(vec![bucket(16, 4)], slots, threads, state_bytes)
+}
+
+pub(crate) fn encoder_of(buckets: Vec<BucketInfo>, slots: u32, threads: usize, state_bytes: u64) -> Encoder<'static> {
+    let steps: Vec<_> = buckets.iter().map(|b| StepEntry { bucket: b.rows, entry: 0, run: Some(encoder_step) }).collect();
+    let mut manifest = manifest(vec![entry("encode", "pooled", buckets)], slots);
     manifest.state.bytes = state_bytes;
-    let steps = [StepEntry { bucket: 16, entry: 0, run: Some(encoder_16) }];
     // SAFETY: the fakes obey the ABI within these sizes.
     let program = unsafe { Program::new(&manifest, 0, &steps, &[]) }.unwrap();
     Encoder::new(Session::new(program, Pool::new(threads, 2, None).unwrap()).unwrap())
@@ -309,6 +313,12 @@ fn what_is_out_of_range_never_reaches_generated_code() {
     assert!(decoder.session().step(&rows).is_err());
     rows.push(Row { token: 0, slot: 1, position: 0, kv_index: 0, segment: 0, wants_logits: false });
     assert!(decoder.session().step(&rows).is_err());
+    for (position, kv_index, name) in [(CTX, 0, "position"), (0, CTX, "KV index")] {
+        rows.clear();
+        rows.push(Row { token: 0, slot: 0, position, kv_index, segment: 0, wants_logits: false });
+        let error = decoder.session().step(&rows).unwrap_err();
+        assert!(matches!(error, StepError::Bound { what, found: CTX, bound: CTX } if what == name), "{error}");
+    }
 }
 
 /// Two threads would write to one place, or read what another writes.
@@ -423,6 +433,10 @@ fn texts_are_put_together_and_shared_out_to_threads() {
         assert!(matches!(error, EncodeError::Step(StepError::Token { id: VOCAB, .. })), "{error}");
         assert_eq!(encoder.encode(&[tokens(16), tokens(16)], |_, run| run).unwrap(), [0, 0]);
     }
+    // Two run apart, two steps of one text together.
+    let texts = [16, 16, 15, 2].map(tokens);
+    let found = encoder(3, 2, 4096).encode(&texts, |session, run| session.pooled(run, 0)[1..].to_vec()).unwrap();
+    assert_eq!(found, texts.map(|text| vec![text.iter().sum::<u32>() as f32, text.len() as f32]));
 }
 
 #[test]
@@ -472,28 +486,32 @@ fn a_profile_has_the_steps_that_threads_run_alone() {
     // Half of what one of two threads does alone is time of both.
     assert!(profile.step_ns(0).abs_diff(time(&|of| of.is_none()) + time(&|of| of.is_some()) / 2) <= 2);
     assert!(encoder.take_profile().is_none());
+    // Threads that have run nothing before are measured too.
+    let mut encoder = self::encoder(3, 2, 4096);
+    encoder.start_profile(0);
+    encoder.encode(&texts[..2], |_, _| ()).unwrap();
+    assert_eq!(encoder.take_profile().unwrap().steps(), 2);
 }
 
 #[test]
 fn a_load_counts_what_rows_and_runs_see() {
     let mut rows = RowTable::default();
-    for (slot, range) in [(2, 10..16), (0, 0..1)] {
+    for (slot, range) in [(2, 10..16), (0, 0..1), (1, 20..22)] {
         for position in range {
             rows.push(Row { token: 0, slot, position, kv_index: position, segment: 0, wants_logits: position == 15 });
         }
     }
-    let (mut tiles, runs) = (Vec::new(), [0, 6, 7]);
+    let (mut tiles, runs) = (Vec::new(), [0, 6, 7, 9]);
     cut_tiles(&mut tiles, &runs, &rows, 4, false);
     let all = load(&rows, &runs, &tiles, None, false);
-    let expected =
-        Load { steps: 1, rows: 7, logit_rows: 1, runs: 2, tiles: 3, row_positions: 11 + 12 + 13 + 14 + 15 + 16 + 1, run_positions: 17 };
-    assert_eq!(all, expected);
-    // Six rows that see three positions each see eight in all.
+    let row_positions = (11 + 12 + 13 + 14 + 15 + 16) + 1 + (21 + 22);
+    assert_eq!(all, Load { steps: 1, rows: 9, logit_rows: 1, runs: 3, tiles: 4, row_positions, run_positions: 16 + 1 + 22 });
+    // Six rows that see three positions each see eight in all, two see four.
     let windowed = load(&rows, &runs, &tiles, Some(3), false);
-    assert_eq!((windowed.row_positions, windowed.run_positions), (6 * 3 + 1, 8 + 1));
+    assert_eq!((windowed.row_positions, windowed.run_positions), (6 * 3 + 1 + 2 * 3, 8 + 1 + 4));
     cut_tiles(&mut tiles, &runs, &rows, 4, true);
     let both_ways = load(&rows, &runs, &tiles, None, true);
-    assert_eq!((both_ways.row_positions, both_ways.run_positions), (6 * 16 + 1, 17));
+    assert_eq!((both_ways.row_positions, both_ways.run_positions), (6 * 16 + 1 + 2 * 22, 16 + 1 + 22));
 }
 
 #[test]
@@ -503,9 +521,46 @@ fn without_probes_there_is_nothing_to_measure() {
 }
 
 #[test]
+fn a_probe_reads_no_more_than_there_is() {
+    unsafe extern "C" fn nothing(_: *const StepCtx, _: u32, _: u32) {}
+    let probes = [Probe::Read1, Probe::Read4, Probe::F32].map(|probe| (probe as u32, PROBE_ENTRY, nothing as StepFn));
+    let steps =
+        [(1, 0, decoder_1 as StepFn)].into_iter().chain(probes).map(|(bucket, entry, run)| StepEntry { bucket, entry, run: Some(run) });
+    let manifest = manifest(vec![entry("step", "logits", vec![bucket(1, 1)])], 1);
+    let weights = vec![0; 2 * PROBE_READ_BYTES as usize];
+    // SAFETY: the fakes obey the ABI within these sizes.
+    let program = unsafe { Program::new(&manifest, 0, &steps.collect::<Vec<_>>(), &weights) }.unwrap();
+    let mut session = Session::new(program, Pool::new(2, 2, None).unwrap()).unwrap();
+    for (probe, rows, runs) in
+        [(Probe::Read1, 2, true), (Probe::Read1, 3, false), (Probe::Read4, 3, false), (Probe::F32, 3, true), (Probe::Int8Dot, 1, false)]
+    {
+        assert_eq!(session.probe(probe, rows), runs, "{probe:?} {rows}");
+    }
+}
+
+#[test]
 fn a_table_without_the_function_is_refused() {
     let manifest = manifest(vec![entry("step", "logits", vec![bucket(32, 32)])], 1);
     // SAFETY: nothing runs.
     let error = unsafe { Program::new(&manifest, 0, &STEPS, &[]) }.err().unwrap();
     assert!(error.to_string().contains("bucket 32"), "{error}");
+}
+
+#[test]
+fn a_manifest_that_does_not_fit_is_refused() {
+    let steps = [0, 1, 8].map(|bucket| StepEntry { bucket, entry: 0, run: Some(decoder_1) });
+    let error = |buckets: Vec<BucketInfo>, weight_bytes: u64| {
+        let mut manifest = manifest(vec![entry("step", "logits", buckets)], 1);
+        manifest.weight_bytes = weight_bytes;
+        // SAFETY: nothing runs.
+        let program = unsafe { Program::new(&manifest, 0, &steps, &[]) };
+        program.err().map_or(String::new(), |error| error.to_string())
+    };
+    let whole = || bucket(1, 1);
+    assert_eq!(error(vec![whole(), bucket(8, 8)], 0), "");
+    for malformed in [bucket(0, 1), BucketInfo { tile_rows: 0, ..whole() }, BucketInfo { private_bytes: 100, ..whole() }] {
+        assert!(error(vec![malformed], 0).ends_with("is malformed"));
+    }
+    assert!(error(vec![bucket(8, 8), whole()], 0).contains("unordered") && error(vec![], 0).contains("missing"));
+    assert!(error(vec![whole()], 1).contains("weights are shorter"));
 }

@@ -133,6 +133,42 @@ fn merges_follow_rank_and_position() {
     assert!(text.encode("", true).unwrap().is_empty());
     assert_eq!(text.decode(&[4, 5, 3], true).unwrap(), "abcab");
     assert_eq!(text.decode(&[4, 5, 99], false).unwrap(), "abc<s>");
+    assert_eq!((text.special_to_id("<s>"), text.special_to_id("a")), (Some(5), None));
+    // Ids that go down, and a line among the merges that is none.
+    let model = r##"{"type":"BPE","vocab":{"a":3,"ab":2,"b":1,"c":0},"merges":["#version: 0.2","a b"]}"##;
+    let bytes = compact(toy(model, "").as_bytes()).unwrap();
+    assert_eq!(Text::load(&bytes).unwrap().encode("cabba", true).unwrap(), [0, 2, 1, 3]);
+}
+
+#[test]
+fn flat_bpe_equals_the_crate_on_small_models() {
+    let parts = |settings: &str, vocab: &str, merges: &str| format!(r#"{{"type":"BPE",{settings},"vocab":{vocab},"merges":{merges}}}"#);
+    let words = |settings: &str, more: &str| parts(&format!(r#""unk_token":"a",{settings}"#), &format!(r#"{{"a":0,"b":1,{more}}}"#), "[]");
+    let unknown = |fuse: bool| parts(&format!(r#""unk_token":"<unk>","fuse_unk":{fuse}"#), r#"{"<unk>":0,"a":1,"b":2}"#, "[]");
+    let bytes = |fuse: bool| {
+        let vocab = r#"{"<unk>":0,"a":1,"<0xC3>":2,"<0xA9>":3}"#;
+        parts(&format!(r#""unk_token":"<unk>","byte_fallback":true,"fuse_unk":{fuse}"#), vocab, "[]")
+    };
+    for (model, input, ids) in [
+        (words(r###""continuing_subword_prefix":"##""###, r###""##b":2"###), "abb", &[0, 2, 2][..]),
+        (words(r#""end_of_word_suffix":"</w>""#, r#""b</w>":2"#), "abb", &[0, 1, 2]),
+        (words(r#""end_of_word_suffix":"</w>""#, r#""b</w>":2"#), "b", &[2]),
+        (words(r###""continuing_subword_prefix":"##","end_of_word_suffix":"</w>""###, r###""##b</w>":2,"##b":3"###), "bbb", &[1, 3, 2]),
+        (unknown(false), "xya zb", &[0, 0, 1, 0, 0, 2]),
+        (unknown(true), "xya zb", &[0, 1, 0, 2]),
+        (unknown(true), "aéüx", &[1, 0]),
+        (bytes(false), "aéèxa", &[1, 2, 3, 0, 0, 1]),
+        (bytes(true), "aéèxa", &[1, 2, 3, 0, 1]),
+    ] {
+        let json = toy(&model, "");
+        let bytes = compact(json.as_bytes()).unwrap();
+        let found = Text::load(&bytes).unwrap().inner.encode(input, true).unwrap();
+        let mut judge = tokenizers::Tokenizer::from_bytes(&json).unwrap();
+        judge.with_truncation(None).unwrap();
+        let expected = judge.encode(input, true).unwrap();
+        assert_eq!(found.get_ids(), ids, "{model}: {input}");
+        assert_eq!((found.get_ids(), found.get_offsets()), (expected.get_ids(), expected.get_offsets()), "{model}: {input}");
+    }
 }
 
 /// A vocabulary of words without one for those that it lacks.
@@ -169,7 +205,10 @@ fn text_is_cut_where_the_tokenizer_says() {
     let text = Text::load(&bytes).unwrap();
     let cut = text.encode_cut("cccab", 2).unwrap();
     assert_eq!((cut.ids, cut.truncated), (vec![2, 3], 2));
+    assert_eq!(text.encode_cut("ccab", 2).unwrap(), Encoded { ids: vec![2, 3], truncated: 1 });
     assert_eq!(text.encode_cut("c", 2).unwrap().truncated, 0);
+    let bytes = compact(toy(ABC, "").replace("Left", "Right").as_bytes()).unwrap();
+    assert_eq!(Text::load(&bytes).unwrap().encode_cut("cccab", 2).unwrap(), Encoded { ids: vec![2, 2], truncated: 2 });
 }
 
 #[test]
@@ -188,6 +227,11 @@ fn malformed_tokenizers_are_refused_by_name() {
     assert!(exit == 4 && line.contains("id 1"), "{line}");
     let (exit, line) = code(&bpe(r#"{"a":4000000000}"#, "[]"));
     assert!(exit == 4 && line.contains("4000000000"), "{line}");
+    let level = |vocab: &str| toy(&format!(r#"{{"type":"WordLevel","vocab":{vocab},"unk_token":"a"}}"#), "");
+    let (exit, line) = code(&level(r#"{"a":0,"b":0}"#));
+    assert!(exit == 4 && line.contains("id 0"), "{line}");
+    let (exit, line) = code(&level(r#"{"a":4000000000}"#));
+    assert!(exit == 4 && line.contains("4000000000"), "{line}");
     let (exit, line) = code(&bpe(r#"{"a":0}"#, r#"["a x"]"#));
     assert!(exit == 4 && line.contains("merges[0]"), "{line}");
     let (exit, line) = code(&toy(ABC, &added(9, "<s>")));
@@ -201,6 +245,8 @@ fn broken_compact_bytes_never_panic() {
     for len in 0..bytes.len() {
         assert!(Text::load(&bytes[..len]).is_err(), "{len}");
     }
+    let magic = [&[bytes[0] ^ 1], &bytes[1..]].concat();
+    assert!(Text::load(&magic).is_err());
     // The crate itself panics on some malformed components: `compact` catches that, and the start check hashes these bytes.
     let json = HEADER_BYTES..HEADER_BYTES + Table(&bytes[12..]).get(0).unwrap() as usize;
     for at in (0..bytes.len()).filter(|at| !json.contains(at)) {
