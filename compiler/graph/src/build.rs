@@ -561,3 +561,181 @@ pub fn callee(op: &Op) -> Option<FuncId> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::parse::parse;
+
+    /// Two kv heads of width 4, and values of all kinds.
+    const HEAD: &str = r#"module {
+        symbol T<=4
+        symbol S<=4
+        state @kv {kv_heads=2, head_dim=4, dtype=f32}
+        func @f(%one: f32, %x: f32[4], %five: f32[5], %bf: bf16[4], %i: i32[4], %bool: bool[4], %token: state, %tokens: state[4],
+                %m: f32[4, 4], %wide: f32[4, 5], %mt: f32[4, T], %tm: f32[T, 4], %ii: i32[4, 4], %q8: q8[4, 4], %bm: bf16[4, 4],
+                %slot: i32[T], %runs: i32[S], %float_slot: f32[T], %it: i32[T, 4], %rows: f32[2, 32], %huge: f32[4294967296, 4294967296],
+                %most: f32[18446744073709551615], %q: f32[T, 4, 4], %k: f32[T, 2, 4], %ks: f32[S, 2, 4], %ki: i32[T, 2, 4],
+                %q3: f32[T, 3, 4], %q5: f32[T, 4, 5], %cos: f32[T, 2], %cos3: f32[T, 3], %cos1: f32[T, 1], %cos_s: f32[S, 2],
+                %cos_b: bf16[T, 2])
+        { %y = "#;
+
+    /// What is inferred for one line; where it declares no type, f32 is declared.
+    fn inferred(line: &str) -> Result<String, String> {
+        let line = line.replace("@kv", "{state=@kv}").replace("@see", r#"{state=@kv, score="score", mask="true"}"#);
+        let declared = if line.contains(" : ") { "" } else { " : f32" };
+        let module = parse(&format!("{HEAD}{line}{declared} return %y }} }}")).unwrap_or_else(|e| panic!("{line}: {e}"));
+        let node = module.main().nodes.last().unwrap();
+        let types: Vec<&Type> = node.inputs.iter().map(|i| module.main().ty(*i)).collect();
+        infer(&module, &node.op, &types, Some(&node.ty))
+            .map(|ty| format!("{}{}", ty.dtype, shape_text(&module, &ty.shape)))
+            .map_err(|e| e.what)
+    }
+
+    #[test]
+    fn every_op_has_a_type_and_its_number_of_operands() {
+        for (line, ty) in [
+            ("neg %x", "f32[4]"),
+            ("not %bool", "bool[4]"),
+            ("add %i, %i", "i32[4]"),
+            ("and %bool, %bool", "bool[4]"),
+            ("lt %x, %one", "bool[4]"),
+            ("where %bool, %bf, %bf", "bf16[4]"),
+            ("convert %rows : q8g32[2, 32]", "q8g32[2, 32]"),
+            ("reshape %tm : f32[2, T, 2]", "f32[2, T, 2]"),
+            ("permute %tm {perm=[1, 0]}", "f32[4, T]"),
+            ("slice %x {axis=0, start=0, end=4}", "f32[4]"),
+            ("expand %one : f32[T]", "f32[T]"),
+            ("embedding %q8, %slot", "f32[T, 4]"),
+            ("embedding %bm, %slot", "bf16[T, 4]"),
+            ("index_select %tm, %i", "f32[T, 4]"),
+            ("index_select %x, %i", "f32[4]"),
+            ("mm %m, %wide", "f32[4, 5]"),
+            ("mm %bm, %q8 {rhs_t}", "f32[4, 4]"),
+            ("sum %m {axis=1}", "f32[4, 1]"),
+            ("softmax %tm", "f32[T, 4]"),
+            ("rms_norm %bm, %x {eps=1}", "bf16[4, 4]"),
+            ("layer_norm %m, %x, %bf {eps=1}", "f32[4, 4]"),
+            ("rope %q, %cos, %cos", "f32[T, 4, 4]"),
+            ("kv_append %k, %k, %slot, %slot @kv", "state[]"),
+            ("sdpa %q, %token, %slot, %slot @see", "f32[T, 4, 4]"),
+            ("pool_mean %tm, %slot", "f32[S, 4]"),
+        ] {
+            assert_eq!(inferred(line).as_deref(), Ok(ty), "{line}");
+            let operands = line.rfind('%').unwrap();
+            let end = line[operands..].find(' ').map_or(line.len(), |at| operands + at);
+            let error = inferred(&format!("{}, %one{}", &line[..end], &line[end..])).unwrap_err();
+            assert!(error.starts_with("takes "), "{line}: {error}");
+        }
+        assert_eq!(inferred("kv_append %k, %k, %slot, %slot, %token, %token @kv").as_deref(), Ok("state[]"));
+        let one = Type::new(DType::F32, []);
+        for op in [Op::Input { index: 0 }, Op::Const(1.0), Op::Param(ParamId(0))] {
+            let error = infer(&Module::default(), &op, &[&one], Some(&one)).unwrap_err();
+            assert_eq!(error.what, "takes 0 operands, found 1", "{op:?}");
+        }
+    }
+
+    #[test]
+    fn operands_that_do_not_fit_are_refused() {
+        for line in [
+            "neg %i",
+            "not %x",
+            "const 1 : f32[4]",
+            "const 1 : state",
+            "add %x, %bf",
+            "add %bool, %bool",
+            "add %token, %token",
+            "add %x, %five",
+            "and %i, %i",
+            "lt %x, %i",
+            "lt %token, %token",
+            "lt %x, %five",
+            "where %x, %x, %x",
+            "where %bool, %x, %bf",
+            "where %bool, %token, %token",
+            "where %bool, %five, %five",
+            "convert %x : bf16[5]",
+            "convert %x : state[4]",
+            "convert %token : f32",
+            "convert %rows : z8g32[2, 32]",
+            "convert %ii : q8[4, 4]",
+            "convert %x : q8[4]",
+            "convert %mt : q8[4, T]",
+            "reshape %x : f32[5]",
+            "reshape %x : bf16[4]",
+            "reshape %tm : f32[S, 4]",
+            "reshape %huge : f32[4294967296, 4294967296, 2]",
+            "permute %m {perm=[0, 0]}",
+            "permute %m {perm=[0]}",
+            "slice %x {axis=0, start=2, end=2}",
+            "slice %x {axis=0, start=0, end=5}",
+            "slice %x {axis=1, start=0, end=1}",
+            "slice %tm {axis=0, start=0, end=1}",
+            "cat {axis=0}",
+            "cat %x, %bf {axis=0}",
+            "cat %x, %m {axis=0}",
+            "cat %m, %wide {axis=0}",
+            "cat %tm, %tm {axis=0}",
+            "cat %x {axis=1}",
+            "cat %most, %most {axis=0}",
+            "expand %x : bf16[4]",
+            "expand %x : f32[5]",
+            "expand %m : f32[4]",
+            "embedding %m, %x",
+            "embedding %m, %ii",
+            "embedding %one, %i",
+            "index_select %mt, %i",
+            "index_select %m, %slot",
+            "index_select %m, %x",
+            "index_select %m, %ii",
+            "index_select %one, %i",
+            "index_select %tokens, %i",
+            "mm %ii, %m",
+            "mm %m, %ii",
+            "mm %m, %x",
+            "mm %x, %m",
+            "mm %wide, %m",
+            "mm %m, %wide {rhs_t}",
+            "sum %i {axis=0}",
+            "sum %x {axis=1}",
+            "softmax %i",
+            "softmax %one",
+            "rms_norm %i, %x {eps=1}",
+            "rms_norm %x, %i {eps=1}",
+            "rms_norm %x, %five {eps=1}",
+            "rms_norm %one, %x {eps=1}",
+            "layer_norm %x, %x, %five {eps=1}",
+            "rope %ki, %cos, %cos",
+            "rope %tm, %cos, %cos",
+            "rope %q, %cos3, %cos3",
+            "rope %q, %cos_s, %cos_s",
+            "rope %q, %cos, %cos1",
+            "rope %q, %cos_b, %cos_b",
+            "kv_append %k, %k, %slot @kv",
+            "kv_append %k, %k, %slot, %slot, %slot @kv",
+            "kv_append %q, %q, %slot, %slot @kv",
+            "kv_append %k, %q, %slot, %slot @kv",
+            "kv_append %k, %ks, %slot, %slot @kv",
+            "kv_append %ki, %ki, %slot, %slot @kv",
+            "kv_append %one, %one, %slot, %slot @kv",
+            "kv_append %k, %k, %runs, %slot @kv",
+            "kv_append %k, %k, %slot, %runs @kv",
+            "kv_append %k, %k, %float_slot, %slot @kv",
+            "sdpa %ki, %token, %slot, %slot @see",
+            "sdpa %q3, %token, %slot, %slot @see",
+            "sdpa %q5, %token, %slot, %slot @see",
+            "sdpa %tm, %token, %slot, %slot @see",
+            "sdpa %q, %token, %runs, %slot @see",
+            "sdpa %q, %token, %slot, %runs @see",
+            "sdpa %q, %one, %slot, %slot @see",
+            "pool_mean %it, %slot",
+            "pool_mean %float_slot, %slot",
+            "pool_mean %tm, %runs",
+        ] {
+            assert!(inferred(line).is_err(), "{line}: {:?}", inferred(line));
+        }
+        let (matrix, table) = (Type::new(DType::F32, [Dim::Const(4); 2]), Type::new(DType::I32, [Dim::Const(4)]));
+        let error = infer(&Module::default(), &Op::Pool(Pool::Mean), &[&matrix, &table], None).unwrap_err();
+        assert_eq!(error.to_string(), "pool_mean: needs the symbol S (runs)");
+    }
+}

@@ -243,6 +243,7 @@ mod tests {
         let x = Tensor::new(DType::F32, &[2, 100], x);
         for dtype in DType::QUANTISED {
             let y = quantise(dtype, &x);
+            assert_eq!(y.len(), x.data.len());
             let group = group_of(dtype).unwrap().len(100);
             for (x, y) in x.data.chunks(100).flat_map(|r| r.chunks(group)).zip(y.chunks(100).flat_map(|r| r.chunks(group))) {
                 let largest = x.iter().fold(0.0f64, |m, v| m.max(v.abs()));
@@ -319,13 +320,29 @@ mod tests {
     }
 
     #[test]
+    fn zero_points_are_of_their_group() {
+        let rows = CodedRows {
+            dtype: DType::Z8(Group::G32),
+            width: 33,
+            codes: vec![5; 66],
+            scales: vec![2.0, 1.0, 0.5, 4.0],
+            zeros: vec![3, -1, 0, 7],
+        };
+        let values = rows.values();
+        assert_eq!(values.len(), 66);
+        assert_eq!([0, 31, 32, 33, 65].map(|i| values[i]), [4.0, 4.0, 6.0, 2.5, -8.0]);
+    }
+
+    #[test]
     fn zero_groups_stay_zero_and_nan_is_kept() {
-        let mut codes = [1; 2];
-        let y = quantise(DType::Q8(Group::G32), &Tensor::new(DType::F32, &[1, 2], [1.0, f64::NAN]));
-        assert!(y.iter().all(|v| v.is_nan()));
-        assert_eq!(quantise_group(DType::Q8(Group::Row), &[0.0, -1e-31], &mut codes), 0.0);
-        assert_eq!(codes, [0, 0]);
-        let y = quantise(DType::Q8(Group::Row), &Tensor::new(DType::F32, &[1, 2], [1.0, f64::NAN]));
-        assert!(y.iter().all(|v| v.is_nan()));
+        // Of the last the scale is no f16.
+        for (dtype, x) in [(DType::Q8(Group::Row), [0.0, -1e-31]), (DType::Q4(Group::G32), [1e-10, -1e-10])] {
+            let mut codes = [1; 2];
+            assert_eq!((quantise_group(dtype, &x, &mut codes), codes), (0.0, [0, 0]), "{dtype}");
+        }
+        for dtype in [DType::Q8(Group::G32), DType::Q8(Group::Row)] {
+            let y = quantise(dtype, &Tensor::new(DType::F32, &[1, 2], [1.0, f64::NAN]));
+            assert!(y.len() == 2 && y.iter().all(|v| v.is_nan()), "{dtype}: {y:?}");
+        }
     }
 }

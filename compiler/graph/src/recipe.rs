@@ -206,12 +206,16 @@ mod tests {
         match name {
             "a" => Ok(Tensor::new(DType::BF16, &[2, 3], (0..6).map(f64::from))),
             "b" => Ok(Tensor::new(DType::BF16, &[1, 3], [7.0, 8.0, 9.0])),
+            "fine" => Ok(Tensor::new(DType::F32, &[1, 2], [1.0 + 2f64.powi(-9), 1.5])),
             "big" => Ok(Tensor::new(DType::F32, &[1], [70000.0])),
             _ => Err(format!("no tensor {name:?}")),
         }
     }
     fn leaf(name: &str) -> Recipe {
         Recipe::Source { tensor: name.into() }
+    }
+    fn convert(name: &str, dtype: DType) -> Recipe {
+        Recipe::Convert { of: Box::new(leaf(name)), dtype }
     }
     fn value(recipe: Recipe) -> Result<Tensor, String> {
         evaluate(&recipe, &source)
@@ -224,8 +228,15 @@ mod tests {
         assert_eq!((cat.shape, cat.data), (vec![3, 3], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 7.0, 8.0, 9.0]));
         let cut = value(Recipe::Slice { of: Box::new(leaf("a")), start: 1, end: 2 }).unwrap();
         assert_eq!((cut.shape, cut.data), (vec![1, 3], vec![3.0, 4.0, 5.0]));
-        let f32 = value(Recipe::Convert { of: Box::new(leaf("b")), dtype: DType::F32 }).unwrap();
+        let f32 = value(convert("b", DType::F32)).unwrap();
         assert_eq!((f32.dtype, f32.data), (DType::F32, vec![7.0, 8.0, 9.0]));
+        let bf16 = value(convert("fine", DType::BF16)).unwrap();
+        assert_eq!((bf16.dtype, bf16.data), (DType::BF16, vec![1.0, 1.5]));
+        let i32 = value(convert("b", DType::I32)).unwrap();
+        assert_eq!((i32.dtype, i32.data), (DType::I32, vec![7.0, 8.0, 9.0]));
+        let q8 = DType::Q8(crate::quant::Group::Row);
+        let coded = value(convert("fine", q8)).unwrap();
+        assert_eq!((coded.dtype, coded.shape, coded.data), (q8, vec![1, 2], quantise(q8, &source("fine").unwrap())));
     }
 
     #[test]
@@ -245,8 +256,13 @@ mod tests {
         assert!(value(Recipe::Transpose(Box::new(leaf("big")))).is_err());
         assert!(value(Recipe::Concat(vec![leaf("a"), leaf("big")])).is_err());
         assert!(value(Recipe::Concat(vec![])).is_err());
+        assert!(value(Recipe::Concat(vec![leaf("a"), convert("b", DType::F32)])).is_err());
+        assert!(value(Recipe::Concat(vec![leaf("a"), Recipe::Transpose(Box::new(leaf("a")))])).is_err());
+        assert!(value(Recipe::Slice { of: Box::new(leaf("a")), start: 2, end: 1 }).is_err());
         assert!(value(Recipe::Slice { of: Box::new(leaf("a")), start: 1, end: 3 }).is_err());
-        assert!(value(Recipe::Convert { of: Box::new(leaf("big")), dtype: DType::F16 }).unwrap_err().contains("does not fit"));
+        assert!(value(convert("big", DType::F16)).unwrap_err().contains("does not fit"));
+        assert_eq!(value(convert("fine", DType::I32)).unwrap_err(), "1.001953125 does not fit in i32");
+        assert_eq!(value(convert("fine", DType::Z8(crate::quant::Group::G32))).unwrap_err(), "conversion to z8g32");
     }
 
     #[test]
@@ -260,8 +276,22 @@ mod tests {
         let rope = Recipe::Rope { sin: false, inv_freq: vec![1.0; 4], scale: 1.0, positions: 10 };
         let cat = known_type(&Recipe::Concat(vec![rope.clone(), rope.clone()])).unwrap();
         assert_eq!(cat, Known { dtype: Some(DType::F32), rank: Some(2), dims: vec![Some(20), Some(4)] });
-        assert!(known_type(&slice(rope.clone(), 5, 11)).is_err());
-        assert!(known_type(&Recipe::Concat(vec![rope, slice(leaf("a"), 0, 2)])).is_ok());
+        assert_eq!(known_type(&Recipe::Transpose(Box::new(rope.clone()))).unwrap().dims, [Some(4), Some(10)]);
+        assert_eq!(known_type(&slice(rope.clone(), 0, 10)).unwrap().dims, [Some(10), Some(4)]);
+        assert!(known_type(&Recipe::Concat(vec![rope.clone(), slice(leaf("a"), 0, 2)])).is_ok());
+        let narrow = Recipe::Rope { sin: false, inv_freq: vec![1.0; 3], scale: 1.0, positions: 10 };
+        let long = |end| slice(leaf("a"), 0, end);
+        for (impossible, what) in [
+            (slice(rope.clone(), 5, 11), "rows 5..11 are empty or out of range"),
+            (slice(leaf("a"), 2, 2), "rows 2..2 are empty or out of range"),
+            (Recipe::Concat(vec![rope.clone(), narrow]), "concat of different widths"),
+            (Recipe::Concat(vec![rope, convert("a", DType::BF16)]), "concat of different types"),
+            (Recipe::Concat(vec![long(u64::MAX), long(1)]), "concat is too long"),
+            (convert("a", DType::State), "conversion to state"),
+            (convert("a", DType::Z8(crate::quant::Group::G32)), "conversion to z8g32"),
+        ] {
+            assert_eq!(known_type(&impossible).unwrap_err(), what);
+        }
         let mut deep = leaf("a");
         for _ in 0..DEPTH_MAX {
             deep = Recipe::Transpose(Box::new(deep));

@@ -539,7 +539,7 @@ mod tests {
 
     #[test]
     fn rules_of_modules() {
-        assert_eq!(broken(|m| m.main = FuncId(9)), ["main is no function"]);
+        assert_eq!(broken(|m| m.main = FuncId(3)), ["main is no function"]);
         assert_eq!(broken(|m| m.symbols.push(m.symbols[0].clone())), ["another symbol has this name"]);
         assert_eq!(broken(|m| m.params[1].name = "w".into()), ["another parameter has this name"]);
         assert_eq!(broken(|m| m.states[1].name = "a".into()), ["another state has this name"]);
@@ -576,16 +576,19 @@ mod tests {
         assert_eq!(broken(|m| m.functions[0].nodes[1].op = Op::Param(ParamId(1))), [unlisted]);
         assert!(broken(|m| m.functions[1].states.clear()).contains(&unlisted.into()));
         assert!(broken(|m| m.functions[0].params = vec![ParamId(0), ParamId(0)]).contains(&"params must exist, each once".into()));
-        assert!(broken(|m| m.functions[1].states = vec![StateId(8)]).contains(&"states must exist, each once".into()));
+        assert!(broken(|m| m.functions[0].params = vec![ParamId(2)]).contains(&"params must exist, each once".into()));
+        assert!(broken(|m| m.functions[1].states = vec![StateId(2)]).contains(&"states must exist, each once".into()));
     }
 
     #[test]
     fn rules_of_nodes() {
         assert_eq!(broken(|m| m.main_mut().nodes[3].inputs[0] = ValueId(5)), ["operand %5 is no earlier node"]);
+        assert_eq!(broken(|m| m.main_mut().nodes[3].inputs[0] = ValueId(3)), ["operand %3 is no earlier node"]);
         assert_eq!(broken(|m| m.main_mut().nodes[3].inputs[0] = ValueId(99)), ["operand %99 is no earlier node"]);
         assert!(broken(|m| m.functions[0].nodes[1].op = Op::Param(ParamId(9)))[0].contains("no such parameter"));
         assert_eq!(broken(|m| m.functions[0].nodes[2].ty.dtype = DType::F16)[0], "the op gives f32[T, 4]");
         assert_eq!(replaced("eps=0.5", "eps=inf"), ["eps must be finite and at least 0"]);
+        verify(&parse(&GOOD.replace("eps=0.5", "eps=0")).unwrap()).unwrap();
         assert_eq!(replaced("const 3 : i32", "const 3.5 : i32"), ["3.5 is no value of i32"]);
         assert_eq!(replaced("const 3 : i32", "const 2 : bool"), ["2 is no value of bool"]);
         let expand = "%7 = expand %x : f32[T, T, 4]\n %6 = reshape %7 : f32[T, T, 2, 2]";
@@ -593,6 +596,23 @@ mod tests {
         assert_eq!(replaced("%6 = const 3 : i32", "%6 = reshape %4 : state"), ["a state token is no operand here"]);
         let big = "%6 = const 3 : i32 %7 = expand %6 : i32[T, 1000000000, 1000000000]";
         assert_eq!(replaced("%6 = const 3 : i32", big), ["a value has less than 2^48 elements"]);
+    }
+
+    #[test]
+    fn rules_of_quantised_values() {
+        let check = |line: &str| {
+            let text = GOOD.replace("%6 = const 3 : i32", &format!("%7 = convert %x : q8[T, 4] {line}"));
+            let multiply = "func @g(%q: q8[T, 4]) { %1 = mm %q, %q {rhs_t} return %1 }";
+            verify(&parse(&text.replace("  main @", &format!("{multiply} main @"))).unwrap())
+        };
+        for line in ["%6 = mm %x, %7 {rhs_t}", "%6 = embedding %7, %i", "%6 = call @g(%7) : f32[T, T]"] {
+            check(line).unwrap_or_else(|e| panic!("{line}: {e}"));
+        }
+        for line in ["%6 = reshape %7 : q8[T, 2, 2]", "%6 = convert %7 : f32[T, 4]", "%6 = index_select %7, %8"] {
+            let errors = check(&format!("%9 = const 0 : i32 %8 = expand %9 : i32[4] {line}")).unwrap_err().errors;
+            let whats: Vec<&str> = errors.iter().map(|e| e.what.as_str()).collect();
+            assert_eq!(whats, ["a quantised value is an operand of mm, embedding (the first) and call only"], "{line}");
+        }
     }
 
     #[test]
@@ -604,6 +624,17 @@ mod tests {
         assert_eq!(replaced("%6 = const 3 : i32", read), ["%4 is no write to the state that is used here"]);
         // The callee reads @a here, but the caller's token is of @b.
         assert_eq!(replaced(" states(@b)", " states(@a)"), ["%4 is no write to the state that is used here"]);
+        // This one writes after the write that the token stands for.
+        let writer = "func @writer(%k: f32[T, 1, 4], %kv: state, %i: i32[T]) states(@a) {
+            %1 = kv_append %k, %k, %i, %i, %kv {state=@a}
+            %2 = sdpa %k, %1, %i, %i {state=@a, score=\"score\", mask=\"true\"}
+            return %2 } main @main";
+        let call = |state: &str| {
+            let call = format!("%6 = call @writer(%3, %4, %i) states({state}) : f32[T, 1, 4]");
+            verify(&parse(&GOOD.replace("%6 = const 3 : i32", &call).replace("main @main", writer)).unwrap())
+        };
+        call("@b").unwrap();
+        assert_eq!(call("@a").unwrap_err().errors[0].what, "%4 is no write to the state that is used here");
     }
 
     #[test]
@@ -618,6 +649,7 @@ mod tests {
         assert_eq!(mask("key & true"), "mask: key & true needs a bool, key is a number");
         assert_eq!(mask("!key"), "mask: !key needs a bool, key is a number");
         assert_eq!(mask("(key < 1) < 2"), "mask: (key < 1) < 2 needs a number, key < 1 is a bool");
+        assert_eq!(mask("1 < true"), "mask: 1 < true needs a number, true is a bool");
         let deep = (0..=ATTN_DEPTH_MAX).fold(AttnExpr::score(), |e, _| AttnExpr::Unary(Unary::Abs, Box::new(e)));
         let change = |m: &mut Module| {
             if let Op::Sdpa { score, .. } = &mut m.functions[1].nodes[3].op {
@@ -640,6 +672,13 @@ mod tests {
         assert!(replaced(" params(@v)", "")[0].contains("takes other operands"));
         assert!(replaced("call @f(%x)", "call @f(%x, %x)")[0].contains("takes other operands"));
         assert!(broken(|m| m.params[1].ty.shape[0] = Dim::Const(5))[0].contains("other types"));
+        let nothing = |m: &mut Module| {
+            m.functions[0].params = vec![ParamId(2)];
+            if let Op::Call { params, .. } = &mut m.main_mut().nodes[2].op {
+                *params = vec![ParamId(2)];
+            }
+        };
+        assert!(broken(nothing).contains(&"call: parameters of @f have other types".into()));
         assert!(broken(|m| m.states[0].persistent = true)[0].contains("another shape than the callee's"));
         assert!(broken(|m| m.functions[0].outputs.push(ValueId(2)))[0].contains("takes other operands"));
         let target = |m: &mut Module| {

@@ -220,6 +220,15 @@ mod tests {
                 "{{ 'zz' | int(0, 36) }} {{ '0x1f' | int(0, 0) }} {{ '11' | int(0, 3) }} {{ '1__0' | int }} {{ '_1' | int }}",
                 "1295 31 4 0 0",
             ),
+            ("{{ '0b11' | int(0, 2) }} {{ '0o17' | int(0, 8) }} {{ '0B1' | int(0, 0) }} {{ '0O7' | int(0, 0) }}", "3 15 1 7"),
+            (
+                "{{ '7' | int(0, 0) }} {{ '1' | int(5, 37) }} {{ '1' | int(5, 1) }} {{ 'z' | int(base=36) }} {{ 'z' | int(7, base=35) }}",
+                "7 1 1 35 7",
+            ),
+            (
+                "{{ '-0X1f' | int(0, 16) }} {{ '--5' | int }} {{ '+-5' | int }} {{ '+5' | int }} {{ 9007199254740993 | int }}",
+                "-31 0 0 5 9007199254740993",
+            ),
             ("{{ '1_0.5' | float }} {{ '1__0' | float }}", "10.5 0.0"),
             ("{{ 'a '.split(none, 1) }}{{ ' a b c '.split(none, 1) }}{{ 'a b'.split(none, 0) }}", "['a']['a', 'b c ']['a b']"),
             ("{{ 'abc' | int }} {{ '42' | int }} {{ ' 7 ' | int }} {{ '1.9' | int }} {{ 'x' | int(3) }} {{ 2.7 | int }}", "0 42 7 1 3 2"),
@@ -235,6 +244,20 @@ mod tests {
             ("{{ 'a,b,c'.rsplit(',', maxsplit=1) }}{{ 'a,b,c'.split(sep=',', maxsplit=1) }}", "['a,b', 'c']['a', 'b,c']"),
             ("{{ 'k=v=w'.partition('=') }}{{ 'k'.partition('=') }}", "('k', '=', 'v=w')('k', '', '')"),
             ("{{ 'k=v=w'.rpartition('=') }}{{ 'k'.rpartition('=') }}", "('k=v', '=', 'w')('', '', 'k')"),
+            (
+                "{{ [false, 3.0, 0.0, -0.0, 'a\\\\b\\n\\r\\t', 'c \u{8}\u{c}'] | tojson }}",
+                r#"[false, 3.0, 0.0, -0.0, "a\\b\n\r\t", "c \b\f"]"#,
+            ),
+            ("{{ {1: 2, none: 3, 'k': 4} | tojson }}", r#"{"1": 2, "null": 3, "k": 4}"#),
+            ("{{ ['inf' | float, '-inf' | float, 'nan' | float] | tojson }}", "[Infinity, -Infinity, NaN]"),
+            (
+                "{{ [1, 2] | tojson(indent=none, separators=none) }}{{ [1, [2]] | tojson(indent='\t') }}",
+                "[1, 2][\n\t1,\n\t[\n\t\t2\n\t]\n]",
+            ),
+            ("{{ range(3, 0, -1) | list }}{{ range(0, 5, 2) | list }}{{ range(2, 0) | list }}", "[3, 2, 1][0, 2, 4][]"),
+            ("{{ range(0, 200000, 2) | length }}", "100000"),
+            ("{% set a__b = '__' %}{{ a__b }}", "__"),
+            ("{# {{ ''.__class__ }} it's #}a{b{# #}", "a{b"),
             ("{{ 'one two,three' | wordcount }} {{ \"it's a_b \u{e9} 4\" | wordcount }}", "3 5"),
         ] {
             assert_eq!(render(source, json!([])).as_deref(), Ok(expected), "{source}");
@@ -282,6 +305,26 @@ mod tests {
     }
 
     #[test]
+    fn json_has_a_largest_depth() {
+        let nested =
+            |depth: usize| render(&format!("{{% set x = [] %}}{}{{{{ x | tojson }}}}", "{% set x = [x] %}".repeat(depth)), json!([]));
+        assert_eq!(nested(200).unwrap(), "[".repeat(201) + &"]".repeat(201));
+        assert_eq!(nested(201).unwrap_err().kind, TemplateErrorKind::Limit);
+    }
+
+    #[test]
+    fn reasoning_has_all_its_names() {
+        let source = "{% for m in messages %}{{ m.thinking }}{{ m.reasoning_content }};{% endfor %}";
+        let messages = json!([
+            {"role": "assistant", "content": "c", "reasoning": "r"},
+            {"reasoning_content": null, "thinking": "t"},
+            {"reasoning_content": "c", "thinking": "t"},
+            {"role": "user"},
+        ]);
+        assert_eq!(render(source, messages).as_deref(), Ok("rr;tt;tc;;"));
+    }
+
+    #[test]
     fn namespaces_keep_no_namespaces() {
         let start = "{% set ns = namespace(x=1) %}{% set other = namespace() %}";
         for set in [
@@ -293,6 +336,7 @@ mod tests {
             "(a, ns.x) = (1, [other])",
             "ns.x = ns if true else '%}='",
             "ns.x = [[1], 2] + [namespace()]",
+            r"ns.x = ['a\'))', ns]",
         ] {
             let set = set.strip_prefix('-').map_or(format!("{{% set {set}%}}"), |set| format!("{{%- set {set}%}}"));
             let found = render(&format!("{start}{set}{{{{ ns }}}}"), json!([]));
@@ -335,6 +379,14 @@ mod tests {
             ("\n{{ '\\N{BULLET}' }}", Syntax, 2),
             ("{{ '\\U+001F600' }}", Syntax, 1),
             ("{{ name_of_nothing | int }}", Syntax, 1),
+            ("{{ name_of_nothing | float }}", Syntax, 1),
+            ("{{ 1 | int(radix=3) }}", Render, 1),
+            ("{{ 1 | float(radix=3) }}", Render, 1),
+            ("{{ 'a b'.split(count=1) }}", Render, 1),
+            ("{{ [] | tojson(width=1) }}", Render, 1),
+            ("{% for i in range(1, 2, 0) %}{% endfor %}", Render, 1),
+            ("{{ range(0, 200002, 2) | length }}", Limit, 1),
+            ("{{ range(200002, 0, -2) | length }}", Limit, 1),
             ("{{ 'a'.partition('') }}", Render, 1),
             ("{{ 'a'.rsplit('') }}", Render, 1),
             ("a\rb\r\n{{ 'x\\\ny' }}\n{{ open() }}", Syntax, 5),
@@ -364,6 +416,12 @@ mod tests {
             assert_eq!((e.kind, e.line), (kind, line), "{source}: {e}");
             let place = if line == 0 { "chat template: ".to_string() } else { format!("chat template, line {line}: ") };
             assert!(e.to_string().starts_with(&place), "{e}");
+        }
+        for hidden in
+            ["{% raw %}a{% endraw %}{{ ''.__class__ }}", r"{{ '\'}}' ~ ''.__class__ }}", "{# it's #}{{ ''.__class__ }}", "{{ ''.__class__"]
+        {
+            let e = render(hidden, json!([])).unwrap_err();
+            assert_eq!((e.kind, e.message.as_str()), (Syntax, "undefined name `__class__`"), "{hidden}");
         }
         assert_eq!(render("{{ raise_exception('my words') }}", json!([])).unwrap_err().message, "my words");
         let nested = format!("{}{}", "{% if true %}".repeat(10_000), "{% endif %}".repeat(10_000));

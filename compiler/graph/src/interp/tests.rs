@@ -106,11 +106,13 @@ fn binary_ops_and_comparisons() {
 }
 
 #[test]
-fn integers_wrap_and_divide_toward_zero() {
+fn integers_wrap_divide_toward_zero_and_compare() {
     let pair = |a: i32, b: i32| [("x", i32(&[a])), ("y", i32(&[b]))];
     assert_eq!(run("%z = add %x, %y return %z", &pair(i32::MAX, 1)).data, [f64::from(i32::MIN)]);
     assert_eq!(run("%z = mul %x, %y return %z", &pair(i32::MAX, i32::MAX)).data, [1.0]);
     assert_eq!(run("%z = div %x, %y return %z", &pair(-7, 2)).data, [-3.0]);
+    assert_eq!(run("%z = minimum %x, %y return %z", &pair(2, -3)).data, [-3.0]);
+    assert_eq!(run("%z = maximum %x, %y return %z", &pair(2, -3)).data, [2.0]);
     assert!(try_run("", "%z = div %x, %y return %z", &pair(1, 0)).unwrap_err().to_string().contains("division by zero"));
 }
 
@@ -125,6 +127,8 @@ fn broadcasting() {
     assert_eq!((&z.shape[..], &z.data[..]), (&[2, 2][..], &[1.0, 2.0, 9.0, 9.0][..]));
     let z = run("%z = expand %x : f32[2, 2, 3] return %z", &[("x", f32(&[2, 1], [1.0, 2.0]))]);
     assert_eq!(z.data, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0]);
+    let large = try_run("", "%z = expand %x : f32[46341, 46341] return %z", &[("x", f32(&[1, 1], [1.0]))]);
+    assert!(large.unwrap_err().to_string().contains("value is too large to interpret"));
 }
 
 #[test]
@@ -245,6 +249,21 @@ fn sdpa_with_window_and_grouped_heads() {
 }
 
 #[test]
+fn sdpa_heads_read_their_queries_keys_and_values() {
+    // Two query heads share a kv head. The two keys of each are the unit vectors, and a query is one of them: it gets the value beside it.
+    let decl = "state @kv {kv_heads=2, head_dim=2, dtype=f32}";
+    let inputs = [
+        ("q", f32(&[2, 4, 2], [1., 0., 0., 1., 1., 0., 0., 1., 0., 1., 1., 0., 0., 1., 1., 0.])),
+        ("k", f32(&[2, 2, 2], [1., 0., 0., 1., 0., 1., 1., 0.])),
+        ("v", f32(&[2, 2, 2], (1..9).map(f64::from))),
+        ("s", i32(&[0, 0])),
+        ("i", i32(&[0, 1])),
+    ];
+    let y = try_run(decl, &attend("score * 1e9", "true"), &inputs).unwrap();
+    near(&y[0].data, &[1., 2., 5., 6., 7., 8., 3., 4., 5., 6., 1., 2., 3., 4., 7., 8.]);
+}
+
+#[test]
 fn sdpa_scores() {
     let decl = "state @kv {kv_heads=1, head_dim=2, dtype=f32}";
     let ln2 = std::f64::consts::LN_2;
@@ -337,6 +356,10 @@ fn other_states_are_cleared_and_bad_places_refused() {
         *t = if matches!(*name, "s" | "i") { i32(&[0, 0]) } else { f32(&[2, 1, 1], [0.0, 0.0]) };
     }
     assert!(try_run(decl, &attend("score", "true"), &twice).unwrap_err().to_string().contains("two rows write"));
+    let body = attend("score", "true").replace("sdpa %q, %kv, %s,", "sdpa %q, %kv, %other,");
+    let inputs: Vec<_> = step(1.0, 0, 0).into_iter().chain([("other", i32(&[1]))]).collect();
+    let other = try_run(decl, &body, &inputs).unwrap_err().to_string();
+    assert!(other.contains("kv_index 0 of slot 1 was never written"), "{other}");
 }
 
 const CALLS: &str = r#"module {

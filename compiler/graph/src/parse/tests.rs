@@ -86,6 +86,8 @@ fn callees_may_come_later() {
 
 #[test]
 fn errors_have_a_place() {
+    let many = format!("module {{ func @f(%x: f32[2]) {{ %y = sum %x {{{}", ('a'..='q').map(|c| format!("{c}, ")).collect::<String>());
+    let long = " ".repeat(BYTES_MAX + 1);
     let cases = [
         ("", "1:1: expected \"module\", found the end of the text"),
         ("module {\n  é", "2:3: unexpected character 'é'"),
@@ -107,6 +109,18 @@ fn errors_have_a_place() {
         ("module { param @a : f32[1] = source \"a\\q\"", "1:39: unknown escape"),
         ("module { param @a : f32[1] = source \"a\\u{110000}\"", "1:39: unknown escape"),
         ("module { symbol T<=1 symbol T<=1", "1:29: symbol is declared twice"),
+        ("module { param @a : f32 = source \"a\"\nparam @a : f32 = source \"b\"", "2:7: parameter is declared twice"),
+        (
+            "module { state @a {kv_heads=1, head_dim=1, dtype=f32}\nstate @a {kv_heads=1, head_dim=1, dtype=f32}",
+            "2:7: state is declared twice",
+        ),
+        ("module { state @a {kv_heads=1, head_dim=1, dtype=f32, size=1}", "1:60: unknown attribute size"),
+        ("module { func @f(%x: f32) { return %x }\nfunc @f(%x: f32) { return %x }", "2:6: function is declared twice"),
+        ("module { func @f(%x: f32, %x: f32) {", "1:27: input is declared twice"),
+        ("module { func @f(%x: f32[2]) {\n %y = sum %x {axis=0, axis=0}", "2:23: attribute axis is given twice, or there are too many"),
+        (many.as_str(), "1:93: attribute q is given twice, or there are too many"),
+        ("module { param @a : f32 = source \"a\" func @f(%x: f32) params(@a @a) {", "1:65: expected ',', found @a"),
+        ("module { func @f(%x: f32) { return %x } main @f\nmain @f }", "2:1: main is given twice"),
         ("module { func @f(%x: f32) { return %x } main @g }", "1:46: no function @g"),
         ("module { }", "1:11: main is missing"),
         ("module { func @f(%x: f32) { return %x } } x", "1:43: expected the end of the text, found \"x\""),
@@ -114,6 +128,7 @@ fn errors_have_a_place() {
     for (text, want) in cases {
         assert_eq!(parse(text).unwrap_err().to_string(), want, "{text}");
     }
+    assert_eq!(parse(&long).unwrap_err().to_string(), "1:1: text is longer than 67108864 bytes");
     assert_eq!(parse_bytes(b"module {\n \xff").unwrap_err().to_string(), "2:2: not UTF-8");
 }
 
