@@ -237,7 +237,7 @@ pub struct Build {
     /// Write the graph after each pass that changed it, and the programs, into this directory
     #[arg(help_heading = heading::STAGES, long, value_name = "DIR")]
     pub dump_dir: Option<PathBuf>,
-    /// Also check that passes which say that they changed nothing left the graph as it was; after those that changed it, it is always verified
+    /// Check that passes which say that they changed nothing left the graph as it was; after others it is verified in any case
     #[arg(help_heading = heading::STAGES, long)]
     pub verify_each: bool,
     /// Print why passes did or did not apply

@@ -1,5 +1,5 @@
-//! `rcompile inspect --scaling`: what a program can reach on 1, 2, 16, 64 and 96 cores, as many as a socket of the CPU has, computed from its regions and a table row for the
-//! CPU.
+//! `rcompile inspect --scaling`: what a program can reach on 1, 2, 16, 64 and 96 cores, as far as a socket of the CPU has as many, computed
+//! from its regions and a table row for the CPU.
 //!
 //! In: the cost of each region (`plan/cost.rs`, from a manifest or from a plan) and a [`Machine`]. Out: a note, as text or JSON. Nothing
 //! is run, and nothing here is measured on the machine in question: it is a bound with its assumptions beside it.

@@ -261,7 +261,8 @@ impl<'o> Building<'o> {
         if let Some(bucket) = measured.buckets.iter().find(|bucket| bucket.is_undecided()) {
             let (rows, noise) = (bucket.rows, bucket.noise * 100.0);
             self.warn(Some(format!(
-                "warning[W-autotune]: {rows} rows: the same code differed by {noise:.0} % from run to run, the planner's tiles are kept; try again when the machine is idle"
+                "warning[W-autotune]: {rows} rows: the same code differed by {noise:.0} % from run to run, the planner's tiles are kept; \
+                 try again when the machine is idle"
             )));
         }
         let input = best.write(self.o.tuning.as_deref(), isa)?;

@@ -1,7 +1,7 @@
 //! README and docs: verbs and flags that they name exist, and what they link to is there.
 //!
-//! In: the inline code and fenced code of `README.md`, `CHANGELOG.md`, `docs/*.md` and `docs/machines/*.md`, and of scripts; the help of every verb of the compiler, of
-//! executables and of the tools of this crate.
+//! In: the inline code and fenced code of `README.md`, `CHANGELOG.md`, `docs/*.md` and `docs/machines/*.md`, and scripts; the help of every
+//! verb of the compiler, of executables and of the tools of this crate.
 
 use rcompile::options;
 use rcompile_tests::{build, golden};

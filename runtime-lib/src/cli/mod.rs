@@ -2,7 +2,8 @@
 //! environment, but for `start.c` and what ends a process that has no memory left, or a second signal (`memory`, `process`).
 //!
 //! In: arguments, the payload's address, the table of steps. Out: data on stdout, one line per error on stderr, an exit code.
-//! Order of the checks: level of the CPU (10, by `start.c`), integrity of the file (exit 9), CPU (exit 10, all verbs but `info` and `verify`), command line (2).
+//! Order of the checks: level of the CPU (10, by `start.c`), integrity of the file (exit 9), CPU (exit 10, all verbs but `info` and
+//! `verify`), command line (2).
 
 mod answer;
 mod args;

@@ -1,7 +1,8 @@
 //! How a kernel goes over its rows and panels: what follows from its decisions and the CPU, computed in one place.
 //!
-//! In: a [`Matmul`] and an [`Isa`]. Out: [`Schedule`]: which way which number of rows goes, blocks of panels and of k that several blocks of
-//! rows pass over, what they keep in scratch meanwhile, for which numbers of rows there are functions, and which functions of rows that makes.
+//! In: a [`Matmul`] and an [`Isa`]. Out: [`Schedule`]: which way which number of rows goes, blocks of panels and of k that several blocks
+//! of rows pass over, what they keep in scratch meanwhile, for which numbers of rows there are functions, and which functions of rows that
+//! makes.
 
 use super::*;
 use crate::program::FewRows;
