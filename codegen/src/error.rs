@@ -9,6 +9,9 @@ pub enum Error {
     /// The planner's program breaks rules of `verify`.
     #[error("invalid program (a bug in rcompile):\n{}", .0.join("\n"))]
     Program(Vec<String>),
+    /// The system does not load compiled code.
+    #[error("cannot be loaded: {0}")]
+    Load(String),
     /// LLVM refused.
     #[error("{stage} failed (a bug in rcompile): {message}")]
     Internal {

@@ -4,6 +4,7 @@
 //! entry's output. A step runs on the calling thread alone, so that its barriers have nothing to do; several threads can run one
 //! [`HostStep`], each with a [`Scratch`] of its own. Bits do not depend on the number of threads that do.
 
+use crate::error::Error;
 use crate::program::Program;
 use crate::unit::step_symbol;
 use libloading::Library;
@@ -130,19 +131,19 @@ impl Area {
 }
 
 impl HostStep {
-    /// Loads the step of a program from a shared object. Errors: the file system may hold no programs, or the object no such step.
+    /// Loads the step of a program from a shared object.
     ///
     /// # Safety
     /// Nothing can check here that
     /// - the object is what the units of this very program were compiled to, with [`SINGLE_THREAD_RUNTIME`] and nothing else,
     /// - for a CPU that this machine is,
     /// - and `sizes` are what the program's plan says.
-    pub unsafe fn load(object: &Path, program: &Program, sizes: Sizes) -> std::io::Result<HostStep> {
-        let failed = std::io::Error::other::<libloading::Error>;
+    pub unsafe fn load(object: &Path, program: &Program, sizes: Sizes) -> Result<HostStep, Error> {
         // SAFETY: our own object has no initialisers, and the caller answers for its being ours.
-        let library = unsafe { Library::new(object) }.map_err(failed)?;
+        let library = unsafe { Library::new(object) }.map_err(|e| Error::Load(e.to_string()))?;
         // SAFETY: generated steps have this type; `run` is not used after `library` is gone.
-        let run = unsafe { *library.get::<StepFn>(step_symbol(program).as_bytes()).map_err(failed)? };
+        let run = unsafe { library.get::<StepFn>(step_symbol(program).as_bytes()) };
+        let run = *run.map_err(|e| Error::internal("loading compiled code", e.to_string()))?;
         Ok(HostStep {
             run,
             _library: library,

@@ -1,6 +1,7 @@
 //! What a build writes beside its executable: texts of stages (`--emit`, `--dump-dir`), objects, the linker's files (`--save-temps`).
 
 use crate::error::Error;
+use crate::link;
 use crate::link::guard::{self, WorkDir};
 use crate::options::{Build, Emit, EmitKind};
 use crate::report::Report;
@@ -72,7 +73,7 @@ pub(crate) fn suffixed(path: &Path, extension: &str) -> PathBuf {
 }
 
 /// Where `--emit` of this kind goes, if it is asked for; the inner None: stdout.
-fn emitted(o: &Build, kind: EmitKind) -> Option<Option<PathBuf>> {
+pub(crate) fn emitted(o: &Build, kind: EmitKind) -> Option<Option<PathBuf>> {
     let (_, extension) = EXTENSIONS.into_iter().find(|e| e.0 == kind)?;
     o.emits(kind).map(|emit| emit_path(o, emit, extension))
 }
@@ -125,8 +126,7 @@ pub(crate) fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<
     let dir = suffixed(output, "temps");
     std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
     write_whole(&dir.join("runtime.a"), archive)?;
-    let list: String =
-        ["start", "stub"].into_iter().chain(objects.iter().map(|o| o.0.as_str())).map(|name| format!("{name}.o\n")).collect();
+    let list = link::list_of_objects(objects.iter().map(|(symbol, _)| format!("{symbol}.o")));
     write_whole(&dir.join("objects"), list.as_bytes())?;
     for name in ["start.c", "stub.c", "start.o", "stub.o", "payload.ld", "command", "log"] {
         if let Ok(bytes) = std::fs::read(work.path().join(name)) {

@@ -78,13 +78,15 @@ pub(crate) fn check(o: &Build) -> Result<(), Error> {
     let mut files: Vec<(PathBuf, Output)> = Vec::new();
     for output in outputs(o) {
         let Some(file) = output.check()? else { continue };
-        // Only a directory can be what another path leads through.
-        let same = |(known, other): &&(PathBuf, Output)| {
-            let through = |path: &PathBuf, shape: Shape, into: &PathBuf| shape != Shape::Directory && into.starts_with(path);
-            through(known, other.shape, &file) || through(&file, output.shape, known)
-        };
-        if let Some((_, other)) = files.iter().find(same) {
-            let what = format!("{} and {} write to one place, {}", other.flag, output.flag, output.path.display());
+        // Only in a directory can anything lie.
+        let is_within = |inner: &Path, outer: &Path, shape: Shape| shape != Shape::Directory && inner.starts_with(outer);
+        let collides = |(known, other): &&(PathBuf, Output)| is_within(&file, known, other.shape) || is_within(known, &file, output.shape);
+        if let Some((known, other)) = files.iter().find(collides) {
+            let (flags, path) = (format!("{} and {}", other.flag, output.flag), output.path.display());
+            let what = match *known == file {
+                true => format!("{flags} write to one place, {path}"),
+                false => format!("{flags}: what is a file for one is a directory for the other, {} and {path}", other.path.display()),
+            };
             return Err(Error::Usage { what, help: Some("give each a name of its own".into()) });
         }
         files.push((file, output));

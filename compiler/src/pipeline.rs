@@ -189,7 +189,8 @@ fn last_stage(o: &Build, passes: &[Pass]) -> Result<Stage, Error> {
     let asked = o.emit.iter().map(|emit| Stage::of(emit.kind));
     let Some(at) = o.stop_after.as_deref() else {
         let last = asked.max().unwrap_or(Stage::Finish);
-        if let Some(emit) = o.emit.iter().find(|emit| o.dry_run && emit.to_stdout() && Stage::of(emit.kind) > Stage::Plan) {
+        let prints = |kind: EmitKind| Stage::of(kind) == Stage::Codegen && emit::emitted(o, kind) == Some(None);
+        if let Some(emit) = o.emit.iter().find(|emit| o.dry_run && prints(emit.kind)) {
             let what = format!("--emit {}: a --dry-run ends with the plan", emit.kind.name());
             return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
         }

@@ -241,7 +241,7 @@ impl<'o> Building<'o> {
 
     /// autotune: plans with other tiles, run on this machine.
     pub fn autotune(&mut self, source: &mut Source, modules: &[Module], place: &Place<'_>, cache: &Cache) -> Result<(), Error> {
-        // Their weights take no place: nobody writes them.
+        // The weights that all trials share are looked at when they are written.
         payload::check_space(place.work.path(), place.archive.len() as u64 + autotune::TRIALS_MAX * LINKED_BYTES)?;
         let opt_level = self.o.opt_level;
         let link_trial = |work: &WorkDir, plans: &Plans| {
@@ -258,11 +258,13 @@ impl<'o> Building<'o> {
         let (isa, ctx_size) = (&source.isa, source.settings.ctx_size);
         let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &place.work };
         let (best, measured) = autotune::run(&cx, &mut self.progress)?;
-        if let Some(bucket) = measured.buckets.iter().find(|bucket| bucket.is_undecided()) {
-            let (rows, noise) = (bucket.rows, bucket.noise * 100.0);
+        let noisy = measured.buckets.iter().filter(|bucket| bucket.is_undecided());
+        let noisy: Vec<String> = noisy.map(|bucket| format!("{} rows ({:.0} %)", bucket.rows, bucket.noise * 100.0)).collect();
+        if !noisy.is_empty() {
             self.warn(Some(format!(
-                "warning[W-autotune]: {rows} rows: the same code differed by {noise:.0} % from run to run, the planner's tiles are kept; \
-                 try again when the machine is idle"
+                "warning[W-autotune]: --autotune: the same code differed too much from run to run to choose tiles for {}; the planner's are \
+                 kept, try again when the machine is idle",
+                noisy.join(", ")
             )));
         }
         let input = best.write(self.o.tuning.as_deref(), isa)?;
@@ -518,6 +520,7 @@ fn run_passes(
             break;
         }
     }
+    verify_graph("passes", module)?;
     if o.explain {
         let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
         report.notes.extend(notes);

@@ -390,7 +390,8 @@ fn what_calibration_shares_counts_for_the_control_group() {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
     let text = dir.path().join("text");
     std::fs::write(&text, std::fs::read_to_string(demo.join("calibrate.txt")).unwrap().repeat(6)).unwrap();
-    let mut build = rcompile(&["build", "--quiet", "--no-cache", "--quantize", "int4", "--buckets", "1", "--model"]);
+    // Stacks of threads count, too.
+    let mut build = rcompile(&["build", "--quiet", "--no-cache", "--jobs", "2", "--quantize", "int4", "--buckets", "1", "--model"]);
     build.arg(demo.join("model")).arg("--calibrate").arg(&text).arg("-o").arg(dir.path().join("out"));
     // The states of 128 chunks take 49 MiB.
     let Some(out) = within_group(88 << 20, &build) else { return };

@@ -7,7 +7,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
 use std::ptr::null_mut;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
 
 #[global_allocator]
 static ALLOCATOR: OrLeave = OrLeave;
@@ -51,23 +51,36 @@ pub struct SharedRoom {
 impl SharedRoom {
     /// For so many bytes. None: they are more than the control group leaves.
     pub fn take(bytes: u64) -> Option<SharedRoom> {
-        if cgroup::memory_limit().is_none() || cgroup::machine_swaps() {
-            return Some(SharedRoom { bytes: 0 });
-        }
-        let given = getrlimit(Resource::Data);
-        let (Some(current), Some(taken)) = (given.current, data_bytes()) else { return Some(SharedRoom { bytes: 0 }) };
-        let left = current.checked_sub(bytes).filter(|left| *left > taken)?;
-        setrlimit(Resource::Data, Rlimit { current: Some(left), ..given }).ok()?;
-        Some(SharedRoom { bytes })
+        let room = SharedRoom { bytes };
+        let shared = SHARED.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        limit_data_beside(shared).then_some(room)
     }
 }
 
 impl Drop for SharedRoom {
     fn drop(&mut self) {
-        let given = getrlimit(Resource::Data);
-        let current = given.current.map(|current| current + self.bytes);
-        let _ = setrlimit(Resource::Data, Rlimit { current, ..given });
+        let before = SHARED.fetch_sub(self.bytes, Ordering::Relaxed);
+        limit_data_beside(before.saturating_sub(self.bytes));
     }
+}
+
+/// Bytes of all rooms.
+static SHARED: AtomicU64 = AtomicU64::new(0);
+
+/// Lets allocations fail where they and so many shared bytes exceed the control group's limit; false where they do already.
+fn limit_data_beside(shared: u64) -> bool {
+    /// Before there was any room.
+    static GIVEN: OnceLock<Rlimit> = OnceLock::new();
+    let Some(limit) = cgroup::memory_limit().filter(|_| !cgroup::machine_swaps()) else { return true };
+    let given = GIVEN.get_or_init(|| getrlimit(Resource::Data));
+    let left = limit.saturating_sub(shared);
+    if data_bytes().is_some_and(|taken| taken >= left) {
+        return false;
+    }
+    let current = Some(given.current.map_or(left, |current| current.min(left)));
+    // What cannot be limited stays as it is.
+    let _ = setrlimit(Resource::Data, Rlimit { current, maximum: given.maximum });
+    true
 }
 
 /// Runs `part`, in which the process may take about as many bytes more; an allocation beyond them ends it with the line `refusal`. For

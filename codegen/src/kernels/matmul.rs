@@ -6,7 +6,7 @@
 //! ```text
 //! kernel:    prologue for all rows; then, by their number, one of these ways (`Way`)
 //!   few, up to mr:   for pieces of panels of the thread's share, and of others' at its end (`share_out`) { stream<m>; group nests }
-//!   halves, up to a few times mr, where more rows widen weights: the same for blocks of panels, by each block of rows in turn
+//!   few blocks, up to a few times mr, where more rows widen weights: the same for blocks of panels, by each block of rows in turn
 //!   alone, up to 32 by tiles (AMX), see `by_tiles`: as few rows, with alone<n>
 //!   passes, more:    for pass of rows, for the thread's share of panels { pass }, and of the last pass for pieces of others' shares
 //! pass:      for block of panels { for block of k { for block of m rows { block<m>; group nests } } }

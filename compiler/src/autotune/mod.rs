@@ -80,7 +80,7 @@ fn check_on(native: &Isa, isa: &Isa) -> Result<(), Error> {
 struct Bucket {
     rows: u32,
     matmuls: Vec<(MatmulKey, MatmulTile)>,
-    /// By round and turn: tokens per second.
+    /// By round: tokens per second of each variant, and of the planner's choice once more.
     rates: Vec<Vec<f64>>,
 }
 
@@ -121,8 +121,10 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         }
         seconds.push(begin.elapsed().as_secs_f64());
     }
-    // Every trial has a turn, and the planner's choice another one at the end.
-    let turns: Vec<usize> = (0..trials.len()).chain([0]).collect();
+    // Every trial has a turn, and the planner's choice another one half a round later, as far from the first as the variants are.
+    let again = trials.len();
+    let mut turns: Vec<usize> = (0..again).collect();
+    turns.insert(again.div_ceil(2), again);
     lengths = affordable(&lengths, &seconds, turns.len(), left());
     let mut rounds = 0;
     'rounds: while rounds < *ROUNDS.end() && !lengths.is_empty() {
@@ -132,8 +134,8 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         let mut measured = vec![vec![0.0; turns.len()]; lengths.len()];
         for number in 0..turns.len() {
             // Another order in each round: what runs first after something else has no advantage.
-            let turn = (number + rounds) % turns.len();
-            let variant = turns[turn];
+            let turn = turns[(number + rounds) % turns.len()];
+            let variant = if turn == again { 0 } else { turn };
             tick(format!("round {}, variant {} of {}", rounds + 1, variant + 1, trials.len()));
             let Some(rates) = trial::run(&trials[variant], &lengths, cx.work, left())? else { break 'rounds };
             for (bucket, rate) in measured.iter_mut().zip(rates) {

@@ -35,7 +35,7 @@ pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Res
             let of_first = payload::weights_path(first);
             std::fs::hard_link(&of_first, &beside).map_err(|e| Error::output(&beside, "linking", &e))?;
         }
-        None => fill(&plans, exe.sink())?,
+        None => fill(cx.work, &plans, exe.sink())?,
     }
     exe.publish_trial(&path, first.is_none().then_some(&*beside))?;
     Ok(path)
@@ -100,7 +100,7 @@ fn shorten(program: &mut Program, layers: u32) {
 }
 
 /// Writes random numbers where the plans read weights; the rest of the file stays a hole.
-fn fill(plans: &Plans, sink: Sink<'_>) -> Result<(), Error> {
+fn fill(work: &WorkDir, plans: &Plans, sink: Sink<'_>) -> Result<(), Error> {
     let Plans { buckets: plans, weights: table } = plans;
     let layers = layers(plans) as usize;
     let used = |offset: u64| {
@@ -113,6 +113,7 @@ fn fill(plans: &Plans, sink: Sink<'_>) -> Result<(), Error> {
         .filter(|j| matches!(j.dtype, DType::F32 | DType::F16 | DType::Bf16) && used(j.offset))
         .flat_map(|j| (0..j.bytes).step_by(PIECE as usize).map(|at| (j.offset + at, PIECE.min(j.bytes - at))))
         .collect();
+    payload::check_space(work.path(), pieces.iter().map(|piece| piece.1).sum())?;
     let write = |(offset, len): &(u64, u64)| {
         let mut state = offset | 1;
         let mut bytes = vec![0u8; *len as usize];

@@ -8,7 +8,7 @@ use crate::plan::{self, PlanCx, Planned, WeightTable};
 use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, Sizes};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
-use rcompile_codegen::{Options, compile_units, verify};
+use rcompile_codegen::{Error as CodegenError, Options, compile_units, verify};
 use rcompile_graph::Module;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -60,10 +60,13 @@ impl<'a> HostCompiler<'a> {
         let work = WorkDir::create(&self.work.path().join("calibrate"))?;
         let object = link::link_host(&work, &self.tools, &objects)?;
         // SAFETY: linked just now from the units of this program alone, for a level that this machine has; sizes are those of its plan.
-        let step = unsafe { HostStep::load(&object, &planned.program, sizes) }.map_err(|e| Error::Output {
-            path: object.display().to_string(),
-            what: format!("cannot be loaded: {e}"),
-            help: Some("--calibrate runs code that lies beside the output: choose a file system that may hold programs".into()),
+        let step = unsafe { HostStep::load(&object, &planned.program, sizes) }.map_err(|e| match e {
+            CodegenError::Load(_) => Error::Output {
+                path: object.display().to_string(),
+                what: e.to_string(),
+                help: Some("--calibrate runs code that lies beside the output: is that a file system without programs (noexec)?".into()),
+            },
+            other => other.into(),
         })?;
         let step = Arc::new(step);
         self.loaded.insert(key, step.clone());

@@ -267,20 +267,20 @@ fn planning(
     Ok(Planning { stage, planned, weights, cost: cost.max(1) })
 }
 
-/// Memory for weights and hidden states, counted.
-struct Area {
-    weights: HostWeights,
+/// Memory for weights and hidden states, for which there is room.
+struct Counted {
+    memory: HostWeights,
     _room: SharedRoom,
 }
 
-impl Area {
-    fn new(bytes: u64) -> Result<Area, Error> {
+impl Counted {
+    fn new(bytes: u64) -> Result<Counted, Error> {
         let limit = |found: String| {
             let what = format!("no memory for hidden states and a layer, expected {} MiB more, found {found}", bytes.div_ceil(1 << 20));
             Error::Limit { place: "--calibrate".into(), what }
         };
         let room = SharedRoom::take(bytes).ok_or_else(|| limit("less than that below the control group's limit".into()))?;
-        Ok(Area { weights: HostWeights::new(bytes).map_err(|e| limit(e.to_string()))?, _room: room })
+        Ok(Counted { memory: HostWeights::new(bytes).map_err(|e| limit(e.to_string()))?, _room: room })
     }
 }
 
@@ -289,9 +289,9 @@ struct Forward<'c> {
     chunks: &'c [Vec<u32>],
     /// Elements of a hidden state.
     width: usize,
-    area: Area,
+    area: Counted,
     /// The first stage's weights, and tokens in place of hidden states.
-    first: Option<Area>,
+    first: Option<Counted>,
     /// Chunks that are worked on at once.
     batch: usize,
 }
@@ -304,7 +304,7 @@ impl<'c> Forward<'c> {
         let most = plannings[1..].iter().map(|p| p.weights.len).max().unwrap_or(0);
         let hidden = chunks.iter().map(Vec::len).sum::<usize>() * width * 4;
         let batch = rayon::current_num_threads().min(chunks.len()).min(BATCH);
-        Ok(Forward { chunks, width, area: Area::new(most.max(hidden as u64))?, first: Some(Area::new(first.weights.len)?), batch })
+        Ok(Forward { chunks, width, area: Counted::new(most.max(hidden as u64))?, first: Some(Counted::new(first.weights.len)?), batch })
     }
 
     fn batches(&self) -> usize {
@@ -324,7 +324,7 @@ impl<'c> Forward<'c> {
         jobs.iter_mut().for_each(|j| j.offset -= base);
         let table = WeightTable { jobs, len: table.len - base };
         let area = self.first.as_mut().unwrap_or(&mut self.area);
-        let sink = Sink { file: area.weights.file(), path: Path::new("calibration"), base };
+        let sink = Sink { file: area.memory.file(), path: Path::new("calibration"), base };
         pack::pack(&table, tensors, sink, false, &|_| {})?;
         Ok(step)
     }
@@ -355,7 +355,7 @@ impl<'c> Forward<'c> {
             Some(first) => (first, &self.chunks[chunk]),
             None => (&self.area, &places),
         };
-        let out = step.run(&area.weights, &mut scratch, tokens);
+        let out = step.run(&area.memory, &mut scratch, tokens);
         let rows = out.chunks(step.output_width()).flat_map(|row| &row[..width]);
         let rows = rows.copied().collect();
         lock().push(scratch);
@@ -369,7 +369,7 @@ impl<'c> Forward<'c> {
             let outputs = self.batch(step, &idle, begin, self.width);
             // A chunk's states are read by its own step only.
             for (chunk, rows) in (begin..).zip(outputs) {
-                self.area.weights.write(chunk * rows.len() * 4, &rows);
+                self.area.memory.write(chunk * rows.len() * 4, &rows);
             }
         }
         self.first = None;

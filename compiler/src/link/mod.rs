@@ -81,14 +81,10 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     work.write("stub.c", fill_stub(inputs.steps).as_bytes())?;
     work.write("payload.ld", SCRIPT.as_bytes())?;
     work.write("runtime.a", inputs.archive)?;
-    let mut list = String::from("start.o\nstub.o\n");
     for (index, (_, bytes)) in inputs.objects.iter().enumerate() {
-        let name = object_name(index);
-        work.write(&name, bytes)?;
-        list += &name;
-        list.push('\n');
+        work.write(&object_name(index), bytes)?;
     }
-    work.write("objects", list.as_bytes())?;
+    work.write("objects", list_of_objects((0..inputs.objects.len()).map(object_name)).as_bytes())?;
     let args = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
     let protection = if tools.triple.starts_with("aarch64") { "-mbranch-protection=standard" } else { "-fcf-protection=full" };
     let mut compile = args(&["-O2", "-fPIE", "-ffreestanding", "-fno-stack-protector", protection]);
@@ -115,7 +111,9 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
         "-Wl,--build-id=none",
         "-Wl,--no-undefined",
     ]));
-    work.write("command", format!("{} {} {}\n", tools.driver.display(), tools.driver_args.join(" "), link.join(" ")).as_bytes())?;
+    let driver = tools.driver.to_string_lossy();
+    let words: Vec<String> = [&*driver].into_iter().chain(tools.driver_args.iter().chain(&link).map(String::as_str)).map(quoted).collect();
+    work.write("command", format!("{}\n", words.join(" ")).as_bytes())?;
     tools.run(&link, work.path(), "linking")?;
     // Tens of megabytes that the payload may need on a small disk.
     work.remove("runtime.a");
@@ -136,6 +134,17 @@ pub fn link_host(work: &WorkDir, tools: &Tools, objects: &[Vec<u8>]) -> Result<P
     }
     tools.run(&args, work.path(), "linking code for this machine")?;
     Ok(work.path().join("host.so"))
+}
+
+/// What the linker reads by one name: these objects, behind those of the entry.
+pub fn list_of_objects(names: impl Iterator<Item = String>) -> String {
+    ["start.o", "stub.o"].map(String::from).into_iter().chain(names).map(|name| name + "\n").collect()
+}
+
+/// A word as a shell takes it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./_-".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) { word.to_string() } else { format!("'{}'", word.replace('\'', "'\\''")) }
 }
 
 /// Name of an object in the work directory.

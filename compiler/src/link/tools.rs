@@ -3,6 +3,7 @@
 use super::guard::{self, Finished};
 use crate::error::Error;
 use rcompile_codegen::isa::HOST_TRIPLE;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -130,6 +131,27 @@ const OF_MISSING_PARTS: [&str; 9] = [
     "is incompatible with",
 ];
 
+/// What a step of the toolchain did not have.
+#[derive(Debug, PartialEq, Eq)]
+enum Lack {
+    Space,
+    Memory,
+    Parts,
+}
+
+/// What it seems to lack by what it says, and by the signal that ended it or one of its programs. (A linker that writes to a mapped file on
+/// a full disk gets SIGBUS, 7.)
+fn lack(text: &str, signal: Option<i32>) -> Option<Lack> {
+    let says = |words: &[&str]| words.iter().any(|words| text.contains(words));
+    if signal == Some(7) || says(&["No space left", "with signal 7"]) {
+        Some(Lack::Space)
+    } else if matches!(signal, Some(6 | 9)) || says(&["with signal 6", "with signal 9", "Killed signal"]) {
+        Some(Lack::Memory)
+    } else {
+        says(&OF_MISSING_PARTS).then_some(Lack::Parts)
+    }
+}
+
 /// Whether a disk has so little left that a step of the toolchain may have failed for it.
 fn is_full(dir: &Path) -> bool {
     rustix::fs::statvfs(dir).is_ok_and(|fs| fs.f_bavail.saturating_mul(fs.f_frsize) < FULL_BYTES)
@@ -159,15 +181,12 @@ impl Tools {
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
             Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
             Ok(Finished { status: Some(status), text }) => {
-                // A linker that writes to a mapped file on a full disk gets SIGBUS.
-                let help = if is_full(dir) || ["No space left", "Bus error"].iter().any(|words| text.contains(words)) {
-                    Some(no_space(dir))
-                } else if ["signal 6", "signal 9", "Killed"].iter().any(|words| text.contains(words)) {
-                    Some("it may have had too little memory: raise the limit".to_string())
-                } else if OF_MISSING_PARTS.iter().any(|words| text.contains(words)) {
-                    Some(install_cc(&self.triple))
-                } else {
-                    None
+                let help = match lack(&text, status.signal()) {
+                    _ if is_full(dir) => Some(no_space(dir)),
+                    Some(Lack::Space) => Some(no_space(dir)),
+                    Some(Lack::Memory) => Some("it may have had too little memory: raise the limit of memory, or build elsewhere".into()),
+                    Some(Lack::Parts) => Some(install_cc(&self.triple)),
+                    None => None,
                 };
                 failed(format!("{doing} failed ({status}): {}", cause(&text)), help)
             }
@@ -205,5 +224,22 @@ mod tests {
         let of_clang = "stub.c:15:2: error: \"too old\"\n   15 | #error \"too old\"\n      |  ^\n1 error generated.\n";
         assert_eq!(cause(of_clang), "stub.c:15:2: error: \"too old\"");
         assert_eq!((cause("words\n"), cause("")), ("words", "no message"));
+    }
+
+    #[test]
+    fn what_a_step_lacks() {
+        for (text, signal, lacks) in [
+            ("ld: final link failed: No space left on device", None, Some(Lack::Space)),
+            ("collect2: fatal error: ld terminated with signal 7 [Bus error], core dumped", None, Some(Lack::Space)),
+            ("collect2: fatal error: ld terminated with signal 6 [Aborted]", None, Some(Lack::Memory)),
+            ("gcc: fatal error: Killed signal terminated program cc1", None, Some(Lack::Memory)),
+            ("", Some(9), Some(Lack::Memory)),
+            ("", Some(7), Some(Lack::Space)),
+            ("/usr/bin/ld: cannot find -lm: No such file or directory", None, Some(Lack::Parts)),
+            ("ld.lld: error: undefined symbol: f", None, None),
+            ("", Some(15), None),
+        ] {
+            assert_eq!(lack(text, signal), lacks, "{text}");
+        }
     }
 }

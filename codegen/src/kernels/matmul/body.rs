@@ -2,7 +2,7 @@
 //!
 //! In: a [`Schedule`], the functions that are called. Out: `kernel(ctx, thread, threads, layer)`.
 //!
-//! The ways, from few rows to many ([`Way`]): [`Body::few`], [`Body::halves`], [`Body::alone`] (by tiles), [`Body::passes`].
+//! The ways, from few rows to many ([`Way`]): [`Body::few`], [`Body::few_blocks`], [`Body::alone`] (by tiles), [`Body::passes`].
 
 use super::*;
 
@@ -59,14 +59,14 @@ impl<'c> Body<'_, '_, '_, 'c> {
     }
 
     /// One of these ways.
-    fn one_of(&self, ways: &[(u32, Way)]) {
+    fn one_of(&self, ways: &[(RangeInclusive<u32>, Way)]) {
         let fb = self.call.fb;
-        match *ways {
+        match ways {
             [] => {}
-            [(_, way)] => self.go(way),
-            [(most, way), ref more @ ..] => {
-                let is_this = fb.cmp(Cmp::Le, self.rows, fb.int(most.into()));
-                fb.either(is_this, || self.go(way), || self.one_of(more));
+            [(_, way)] => self.go(*way),
+            [(rows, way), more @ ..] => {
+                let is_this = fb.cmp(Cmp::Le, self.rows, fb.int((*rows.end()).into()));
+                fb.either(is_this, || self.go(*way), || self.one_of(more));
             }
         }
     }
@@ -74,7 +74,7 @@ impl<'c> Body<'_, '_, '_, 'c> {
     fn go(&self, way: Way) {
         match way {
             Way::Few => self.few(),
-            Way::Halves => self.halves(),
+            Way::FewBlocks => self.few_blocks(),
             Way::Alone => self.alone(),
             Way::Passes => self.passes(),
         }
@@ -85,8 +85,8 @@ impl<'c> Body<'_, '_, '_, 'c> {
         self.pieces(&|begin, end| self.stream(self.call.fb.int(0), self.rows, begin, end));
     }
 
-    /// [`Way::Halves`]. The second half of the rows finds the block of panels in L2.
-    fn halves(&self) {
+    /// [`Way::FewBlocks`]. The second block of rows finds the block of panels in L2.
+    fn few_blocks(&self) {
         let (fb, generator) = (self.call.fb, self.generator);
         let units = fb.int(self.blocks().units.into());
         self.pieces(&|begin, end| {
@@ -149,7 +149,7 @@ impl<'c> Body<'_, '_, '_, 'c> {
         }
     }
 
-    /// What [`Way::Halves`] and [`Way::Passes`] go over.
+    /// What [`Way::FewBlocks`] and [`Way::Passes`] go over.
     fn blocks(&self) -> &Blocks {
         self.generator.schedule.blocks.as_ref().expect("more rows than few")
     }

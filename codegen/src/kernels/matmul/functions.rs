@@ -7,7 +7,7 @@ use super::*;
 
 /// Functions of a kernel.
 pub(super) struct Functions<F> {
-    /// For all k of a panel at once: [`Way::Few`], [`Way::Halves`].
+    /// For all k of a panel at once: [`Way::Few`], [`Way::FewBlocks`].
     pub stream: Instances<F>,
     /// For a single block of rows, of one tile of rows, and of two, or only of one of these: [`Way::Alone`].
     pub alone: Vec<F>,

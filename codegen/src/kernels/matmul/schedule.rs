@@ -16,8 +16,8 @@ pub struct Schedule<'a> {
     pub(super) product: Product,
     /// How several blocks of rows pass over the weights; `None` in kernels of few rows.
     pub(super) blocks: Option<Blocks>,
-    /// The ways for all numbers of rows that there can be, each with the most rows that go it, fewest first.
-    pub(super) ways: Vec<(u32, Way)>,
+    /// The ways, each with the numbers of rows that go it, fewest first: all that there can be.
+    pub(super) ways: Vec<(RangeInclusive<u32>, Way)>,
     /// The numbers of rows that the kernel has functions for.
     pub row_counts: RowCounts,
 }
@@ -29,7 +29,6 @@ impl<'a> Schedule<'a> {
         let blocks = Blocks::new(isa, program, kernel, &product);
         let ways = ways(program, kernel, blocks.as_ref());
         let row_counts = RowCounts::new(program, kernel, &ways);
-        let ways = ways.into_iter().map(|(rows, way)| (*rows.end(), way)).collect();
         Schedule { isa, program, kernel, product, blocks, ways, row_counts }
     }
 
@@ -82,7 +81,7 @@ pub(super) enum Way {
     /// One block of rows, for which all k of a panel go by at once.
     Few,
     /// A few such blocks, one after the other for each block of panels.
-    Halves,
+    FewBlocks,
     /// A single block of rows by tiles.
     Alone,
     /// Passes of many blocks of rows, which go over blocks of k.
@@ -95,7 +94,7 @@ fn ways(program: &Program, kernel: &Matmul, blocks: Option<&Blocks>) -> Vec<(Ran
     let few = kernel.tile.mr;
     let streamed = few * blocks.filter(|blocks| blocks.widen).map_or(1, |_| streamed_blocks(kernel));
     let alone = if kernel.compute.by_tiles() { streamed.max(tiles::ROWS) } else { streamed };
-    let ends = [(few, Way::Few), (streamed, Way::Halves), (alone, Way::Alone), (u32::MAX, Way::Passes)];
+    let ends = [(few, Way::Few), (streamed, Way::FewBlocks), (alone, Way::Alone), (u32::MAX, Way::Passes)];
     let mut from = least;
     let mut ways = vec![];
     for (end, way) in ends {
@@ -230,7 +229,7 @@ impl RowCounts {
             rows_of(Way::Passes).filter_map(pass).min()
         };
         let from = |least: Option<u32>, most: u32| least.map_or(NONE, |least| least..=most);
-        let streamed = [Way::Few, Way::Halves].into_iter().filter_map(|way| smallest(rows_of(way), tile.mr, LAST)).min();
+        let streamed = [Way::Few, Way::FewBlocks].into_iter().filter_map(|way| smallest(rows_of(way), tile.mr, LAST)).min();
         let stream = from(streamed, tile.mr.min(capacity));
         if !kernel.compute.by_tiles() {
             let [block, first] = [LAST, FIRST].map(|size| from(smallest_of_passes(tile.block_mr, size), tile.block_mr));
