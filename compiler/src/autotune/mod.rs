@@ -208,6 +208,10 @@ fn variant(key: &MatmulKey, heuristic: MatmulTile, index: usize) -> MatmulTile {
 fn choose(rows: u32, rates: &[Vec<f64>]) -> TunedBucket {
     let mut best = TunedBucket { rows, variant: 0, gain: 1.0, noise: 0.0 };
     let Some(again) = rates.first().and_then(|round| round.len().checked_sub(1)) else { return best };
+    // So few say nothing, of noise neither.
+    if rates.len() < *ROUNDS.start() {
+        return best;
+    }
     // Of both runs of the heuristic, since each is as likely to be the disturbed one.
     let ratios = |index: usize| {
         let of_round = |r: &Vec<f64>| (r[0] > 0.0 && r[again] > 0.0).then(|| r[index] / (r[0] * r[again]).sqrt());
@@ -282,6 +286,7 @@ mod tests {
         assert_eq!(chosen(&rounds(same, [[1.005, 0.9], [1.009, 0.9], [1.0, 0.9]])), (0, false));
         assert_eq!(chosen(&rounds(same, [[1.05, 0.9], [1.06, 0.9], [1.07, 3.0]])[..2]), (0, false));
         assert_eq!(chosen(&[]), (0, false));
+        assert_eq!(chosen(&rounds([1.3, 0.7, 1.0], [[9.0, 0.9]; 3])[..2]), (0, false));
         // The heuristic's own tile differs from itself by 4 %: 5 or 6 % say nothing, 10 do.
         assert_eq!(chosen(&rounds([1.04, 0.96, 1.0], [[1.05, 0.9], [1.06, 0.9], [1.07, 0.9]])), (0, false));
         assert_eq!(chosen(&rounds([1.04, 0.96, 1.0], [[1.11, 0.9], [1.11, 0.9], [1.11, 0.9]])), (1, false));

@@ -59,9 +59,7 @@ pub(super) fn run(exe: &Path, lengths: &[u32], work: &WorkDir, most: Duration) -
     let tests: Vec<serde_json::Value> = text.lines().filter_map(|l| serde_json::from_str(l).ok()).collect();
     let rate = |rows: &u32| {
         let test = tests.iter().find(|t| t["test"] == format!("pp{rows}"))?;
-        let mut samples: Vec<f64> = test["samples_ts"].as_array()?.iter().filter_map(serde_json::Value::as_f64).collect();
-        samples.sort_by(f64::total_cmp);
-        samples.get(samples.len() / 2).copied()
+        super::median(test["samples_ts"].as_array()?.iter().filter_map(serde_json::Value::as_f64).collect())
     };
     let rates: Option<Vec<f64>> = lengths.iter().map(rate).collect();
     rates.map(Some).ok_or_else(|| failed("bench printed something else than its tests".into()))
