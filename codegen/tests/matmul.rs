@@ -1237,6 +1237,23 @@ fn hot_loop_asm_of_dots_in_pairs() {
     assert!(failures.is_empty(), "{}", failures.join("\n\n"));
 }
 
+/// Codes in f32 on Arm: widened once, they meet their rows by lane as elements do.
+#[test]
+fn widened_codes_meet_rows_by_lane() {
+    let isa = Isa::lookup(ARM, "generic", &[]).unwrap();
+    for coding in [Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false }] {
+        let case = Case { coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
+        let tile = MatmulTile { k_block: 1024, widen: true, ..case.tile };
+        let (program, kernel) = Case { tile, ..case }.program(&isa);
+        let asm = assembly(&isa, &program, &kernel);
+        let hot = hot_loops(&asm, ARM, &format!("kernel.block{}", isa.tile_rows));
+        assert!(!hot.is_empty());
+        for l in hot {
+            assert!(l.count("fmla") > 0 && BESIDE.iter().all(|word| l.count(word) == 0), "{coding:?}: {}", l.text());
+        }
+    }
+}
+
 /// Rows that are busy have lines brought to L1 alone; two ways whose sums do not fit registers together are walked one after the other.
 #[test]
 fn prefetches_and_ways_by_the_number_of_rows() {
@@ -1286,6 +1303,28 @@ fn distances_by_the_number_of_streams() {
             let body = asm.split_once(&format!("\nkernel.stream{m}:")).unwrap().1.split_once(".Lfunc_end").unwrap().0;
             assert_eq!(body.contains("prefetcht1"), is_near, "{m} rows: {body}");
             assert!(body.contains("prefetcht0"), "{m} rows, fewer streams at the end: {body}");
+        }
+    }
+}
+
+/// Where the CPU wants it, lines that a single stream asks for pass L2 by: not those of several streams, and on no other CPU.
+#[test]
+fn lines_of_a_single_stream_pass_l2_by() {
+    for (cpu, lone) in [("znver5", "prefetchnta"), ("x86-64-v4", "prefetcht0")] {
+        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
+        let far = MatmulTile { mr: 4, block_mr: 4, prefetch: 0, prefetch_l1: 4096, busy_rows: 0, near_streams: 0, ..case.tile };
+        for (streams, wanted) in [(1, lone), (3, "prefetcht0")] {
+            let (program, kernel) = Case { tile: MatmulTile { streams, ..far }, ..case.clone() }.program(&isa);
+            let asm = assembly(&isa, &program, &kernel);
+            let hot = hot_loops(&asm, HOST_TRIPLE, "kernel.stream1");
+            // The first: behind several streams a single one takes the panels that are left.
+            let first = hot.first().expect("a loop over the panels");
+            assert!(
+                first.count(wanted) > 0 && first.count(wanted) == first.count("prefetch"),
+                "{cpu}, {streams} streams: {}",
+                first.text()
+            );
         }
     }
 }

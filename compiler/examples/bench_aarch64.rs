@@ -351,7 +351,9 @@ fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) ->
     if blocks > 1 && takes_apart {
         // The first block of rows widens the weights for the others.
         let (_, widening, _) = per_k("widen")?;
-        step = (widening + step * f64::from(blocks - 1)) / f64::from(blocks);
+        // By the first block of each pass.
+        let pass = if kernel.tile.m_block > 0 { rows.min(kernel.tile.m_block) } else { rows }.div_ceil(kernel.tile.block_mr);
+        step = (widening + step * f64::from(pass - 1)) / f64::from(pass);
     }
     // Once for the panels of a block. A register of a pair of rows has four k, or eight codes; a single row is doubled.
     let packing = match packing_loops(&asm, &isa.triple, &format!("kernel.{kind}{m}")).first().filter(|_| packs) {

@@ -125,6 +125,7 @@ fn next_tokens(exes: &[Executable; 2], text: &Path, options: &Compare, progress:
 }
 
 fn embeddings(exes: &[Executable; 2], text: &Path, options: &Compare, progress: &mut Progress) -> Result<Embeddings, Error> {
+    same(&exes[1], "vocabulary", exes[0].manifest.vocab_size, exes[1].manifest.vocab_size)?;
     if options.window.is_some() || options.chunks.is_some() {
         return Err(Error::usage("compare", "-c and --chunks are for language models, these executables embed lines"));
     }

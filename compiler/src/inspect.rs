@@ -106,7 +106,7 @@ fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
         return report::print_json(&About::new(&m, &identity.header));
     }
     let mut out = String::new();
-    let _ = writeln!(out, "{}: {}, {} parameters, task {}", escape(&m.name), m.architecture, m.parameters, m.task);
+    let _ = writeln!(out, "{}: {}, {} parameters, task {}", m.name, m.architecture, m.parameters, m.task);
     let _ = writeln!(out, "  built by   rcompile {} for {} ({})", m.rcompile_version, m.cpu, m.target);
     let _ = writeln!(out, "  features   {}", m.features.join(" "));
     let _ = writeln!(out, "  types      stored {}, matmul inputs {}, KV cache {}", m.dtype, m.compute, m.kv_dtype);
@@ -141,9 +141,9 @@ fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
         }
     }
     for input in &m.inputs {
-        let _ = writeln!(out, "  {}  {} {}", input.sha256, escape(&input.name), report::size(input.bytes));
+        let _ = writeln!(out, "  {}  {} {}", input.sha256, input.name, report::size(input.bytes));
     }
-    report::print(&out)
+    report::print(&report::quoted(&out))
 }
 
 fn directory(options: &Inspect) -> Result<(), Error> {

@@ -358,6 +358,11 @@ pub fn print(text: &str) -> Result<(), Error> {
     }
 }
 
+/// Lines that quote a file: what would move a terminal's cursor is spelled out.
+pub fn quoted(text: &str) -> String {
+    text.lines().map(|line| rcompile_models::error::escape(line) + "\n").collect()
+}
+
 /// Writes a value as JSON to stdout.
 pub fn print_json(value: &impl Serialize) -> Result<(), Error> {
     let text = serde_json::to_string_pretty(value).map_err(|e| Error::bug("report", e))?;
@@ -372,6 +377,11 @@ mod tests {
     fn units() {
         assert_eq!([size(0), size(999), size(1_000), size(2_470_000_000)], ["0 B", "999 B", "1.0 kB", "2.47 GB"]);
         assert_eq!([seconds(12.3), seconds(1234.0)], ["12 ms", "1.23 s"]);
+    }
+
+    #[test]
+    fn what_a_file_says_moves_no_cursor() {
+        assert_eq!(quoted("a \u{1b}[2Jb\n  c\rd\n"), "a \\u{1b}[2Jb\n  c\\rd\n");
     }
 
     #[test]

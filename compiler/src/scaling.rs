@@ -101,21 +101,30 @@ pub fn cores(cpu: &str) -> u32 {
 }
 
 impl Machine {
-    /// The row for a CPU; code without 512-bit vectors reaches half of a CPU that has them, int8 dots of three instructions twice its f32.
+    /// The row for a CPU; code without 512-bit vectors reaches half of a CPU that has them, int8 dots of three instructions twice its f32,
+    /// dots on Arm half of its matrix instructions.
     fn of(cpu: &str, features: &[String], bandwidth: Option<f64>) -> Option<Machine> {
         let mut machine = *MACHINES.iter().find(|m| m.cpus.contains(&cpu))?;
-        let wide = features.iter().any(|f| f == "avx512f");
-        let x86 = features.iter().any(|f| f == "avx2");
-        if x86 && !wide && machine.flop_per_cycle[0] > 32.0 {
+        let has = |feature: &str| features.iter().any(|f| f == feature);
+        if has("avx2") && !has("avx512f") && machine.flop_per_cycle[0] > 32.0 {
             machine.flop_per_cycle = machine.flop_per_cycle.map(|f| f / 2.0);
         }
         // Several instructions instead of one, two (nibbles) to four: taken as twice the rate of f32 for both.
-        if x86 && !features.iter().any(|f| f == "avx512vnni" || f == "avxvnni") {
+        if has("avx2") && !has("avx512vnni") && !has("avxvnni") {
             let [f32_rate, _, int8_rate] = &mut machine.flop_per_cycle;
             *int8_rate = int8_rate.min(2.0 * *f32_rate);
         }
+        if has("neon") {
+            let [f32_rate, bf16_rate, int8_rate] = &mut machine.flop_per_cycle;
+            if !has("bf16") {
+                *bf16_rate = *f32_rate;
+            }
+            if !has("i8mm") {
+                *int8_rate = int8_rate.min(4.0 * *f32_rate);
+            }
+        }
         for (feature, arithmetic, rate) in [("amx-bf16", 1, TILES_BF16), ("amx-int8", 2, 2.0 * TILES_BF16)] {
-            if features.iter().any(|f| f == feature) {
+            if has(feature) {
                 machine.flop_per_cycle[arithmetic] = rate;
             }
         }
@@ -308,6 +317,7 @@ fn load(rows: u64, end: u64, tile_rows: u64, encoder: bool, window: Option<u32>)
     let seen = |row: u64| if encoder { end } else { end - rows + row + 1 };
     Load {
         steps: 1,
+        logit_steps: 1,
         rows,
         logit_rows: 1,
         runs: 1,
@@ -328,7 +338,7 @@ pub fn print(subject: &Subject, bandwidth: Option<f64>, json: bool) -> Result<()
         });
     };
     let note = note(subject, machine, bandwidth.is_some());
-    if json { report::print_json(&note) } else { report::print(&note.text()) }
+    if json { report::print_json(&note) } else { report::print(&report::quoted(&note.text())) }
 }
 
 fn note(subject: &Subject, machine: Machine, given_bandwidth: bool) -> Note {
@@ -359,8 +369,7 @@ impl Note {
     fn text(&self) -> String {
         let m = &self.machine;
         let mut out = String::new();
-        let model = rcompile_models::error::escape(&self.model);
-        let _ = writeln!(out, "{model} for {}: bounds computed from its program, nothing is measured", self.cpu);
+        let _ = writeln!(out, "{} for {}: bounds computed from its program, nothing is measured", self.model, self.cpu);
         let _ = writeln!(out, "  machine      {}, {} cores per socket at {} GHz", m.name, m.cores, m.ghz);
         let whose = if self.given_bandwidth { "as given" } else { "memory channels" };
         let _ = writeln!(out, "  memory       {:.1} GB/s per socket ({whose}), {} GB/s for one core", m.socket_gb_per_s, m.core_gb_per_s);
@@ -484,6 +493,14 @@ mod tests {
         let tiles = ["avx2", "avx512f", "avx512vnni", "amx-tile", "amx-bf16", "amx-int8"];
         assert_eq!(Machine::of("sapphirerapids", &features(&tiles), None).unwrap().flop_per_cycle, [64.0, 1024.0, 2048.0]);
         assert_eq!(Machine::of("sapphirerapids", &features(&tiles[..3]), None).unwrap().flop_per_cycle, [64.0, 32.0, 256.0]);
+        // Matrix instructions, dots of codes alone, and neither.
+        for (has, rates) in [
+            (&["neon", "dotprod", "bf16", "i8mm"][..], [32.0, 128.0, 256.0]),
+            (&["neon", "dotprod", "bf16"], [32.0, 128.0, 128.0]),
+            (&["neon", "dotprod"], [32.0, 32.0, 128.0]),
+        ] {
+            assert_eq!(Machine::of("neoverse-v1", &features(has), None).unwrap().flop_per_cycle, rates);
+        }
         assert!(Machine::of("z80", &[], None).is_none());
     }
 }

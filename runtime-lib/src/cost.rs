@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub struct Load {
     /// Steps.
     pub steps: u64,
+    /// Steps in which a row wants logits: the others read no head.
+    pub logit_steps: u64,
     /// Rows.
     pub rows: u64,
     /// Rows that want logits.
@@ -28,6 +30,7 @@ pub struct Load {
 impl std::ops::AddAssign for Load {
     fn add_assign(&mut self, other: Self) {
         self.steps += other.steps;
+        self.logit_steps += other.logit_steps;
         self.rows += other.rows;
         self.logit_rows += other.logit_rows;
         self.runs += other.runs;
@@ -44,6 +47,8 @@ impl std::ops::AddAssign for Load {
 pub struct Linear {
     #[serde(skip_serializing_if = "is_zero")]
     pub per_step: u64,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub per_logit_step: u64,
     #[serde(skip_serializing_if = "is_zero")]
     pub per_row: u64,
     #[serde(skip_serializing_if = "is_zero")]
@@ -72,6 +77,7 @@ impl Linear {
     pub fn at(&self, load: &Load) -> u64 {
         let terms = [
             (self.per_step, load.steps),
+            (self.per_logit_step, load.logit_steps),
             (self.per_row, load.rows),
             (self.per_logit_row, load.logit_rows),
             (self.per_run, load.runs),
@@ -86,6 +92,7 @@ impl Linear {
 impl std::ops::AddAssign for Linear {
     fn add_assign(&mut self, other: Self) {
         self.per_step = self.per_step.saturating_add(other.per_step);
+        self.per_logit_step = self.per_logit_step.saturating_add(other.per_logit_step);
         self.per_row = self.per_row.saturating_add(other.per_row);
         self.per_logit_row = self.per_logit_row.saturating_add(other.per_logit_row);
         self.per_run = self.per_run.saturating_add(other.per_run);
@@ -220,11 +227,15 @@ mod tests {
 
     #[test]
     fn every_field_adds_up() {
-        let mut load = Load { steps: 3, rows: 4, logit_rows: 5, runs: 6, tiles: 7, row_positions: 8, run_positions: 9 };
+        let mut load = Load { steps: 3, logit_steps: 2, rows: 4, logit_rows: 5, runs: 6, tiles: 7, row_positions: 8, run_positions: 9 };
         load += load;
-        assert_eq!(load, Load { steps: 6, rows: 8, logit_rows: 10, runs: 12, tiles: 14, row_positions: 16, run_positions: 18 });
+        assert_eq!(
+            load,
+            Load { steps: 6, logit_steps: 4, rows: 8, logit_rows: 10, runs: 12, tiles: 14, row_positions: 16, run_positions: 18 }
+        );
         let form = |k: u64| Linear {
             per_step: 3 * k,
+            per_logit_step: 2 * k,
             per_row: 4 * k,
             per_logit_row: 5 * k,
             per_run: 6 * k,

@@ -6,7 +6,7 @@
 
 /// Names in `needed` that this CPU lacks, in their order.
 pub fn missing(needed: &[String]) -> Vec<&str> {
-    needed.iter().map(String::as_str).filter(|name| !present(name)).collect()
+    needed.iter().map(String::as_str).filter(|name| !has(name)).collect()
 }
 
 /// The line that names both lists: `needs avx512f,avx512bf16; missing avx512bf16`.
@@ -22,8 +22,9 @@ pub fn help(missing: &[&str]) -> &'static str {
     }
 }
 
+/// Does this CPU have it, and may this process use it?
 #[cfg(target_arch = "x86_64")]
-fn present(name: &str) -> bool {
+pub fn has(name: &str) -> bool {
     macro_rules! table {
         ($($llvm:literal => $rust:tt),* $(,)?) => {
             match name {
@@ -98,8 +99,9 @@ fn tile_features() -> u32 {
     if __cpuid(0).eax < 7 { 0 } else { __cpuid_count(7, 0).edx }
 }
 
+/// Does this CPU have it, and may this process use it?
 #[cfg(target_arch = "aarch64")]
-fn present(name: &str) -> bool {
+pub fn has(name: &str) -> bool {
     macro_rules! table {
         ($($llvm:literal => $rust:tt),* $(,)?) => {
             match name {
@@ -162,7 +164,7 @@ mod tests {
             ("amx_int8", "amx-int8"),
             ("amx_bf16", "amx-bf16"),
         ] {
-            assert_eq!(flags.contains(&kernel), present(llvm), "{llvm}");
+            assert_eq!(flags.contains(&kernel), has(llvm), "{llvm}");
         }
     }
 }

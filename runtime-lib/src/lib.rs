@@ -8,13 +8,14 @@
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!
-//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`destination`], [`logits`] and [`tiles`] exist: that is what codegen
-//! (`abi`, and `tiles` for steps in the compiler's own process) and the driver use. The driver also takes the feature `text`, the compact
-//! tokenizer, which it writes and executables read, and `memory`, the allocator of both.
+//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`cpu`], [`destination`], [`logits`] and [`tiles`] exist: that is what
+//! codegen (`abi`, `cpu` for `--cpu native`, and `tiles` for steps in the compiler's own process) and the driver use. The driver also takes
+//! the feature `text`, the compact tokenizer, which it writes and executables read, and `memory`, the allocator of both.
 
 pub mod abi;
 pub mod about;
 pub mod cost;
+pub mod cpu;
 pub mod destination;
 pub mod logits;
 #[cfg(feature = "text")]
@@ -27,8 +28,6 @@ pub mod cgroup;
 mod cli;
 #[cfg(feature = "exe")]
 mod copy;
-#[cfg(feature = "exe")]
-pub mod cpu;
 #[cfg(feature = "exe")]
 pub mod cpus;
 #[cfg(feature = "exe")]

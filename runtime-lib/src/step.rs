@@ -304,7 +304,11 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Anonymous zeroed memory, in huge pages where the kernel has them.
+/// Bytes of an ordinary page of most systems.
+const SMALL_PAGE: usize = 4096;
+
+/// Anonymous zeroed memory, in huge pages where the kernel has them of 2 MB, as those of ordinary pages of 4 KB are. (Behind 64 KB, on some
+/// Arm systems, they are of 512 MB: a step would clear one for a few keys, and [`growth`] would not have counted it.)
 pub(crate) struct Area {
     at: *mut u8,
     len: usize,
@@ -318,8 +322,10 @@ impl Area {
         // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
         let at =
             unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.map_err(too_large)?;
-        // SAFETY: the mapping was just made and is ours; the advice changes no contents, and refusal does no harm.
-        let _ = unsafe { madvise(at, len, Advice::LinuxHugepage) };
+        if rustix::param::page_size() == SMALL_PAGE {
+            // SAFETY: the mapping was just made and is ours; the advice changes no contents, and refusal does no harm.
+            let _ = unsafe { madvise(at, len, Advice::LinuxHugepage) };
+        }
         Ok(Self { at: at.cast(), len })
     }
 
@@ -610,6 +616,7 @@ fn load(rows: &RowTable, run_begin: &[i32], tiles: &[Tile], window: Option<u32>,
     let window = window.map_or(u64::MAX, u64::from);
     let mut load = Load {
         steps: 1,
+        logit_steps: u64::from(rows.logit_rows() > 0),
         rows: rows.len() as u64,
         logit_rows: rows.logit_rows() as u64,
         runs: run_begin.len().saturating_sub(1) as u64,

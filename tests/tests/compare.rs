@@ -240,6 +240,9 @@ fn models_that_cannot_be_compared() {
     refused(6, &["no tokenizer"], compared(without.path(), without.path(), &text, &[]));
     let encoder = ready(&golden("bert"), "--no-tokenizer --buckets 8");
     refused(5, &["task, expected generate"], compared(exe.path(), encoder.path(), &text, &[]));
+    let Some(embeds) = assets("models/all-MiniLM-L6-v2-fp16") else { return };
+    let embeds = ready(&embeds, "--buckets 16,64 --compute f32");
+    refused(5, &["vocabulary, expected 30522 as in the reference"], compared(embeds.path(), encoder.path(), &text, &[]));
 }
 
 /// The model with another tokenizer.

@@ -57,6 +57,11 @@ fn a_profile_accounts_for_all_of_the_time() {
             assert!(ops.iter().any(|o| o["op"] == name.as_str()), "{name} is missing");
         }
     }
+    // One step of the prompt wants logits, and each token's: no other reads the head.
+    let head = |phase: &Value| number(&list(&phase["ops"]).iter().find(|o| o["op"] == "lm_head").expect("head")["weight_bytes"]);
+    // (The norm before it is another operation in one of the programs.)
+    let heads = head(&phases[1]) / head(&phases[0]);
+    assert!((heads - 20.0).abs() < 0.1, "{heads}");
     let text = exe.text(["profile", "-p", "100", "-n", "20"]);
     assert!(text.contains("| layers.attention |") && text.contains("prefill: 100 tokens in 2 steps"), "{text}");
 

@@ -128,7 +128,7 @@ fn costs_agree_with_weights_and_cache() {
                 let names: Vec<&String> = planned.program.regions.iter().map(|r| &r.name).collect();
                 assert_eq!(regions.iter().map(|r| &r.name).collect::<Vec<_>>(), names, "{what}");
 
-                let weights_read = total(regions, &Load { steps: 1, ..Load::default() }).weight_bytes;
+                let weights_read = total(regions, &Load { steps: 1, logit_steps: 1, ..Load::default() }).weight_bytes;
                 assert!(weights_read >= panel_bytes && weights_read <= all_bytes, "{what}: {panel_bytes} <= {weights_read} <= {all_bytes}");
                 let row = total(regions, &Load { rows: 1, logit_rows: 1, ..Load::default() });
                 assert_eq!(row.flop, 2 * elements, "{what}");
@@ -158,6 +158,7 @@ fn costs_agree_with_weights_and_cache() {
                 );
                 assert!(regions.iter().all(|r| r.units.at(&Load {
                     steps: 1,
+                    logit_steps: 1,
                     rows: 1,
                     logit_rows: 1,
                     runs: 1,

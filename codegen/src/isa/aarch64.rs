@@ -61,6 +61,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             rows: Stream { side_by_side: 4, l2: 8192, l1: 2048 },
             busy: None,
             near: None,
+            lone_past_l2: false,
         },
         lane_fma: true,
         bf16_dot: false,

@@ -49,11 +49,12 @@ impl Family {
     pub fn resolve(&self, triple: &str, cpu: &str, edits: &[String]) -> Result<(String, BTreeSet<String>), Error> {
         let names = || self.names().join(", ");
         let (name, mut features): (String, BTreeSet<String>) = if cpu == "native" {
-            let Some((host, have)) = object::host_of(self.arch) else {
+            let Some(host) = object::host_name(self.arch) else {
                 let what = format!("CPU 'native' is this machine's, which is none of {triple}; name one of: {}", names());
                 return Err(Error::Target(what));
             };
-            let known = self.known.iter().flat_map(|list| list.iter()).filter(|f| have.contains(**f));
+            // As executables ask before they start. (Of an Arm CPU LLVM lists neither dot products nor matrix instructions.)
+            let known = self.known.iter().flat_map(|list| list.iter()).filter(|f| rcompile_runtime::cpu::has(f));
             (host, known.map(|f| f.to_string()).collect())
         } else {
             let Some(row) = (self.cpus)().into_iter().find(|row| row.name == cpu) else {

@@ -55,6 +55,9 @@ pub struct Streams {
     pub busy: Option<Busy>,
     /// By several rows that walk several streams side by side, where they want lines nearer than those that walk one.
     pub near: Option<Near>,
+    /// Do lines that walks of a single stream ask into L1 pass L2 by? What few rows have used once need not push rows out of it, and
+    /// need not go from there to a last cache that takes what L2 drops.
+    pub lone_past_l2: bool,
 }
 
 /// How weights are prefetched by walks of several streams.

@@ -53,6 +53,7 @@ const GENERIC: Streams = Streams {
     rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 },
     busy: None,
     near: None,
+    lone_past_l2: false,
 };
 /// Measured on Emerald Rapids: a single row wants its lines 2 KB ahead in L2, several rows 8 KB ahead and 3 KB in L1. Two rows, which walk
 /// three streams or more, are like one (measured on Granite Rapids).
@@ -63,6 +64,7 @@ const INTEL_STREAMS: Streams = Streams {
     rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 },
     busy: None,
     near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
+    lone_past_l2: false,
 };
 
 /// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best: 1 KB
@@ -74,13 +76,14 @@ const NEAR: Streams = Streams {
     rows: Stream { side_by_side: 6, l2: 1024, l1: 0 },
     busy: Some(Busy { instructions: 7, l1: 3072 }),
     near: None,
+    lone_past_l2: false,
 };
 
 /// Measured on Zen 3: four streams of a single row, each near.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024, l1: 0 }, ..NEAR };
 
 /// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, 8 KB ahead in one stream of
-/// nibbles and of several rows.
+/// nibbles and of several rows, past L2.
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, l2: 0, l1: 1024 },
     bytes: None,
@@ -88,10 +91,11 @@ const ZEN5: Streams = Streams {
     rows: Stream { side_by_side: 1, l2: 0, l1: 8192 },
     busy: None,
     near: None,
+    lone_past_l2: true,
 };
 /// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1, which Zen 5 reads up to 7 % faster, cost it a
 /// sixth), codes and several rows as on Zen 5.
-const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, ..ZEN5 };
+const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, lone_past_l2: false, ..ZEN5 };
 
 const ROWS: &[Row] = &[
     Row { cpu: cpu("x86-64-v3", &[]), bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },

@@ -10,7 +10,7 @@
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L1 and to L2 so many bytes ahead ([`Reading`]),
-//! across the end of a panel to the panel that the stream will walk next. Instances with fewer than four streams spread the far prefetch
+//! across the end of a panel to the panel that the stream will walk next; a single one to L1 past L2, where the CPU wants that. Instances with fewer than four streams spread the far prefetch
 //! over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each block of rows brings a part
 //! of the next block of weights there.
 
@@ -30,6 +30,8 @@ pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
 pub(super) const L2: u32 = 2;
 /// Locality argument of a prefetch into L1.
 pub(super) const L1: u32 = 3;
+/// Locality argument of a prefetch into L1 of what no other cache shall keep.
+const L1_PAST_L2: u32 = 0;
 /// 32-bit words of a cache line.
 pub(super) const LINE_WORDS: u32 = 16;
 /// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
@@ -245,7 +247,7 @@ impl Microkernel {
     /// Weights widened to `f32[k][nr]` per panel.
     pub fn widened(isa: &Isa, product: &Product, panel_bytes: u64, m: u32) -> Self {
         let multiply = if isa.lane_fma && m >= LANE_ROWS { Multiply::Lane } else { Multiply::Broadcast };
-        let step_k = if multiply == Multiply::Lane { product.panels.k_pack.max(isa.lanes) } else { BLOCK_STEP };
+        let step_k = if multiply == Multiply::Lane { isa.lanes } else { BLOCK_STEP };
         Microkernel { product: *product, dtype: DType::F32, coding: Coding::Elements, k_pack: 1, step_k, multiply, panel_bytes }
     }
     /// Weights as an earlier block of rows kept them: widened, or nibbles taken apart with scales as f32 (see `int_dot`), or as bf16 (see
@@ -606,9 +608,10 @@ impl Microkernel {
             }
         }
         if l1 > 0 {
+            let cache = if streams.len() == 1 && fb.isa().streams.lone_past_l2 { L1_PAST_L2 } else { L1 };
             let at = fb.offset(panel, fb.add_int(here, l1.into()));
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
-                fb.prefetch(fb.offset_const(at, stream + line * 64), L1);
+                fb.prefetch(fb.offset_const(at, stream + line * 64), cache);
             }
         }
     }

@@ -5,8 +5,6 @@ use crate::isa::{Arch, HOST_TRIPLE, Isa, arch_of};
 use inkwell::OptimizationLevel;
 use inkwell::module::Module;
 use inkwell::targets::{CodeModel, FileType, InitializationConfig, RelocMode, Target, TargetMachine, TargetTriple};
-use rcompile_runtime::tiles;
-use std::collections::BTreeSet;
 use std::sync::Once;
 
 /// Registers the back ends, once per process.
@@ -48,18 +46,9 @@ pub(super) fn assembly(module: &Module<'_>, machine: &TargetMachine) -> Result<S
     Ok(String::from_utf8_lossy(text.strip_suffix(&[0]).unwrap_or(text)).into_owned())
 }
 
-/// Host CPU name and features as LLVM sees them and the system allows them, if the host is of this architecture.
-pub(crate) fn host_of(arch: Arch) -> Option<(String, BTreeSet<String>)> {
-    if arch_of(HOST_TRIPLE) != Some(arch) {
-        return None;
-    }
-    let list = TargetMachine::get_host_cpu_features().to_string();
-    let mut have: BTreeSet<String> = list.split(',').filter_map(|f| f.strip_prefix('+')).map(str::to_string).collect();
-    // What this process may not execute, others may not either: containers and old systems forbid tiles.
-    if have.contains("amx-tile") && !tiles::permit() {
-        have.retain(|f| !f.starts_with("amx-"));
-    }
-    Some((TargetMachine::get_host_cpu_name().to_string(), have))
+/// LLVM's name of the host's CPU, if the host is of this architecture.
+pub(crate) fn host_name(arch: Arch) -> Option<String> {
+    (arch_of(HOST_TRIPLE) == Some(arch)).then(|| TargetMachine::get_host_cpu_name().to_string())
 }
 
 /// Version of the LLVM that is linked or loaded: `19.1.7`.

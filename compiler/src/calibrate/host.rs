@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 /// The levels that calibration is compiled for, the best first: machines of one level give the same codes.
-const LEVELS: [&str; 2] = ["x86-64-v4", "x86-64-v3"];
+const LEVELS: [&str; 3] = ["x86-64-v4", "x86-64-v3", "generic"];
 
 /// Compiles, links and loads; equal programs once.
 pub struct HostCompiler<'a> {

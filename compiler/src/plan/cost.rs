@@ -86,8 +86,13 @@ fn place(items: &[Item], layers: Option<u32>, places: &mut BTreeMap<RegionId, (O
 fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
     let panels = &m.panels;
     let weight = &program.weights[m.weight.index()];
-    info.units = Linear::per_step(m.units().0.into());
-    info.weight_bytes = Linear::per_step(panels.bytes_read(weight.dtype));
+    // Where no row wants logits, none of their weights are read.
+    let in_each = |amount: u64| match m.rows {
+        Extent::LogitRows => Linear { per_logit_step: amount, ..Linear::default() },
+        _ => Linear::per_step(amount),
+    };
+    info.units = in_each(m.units().0.into());
+    info.weight_bytes = in_each(panels.bytes_read(weight.dtype));
     let columns = u64::from(panels.groups) * u64::from(panels.group_cols) * u64::from(panels.ways);
     let rows = Amount::ONE.times(m.rows);
     info.flop = rows.form(2 * u64::from(panels.k) * columns);

@@ -31,7 +31,8 @@ pub(super) fn or_bos(prompt: Vec<u32>, generation: &GenerationInfo) -> Result<Ve
 
 /// Flags over the model's defaults.
 pub(super) fn sampling(args: &SamplingArgs, model: &GenerationInfo) -> Sampling {
-    let asked = args.top_k.is_some() || args.top_p.is_some() || args.min_p.is_some();
+    // Values that cut nothing off ask for nothing.
+    let asked = args.top_k.is_some_and(|k| k > 0) || args.top_p.is_some_and(|p| p < 1.0) || args.min_p.is_some_and(|p| p > 0.0);
     let random = model.do_sample || asked;
     Sampling {
         temperature: args.temp.unwrap_or(if random { model.temperature.unwrap_or(1.0) } else { 0.0 }),
@@ -151,8 +152,15 @@ mod tests {
         assert_eq!(sampling(&greedy, &model).temperature, 0.0);
         let none = GenerationInfo::default();
         assert_eq!(sampling(&SamplingArgs::default(), &none).temperature, 0.0);
-        let nucleus = SamplingArgs { top_p: Some(0.9), ..SamplingArgs::default() };
-        assert_eq!(sampling(&nucleus, &none).temperature, 1.0);
+        let all = SamplingArgs { top_k: Some(0), top_p: Some(1.0), min_p: Some(0.0), ..SamplingArgs::default() };
+        assert_eq!(sampling(&all, &none).temperature, 0.0, "nothing is cut off");
+        for cut in [
+            SamplingArgs { top_p: Some(0.9), ..SamplingArgs::default() },
+            SamplingArgs { top_k: Some(1), ..SamplingArgs::default() },
+            SamplingArgs { min_p: Some(0.01), ..SamplingArgs::default() },
+        ] {
+            assert_eq!(sampling(&cut, &none).temperature, 1.0, "{cut:?}");
+        }
     }
 
     /// The fake decoder counts tokens, so greedy output repeats the most frequent one.

@@ -505,7 +505,10 @@ fn a_load_counts_what_rows_and_runs_see() {
     cut_tiles(&mut tiles, &runs, &rows, 4, false);
     let all = load(&rows, &runs, &tiles, None, false);
     let row_positions = (11 + 12 + 13 + 14 + 15 + 16) + 1 + (21 + 22);
-    assert_eq!(all, Load { steps: 1, rows: 9, logit_rows: 1, runs: 3, tiles: 4, row_positions, run_positions: 16 + 1 + 22 });
+    assert_eq!(
+        all,
+        Load { steps: 1, logit_steps: 1, rows: 9, logit_rows: 1, runs: 3, tiles: 4, row_positions, run_positions: 16 + 1 + 22 }
+    );
     // Six rows that see three positions each see eight in all, two see four.
     let windowed = load(&rows, &runs, &tiles, Some(3), false);
     assert_eq!((windowed.row_positions, windowed.run_positions), (6 * 3 + 1 + 2 * 3, 8 + 1 + 4));

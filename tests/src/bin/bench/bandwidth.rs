@@ -62,8 +62,16 @@ impl Memory {
         if start == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        // SAFETY: a mapping of ours; large pages are only asked for, so that a refusal does not matter.
-        unsafe { libc::madvise(start, len, libc::MADV_HUGEPAGE) };
+        // SAFETY: a mapping of ours; large pages are only asked for, so that a refusal does not matter. What of the reservation lies around
+        // the mapping is given back.
+        unsafe {
+            libc::madvise(start, len, libc::MADV_HUGEPAGE);
+            let (front, end) = (at as usize - room as usize, len.next_multiple_of(4096));
+            if front > 0 {
+                libc::munmap(room, front);
+            }
+            libc::munmap(at.byte_add(end), len + LARGE_PAGE - front - end);
+        };
         Ok(Self { start: start.cast(), len })
     }
 

@@ -31,12 +31,23 @@ pub fn date() -> String {
     output("date", &["-u", "+%Y-%m-%d %H:%M UTC"])
 }
 
+/// Processor time of a process that runs, in seconds; none of one that is not there.
+pub fn seconds_of(process: u32) -> f64 {
+    // Behind the name, which may hold anything: the state, then numbers, of which the 11th and 12th are user and system time.
+    let stat = read(&format!("/proc/{process}/stat"));
+    let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace();
+    fields.skip(11).take(2).filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / TICKS
+}
+
+/// Per second, on all Linux systems on x86-64 and AArch64.
+const TICKS: f64 = 100.0;
+
 /// Processor time since some moment of all processes of the machine, and of this one with the children that it waited for, in seconds.
 pub fn processor_seconds() -> (f64, f64) {
-    // user, nice, system, idle, iowait, irq, softirq; in ticks of which all Linux systems on x86-64 and AArch64 have 100 per second.
+    // user, nice, system, idle, iowait, irq, softirq; in ticks.
     let stat = read("/proc/stat");
     let ticks: Vec<f64> = stat.lines().next().unwrap_or_default().split_whitespace().skip(1).filter_map(|t| t.parse().ok()).collect();
-    let busy = [0, 1, 2, 5, 6].iter().filter_map(|&i| ticks.get(i)).sum::<f64>() / 100.0;
+    let busy = [0, 1, 2, 5, 6].iter().filter_map(|&i| ticks.get(i)).sum::<f64>() / TICKS;
     let own = [libc::RUSAGE_SELF, libc::RUSAGE_CHILDREN].map(|who| {
         let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
         // SAFETY: the pointer is to memory of the right type that lives through the call; all zero is a valid value of it.
@@ -132,4 +143,22 @@ fn output(program: &str, args: &[&str]) -> String {
 
 fn read(path: &str) -> String {
     fs::read_to_string(path).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processor_time_of_a_process() {
+        let (process, begin) = (std::process::id(), std::time::Instant::now());
+        let before = seconds_of(process);
+        while begin.elapsed().as_millis() < 300 {
+            std::hint::black_box(before);
+        }
+        let spent = seconds_of(process) - before;
+        // Other tests of this process work beside this one.
+        assert!(spent >= 0.1, "{spent}");
+        assert_eq!(seconds_of(u32::MAX), 0.0);
+    }
 }

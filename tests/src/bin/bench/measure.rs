@@ -294,6 +294,12 @@ impl<'o> Bench<'o> {
         limits_in(&reader.turn(&format!("{threads} {}", file.display()))?)
     }
 
+    /// Processor time of all processes of the machine, and of the benchmark's own, among which the reader stays, in seconds.
+    pub fn processor_seconds(&self) -> (f64, f64) {
+        let (all, own) = machine::processor_seconds();
+        (all, own + self.reader.as_ref().map_or(0.0, |reader| machine::seconds_of(reader.process())))
+    }
+
     /// GFLOP/s of instructions with so many threads, by name.
     pub fn peaks(&mut self, threads: usize) -> Outcome<Vec<(String, f64)>> {
         let bench = self.bench.clone();
@@ -325,9 +331,8 @@ pub fn find(name: &str) -> &'static Executable {
 /// A test of `OUT bench -o jsonl` or of a peer's driver, which print the same fields.
 pub struct Rate {
     pub test: String,
+    /// The median of the repetitions, as the two below.
     pub tokens_per_s: f64,
-    /// By the mean time of the repetitions, as the two below.
-    pub tokens_per_mean_s: f64,
     pub gb_per_s: f64,
     pub gflop_per_s: f64,
     /// Largest resident memory so far, in bytes.
@@ -345,13 +350,15 @@ pub fn rates(run: &Run) -> Outcome<Vec<Rate>> {
 pub fn rate(line: &str) -> Outcome<Rate> {
     let row: Value = serde_json::from_str(line)?;
     let samples: Samples = row["samples_ts"].as_array().into_iter().flatten().map(float).collect();
-    let times = samples.values().iter().map(|rate| 1.0 / rate);
+    let tokens_per_s = samples.median();
+    // What is printed is of the mean time.
+    let seconds_per_token = samples.values().iter().map(|rate| 1.0 / rate).sum::<f64>() / samples.values().len() as f64;
+    let of_median = |field: &str| float(&row[field]) * seconds_per_token * tokens_per_s;
     Ok(Rate {
-        tokens_per_mean_s: samples.values().len() as f64 / times.sum::<f64>(),
         test: row["test"].as_str().unwrap_or_default().into(),
-        tokens_per_s: samples.median(),
-        gb_per_s: float(&row["gb_per_s"]),
-        gflop_per_s: float(&row["gflop_per_s"]),
+        tokens_per_s,
+        gb_per_s: of_median("gb_per_s"),
+        gflop_per_s: of_median("gflop_per_s"),
         rss_bytes: float(&row["rss_bytes"]),
         engine: row["engine"].as_str().map(String::from),
     })
@@ -364,4 +371,17 @@ pub fn of_threads(threads: usize) -> String {
 /// A number of a report; NaN where it is missing, which is not recorded.
 pub fn float(value: &Value) -> f64 {
     value.as_f64().unwrap_or(f64::NAN)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Three repetitions of 100 tokens, of which one was slow: 1, 1 and 4 s, 300 tokens in 6 s.
+    #[test]
+    fn rates_are_of_the_median() {
+        let rate = rate(r#"{"test": "pp100", "samples_ts": [100, 100, 25], "gb_per_s": 5, "gflop_per_s": 50, "rss_bytes": 7}"#).unwrap();
+        assert_eq!((rate.tokens_per_s, rate.rss_bytes), (100.0, 7.0));
+        assert!((rate.gb_per_s - 10.0).abs() < 1e-9 && (rate.gflop_per_s - 100.0).abs() < 1e-9, "{} {}", rate.gb_per_s, rate.gflop_per_s);
+    }
 }

@@ -98,6 +98,11 @@ impl Turns {
         Ok(Self { child, answers, log })
     }
 
+    /// Its id.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Asks with this line; the end of stderr becomes the error where there is no answer.
     pub fn turn(&mut self, question: &str) -> io::Result<String> {
         let stdin = self.child.stdin.as_mut().expect("stdin is piped");
@@ -190,6 +195,8 @@ mod tests {
         let mut turns = Turns::start(Path::new("/bin/sh"), &args(["-c", script]), log.clone()).unwrap();
         assert_eq!(turns.turn("zero").unwrap(), "zero\nand\n\n");
         assert_eq!(turns.turn("one").unwrap(), "one\nand\n\n");
+        let seconds = crate::machine::seconds_of(turns.process());
+        assert!((0.0..1.0).contains(&seconds), "{seconds}");
         for _ in 0..2 {
             let gone = turns.turn("two").unwrap_err();
             assert!(gone.to_string().contains("tired"), "{gone}");

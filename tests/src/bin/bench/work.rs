@@ -23,7 +23,7 @@ use crate::peers::{self, OURS};
 use crate::process::{Turns, args};
 use crate::record::{Record, Round};
 use crate::stats::{Goal, Samples, Section, number};
-use crate::{Options, Topic, machine};
+use crate::{Options, Topic};
 
 /// What is measured in one go of `bench`, and what it is compared with.
 struct Work {
@@ -229,7 +229,7 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
         let names: Vec<_> = names.chain(outside.then_some("llama-1b")).collect();
         let paths = names.into_iter().map(|name| bench.executable(name)).collect::<Outcome<Vec<_>>>()?;
         let Some(file) = paths.first() else { continue };
-        let (begin, (busy, own)) = (Instant::now(), machine::processor_seconds());
+        let (begin, (busy, own)) = (Instant::now(), bench.processor_seconds());
         let before = [bench.reads(threads, file)?, bench.peaks(threads)?].concat();
         for work in works {
             run(bench, work, threads)?;
@@ -248,7 +248,7 @@ pub fn measure(bench: &mut Bench, topic: Topic) -> Outcome<()> {
         if let Some(ns) = limits::round_trip(threads) {
             bench.record.push(round_trip_key(threads), ns);
         }
-        let (busy_after, own_after) = machine::processor_seconds();
+        let (busy_after, own_after) = bench.processor_seconds();
         let others = (busy_after - busy) - (own_after - own);
         bench.record.push(format!("others {threads}"), (others / begin.elapsed().as_secs_f64()).max(0.0));
     }
@@ -359,7 +359,7 @@ fn ours(bench: &mut Bench, work: &Work, threads: usize, flags: &[String]) -> Out
     }
     record.push(format!("{key} GFLOP/s"), rate.gflop_per_s);
     if let Some(flop) = all_rows {
-        record.push(format!("{key} GFLOP/s of all rows"), rate.tokens_per_mean_s / work.test.prompt as f64 * flop / 1e9);
+        record.push(format!("{key} GFLOP/s of all rows"), rate.tokens_per_s / work.test.prompt as f64 * flop / 1e9);
     }
     record.push(format!("{key} GB/s"), rate.gb_per_s);
     // Bytes of weights and KV cache per token of all sequences, by which the rate of another engine becomes bytes per second.
@@ -584,8 +584,6 @@ fn could_read_alike(round: &Round, work: &Work, theirs: &str) -> bool {
         Peak => true,
         Read | Nearer => match (round.median(&work.limit("read")), round.median(&reads_beside(theirs))) {
             (Some(ours), Some(theirs)) => agree(ours, theirs),
-            // Rounds that were recorded when many sequences were held against arithmetic alone.
-            (None, None) => work.bound == Nearer,
             _ => false,
         },
     }
@@ -710,7 +708,7 @@ fn flop_of_all_rows(info: &Value, test: Test) -> Outcome<Option<f64>> {
     let one_row = buckets.iter().find(|bucket| bucket["rows"] == 1);
     let (Some(one_row), 1.., 0, 1) = (one_row, test.prompt, test.generate, test.batch) else { return Ok(None) };
     let rows = test.prompt as u64;
-    let load = Load { steps: 1, rows, logit_rows: 1, row_positions: rows * (rows + 1) / 2, ..Load::default() };
+    let load = Load { steps: 1, logit_steps: 1, rows, logit_rows: 1, row_positions: rows * (rows + 1) / 2, ..Load::default() };
     let regions = Vec::<RegionInfo>::deserialize(&one_row["regions"])?;
     Ok(Some(regions.iter().map(|region| region.work(&load).flop as f64).sum()))
 }
@@ -721,12 +719,22 @@ fn types_of(info: &Value) -> String {
     format!("{} weights, {} products, {} cache", of("dtype"), of("compute"), of("kv_dtype"))
 }
 
+/// Do the matmuls of the largest bucket take bf16?
+fn multiplies_in_bf16(info: &Value) -> bool {
+    let buckets = info["entries"][0]["buckets"].as_array().into_iter().flatten();
+    let largest = buckets.max_by_key(|bucket| bucket["rows"].as_u64());
+    let mut regions = largest.and_then(|bucket| bucket["regions"].as_array()).into_iter().flatten();
+    regions.any(|region| region["kind"] == "matmul" && region["arithmetic"] == "bf16_dot")
+}
+
 /// The instruction whose peak bounds the matmuls of an executable, by the name that [`crate::limits`] gives it.
 fn peak_of(info: &Value) -> &'static str {
     let has = |feature: &str| info["features"].as_array().is_some_and(|all| all.iter().any(|f| f == feature));
     match info["compute"].as_str() {
         Some("bf16") if has("amx-bf16") => "tdpbf16ps",
         Some("bf16") => "vdpbf16ps",
+        // Values of codes by tiles of bf16, where many rows are computed so.
+        Some("int8") if has("amx-bf16") && multiplies_in_bf16(info) => "tdpbf16ps",
         Some("int8") if has("amx-int8") => "tdpbsud",
         Some("int8") if !has("avx512f") && !has("avxvnni") => "vpmaddubsw",
         Some("int8") => "vpdpbusd",
@@ -748,6 +756,13 @@ mod tests {
         assert_eq!(peak_of(&info("bf16", &["avx512f", "amx-bf16"])), "tdpbf16ps");
         assert_eq!(peak_of(&info("int8", &["avx512f", "avx512vnni"])), "vpdpbusd");
         assert_eq!(peak_of(&info("int8", &["avx512vnni", "amx-int8"])), "tdpbsud");
+        // Codes by 32: one row by integer dots, many by tiles of bf16.
+        let bucket = |rows: u32, arithmetic: &str| json!({"rows": rows, "regions": [{"kind": "matmul", "arithmetic": arithmetic}]});
+        for (many, peak) in [("bf16_dot", "tdpbf16ps"), ("int8_dot", "tdpbsud")] {
+            let mut info = info("int8", &["avx512vnni", "amx-bf16", "amx-int8"]);
+            info["entries"] = json!([{"buckets": [bucket(512, many), bucket(1, "int8_dot")]}]);
+            assert_eq!(peak_of(&info), peak);
+        }
         assert_eq!(peak_of(&info("int8", &["avx2", "avxvnni"])), "vpdpbusd");
         assert_eq!(peak_of(&info("int8", &["avx2", "fma"])), "vpmaddubsw");
         assert_eq!(peak_of(&info("f32", &["avx2", "avx512f"])), "avx512-fma");
@@ -845,13 +860,15 @@ mod tests {
             record.push(work.limit("tdpbf16ps"), peak);
         }
         assert_eq!(record.per_round(|round| share_of_nearer(&record, work, round)).values(), [75.0, 50.0]);
-        // Rounds from before there were reads beside it have no share, but compare; reads beside one of the two do not.
+        // Rounds without steady reads beside both do not compare.
         let (ours, theirs) = (key, work.key("OpenVINO"));
-        for reads in [None, Some(40.0)] {
+        for reads in [[None; 2], [None, Some(40.0)], [Some(40.0), None], [Some(40.0); 2]] {
             record.begin("batch", String::new(), String::new());
             record.push(&ours, 12.0);
             record.push(&theirs, 10.0);
-            reads.into_iter().for_each(|reads| record.push(reads_beside(&theirs), reads));
+            for (key, reads) in [work.limit("read"), reads_beside(&theirs)].into_iter().zip(reads) {
+                reads.into_iter().for_each(|reads| record.push(&key, reads));
+            }
         }
         assert_eq!(ratios(&record, work, &theirs).values(), [1.2]);
     }
