@@ -10,9 +10,9 @@
 //!
 //! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
 //! requests under way as the core allows: several streams side by side, each brought to L1 and to L2 so many bytes ahead ([`Reading`]),
-//! across the end of a panel to the panel that the stream will walk next; a single one to L1 past L2, where the CPU wants that. Instances with fewer than four streams spread the far prefetch
-//! over the four pages of the next 16 KB. With many rows the weights of this loop are in L2 already, and each block of rows brings a part
-//! of the next block of weights there.
+//! across the end of a panel to the panel that the stream will walk next; a single one to L1 past L2, where the CPU wants that. Instances
+//! with fewer than four streams spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are
+//! in L2 already, and each block of rows brings a part of the next block of weights there.
 
 use super::product::Product;
 use super::{int_mmla, mmla};

@@ -54,7 +54,7 @@ pub struct InputArgs {
 /// How tokens are chosen.
 #[derive(Args, Debug, Clone, Default)]
 pub struct SamplingArgs {
-    /// Temperature; 0 takes the most probable token [default: the model's; 1 where one of the next three cuts tokens off and the model is greedy]
+    /// Temperature; 0 takes the most probable token [default: the model's if it samples or the next three cut something off, else 0]
     #[arg(long, value_name = "F", value_parser = temperature)]
     pub temp: Option<f32>,
     /// Choose among the N most probable tokens; 0 is all [default: the model's]
