@@ -114,8 +114,20 @@ pub(crate) fn code(o: &Build, symbols: &[String], objects: &[Compiled], report: 
     if let Some(dir) = emitted(o, EmitKind::Obj) {
         let dir = dir.ok_or_else(|| Error::bug("--emit obj", "no directory"))?;
         std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
+        clear_objects(&dir, symbols)?;
         for (symbol, unit) in symbols.iter().zip(objects) {
             write_whole(&dir.join(format!("{symbol}.o")), &unit.object)?;
+        }
+    }
+    Ok(())
+}
+
+/// Objects of another build in a directory of them, which would be linked with those of this one, go.
+fn clear_objects(dir: &Path, symbols: &[String]) -> Result<(), Error> {
+    for path in std::fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path()) {
+        let symbol = path.file_name().and_then(|name| name.to_str()).and_then(|name| name.strip_suffix(".o"));
+        if symbol.is_some_and(|s| s.starts_with("rc_") && !symbols.iter().any(|of_this| of_this == s)) {
+            std::fs::remove_file(&path).map_err(|e| Error::output(&path, "removing", &e))?;
         }
     }
     Ok(())
@@ -134,4 +146,21 @@ pub(crate) fn save_temps(work: &WorkDir, output: &Path, objects: &[(String, Vec<
         }
     }
     objects.iter().try_for_each(|(symbol, object)| write_whole(&dir.join(format!("{symbol}.o")), object))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn objects_of_another_build_go() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in ["rc_a.o", "rc_b.o", "mine.o", "rc_c.s"] {
+            std::fs::write(dir.path().join(name), name).unwrap();
+        }
+        clear_objects(dir.path(), &["rc_a".into()]).unwrap();
+        let mut left: Vec<_> = std::fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        left.sort();
+        assert_eq!(left, ["mine.o", "rc_a.o", "rc_c.s"]);
+    }
 }

@@ -495,6 +495,14 @@ impl Build {
         if self.autotune == Autotune::Fast && !self.writes_exe() {
             return Err(Error::usage("build", "--autotune fast measures executables, expected -o OUT without --dry-run and --stop-after"));
         }
+        let of_executables = [
+            (self.save_temps, "--save-temps keeps what is linked"),
+            (self.cache.cache_weights, "--cache-weights keeps what is packed"),
+            (self.weights == WeightsPlace::Split, "--weights split writes weights beside an executable"),
+        ];
+        if let Some((_, what)) = of_executables.into_iter().find(|(given, _)| *given && !self.wants_exe()) {
+            return Err(Error::usage("build", format!("{what}, expected an executable among what is written, found none")));
+        }
         let exe = self.emit.iter().find(|e| e.kind == EmitKind::Exe);
         if exe.is_some_and(|e| e.path.is_some()) && self.output.is_some() {
             return Err(Error::usage("build", "-o and --emit exe=PATH name the executable twice"));
@@ -633,8 +641,9 @@ fn parse_buckets(text: &str) -> Result<Buckets, String> {
         if first > last || (times && step < 2) {
             return Err(format!("'{item}' is no ascending range"));
         }
-        let mut row = first;
-        while row < last && rows.len() <= MAX_BUCKETS {
+        // A range that is cut here has too many by itself.
+        let (mut row, before) = (first, rows.len());
+        while row < last && rows.len() - before <= MAX_BUCKETS {
             rows.push(row);
             row = if times { row.saturating_mul(step) } else { row.saturating_add(step) };
         }
@@ -687,6 +696,7 @@ mod tests {
         assert_eq!(p("8-32+8").unwrap(), [8, 16, 24, 32]);
         assert_eq!(p("8-100*8").unwrap(), [8, 64, 100]);
         assert_eq!(p("8-30+8").unwrap(), [8, 16, 24, 30]);
+        assert_eq!(p("1-40+1,1-60+1").unwrap(), (1..=60).collect::<Vec<_>>());
         for bad in ["", "0", "-1", "1-", "8-4+1", "1-8*1", "1-8*0", "1-8+0", "4294967296", "65537", "1-65536+1", "a", "1,,2", "1-8"] {
             assert!(p(bad).is_err(), "{bad}");
         }
@@ -718,6 +728,10 @@ mod tests {
             "--quantize int4 --calibrate f --no-tokenizer",
             "--quantize int4 --calibrate f --allow-nonfinite",
             "--quantize int4 --keep a=int8",
+            "--save-temps --stop-after plan",
+            "--cache-weights --stop-after codegen",
+            "--weights split --emit obj=d",
+            "--save-temps --emit asm",
         ] {
             assert_eq!(code(wrong), 2, "{wrong}");
         }
@@ -734,6 +748,7 @@ mod tests {
             "--no-cache",
             "--cache-dir d --cache-weights",
             "--weights split",
+            "--weights split --save-temps --cache-weights --dry-run",
         ] {
             assert_eq!(code(fine), 0, "{fine}");
         }

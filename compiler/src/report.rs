@@ -45,7 +45,7 @@ pub struct BucketReport {
 }
 
 /// What the cache did.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub struct CacheReport {
     /// Its directory; none with `--no-cache` or where there is no place for it.
     pub dir: Option<String>,
@@ -57,6 +57,13 @@ pub struct CacheReport {
     pub llvm_compilations: u64,
     /// Packed weights: `hit`, `miss`, or `off` without `--cache-weights`.
     pub weights: String,
+}
+
+/// Of a build that does not come to it.
+impl Default for CacheReport {
+    fn default() -> Self {
+        CacheReport { dir: None, hits: 0, misses: 0, llvm_compilations: 0, weights: "off".into() }
+    }
 }
 
 /// What `--autotune` measured.

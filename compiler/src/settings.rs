@@ -23,6 +23,8 @@ const MAX_CTX_SIZE: u32 = 1 << 22;
 /// What follows from options, model and CPU together.
 pub(crate) struct Settings {
     pub(crate) compute: DType,
+    /// [`PassCx::bf16_rows`](crate::passes::PassCx::bf16_rows).
+    pub(crate) bf16_rows: bool,
     pub(crate) kv_dtype: DType,
     pub(crate) weight_dtype: Option<DType>,
     pub(crate) quantisation: Quantisation,
@@ -116,7 +118,8 @@ impl Settings {
             _ => scaling::cores(&isa.name),
         });
         let quantisation_name = name_of(model.scheme, &quantisation);
-        Ok(Settings { compute, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots, cores })
+        let bf16_rows = isa.bf16_inputs_fast();
+        Ok(Settings { compute, bf16_rows, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots, cores })
     }
 
     /// Names what was made of a model's products, now that it is known.
@@ -159,10 +162,10 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
     Ok(kept)
 }
 
-/// The type of most elements of the checkpoint.
+/// The type of most elements of the checkpoint's weights, of which codes are of none.
 fn main_type(model: &Model) -> DType {
     let elements = |dtype| {
-        let of_type = model.weights.iter().filter(|t| graph_type(t.dtype) == Some(dtype));
+        let of_type = model.weights.plain().filter(|t| graph_type(t.dtype) == Some(dtype));
         of_type.map(|t| t.elements()).sum::<u64>()
     };
     [DType::F32, DType::F16, DType::BF16].into_iter().max_by_key(|&d| elements(d)).unwrap_or(DType::F32)

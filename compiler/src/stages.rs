@@ -16,7 +16,7 @@ use crate::manifest::{Contents, task_of, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
-use crate::passes::quantise::{Products, Quantisation};
+use crate::passes::quantise::{Keep, Products, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans};
@@ -31,6 +31,7 @@ use rcompile_graph::{DType, Module};
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
+use rcompile_models::weights::graph_type;
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::PROBE_ENTRY;
 use rcompile_runtime::memory;
@@ -162,6 +163,14 @@ impl<'o> Building<'o> {
                 stored.name()
             )));
         }
+        if let Some(keep) =
+            settings.quantisation.keep.iter().find(|keep| is_narrowed(keep, &model)).filter(|_| settings.compute == DType::BF16)
+        {
+            let name = rcompile_models::error::escape(&keep.pattern);
+            self.warn(Some(format!(
+                "warning[W-dtype]: --compute bf16: what --keep says of {name} is stored in bf16 if it is a weight of matrix products"
+            )));
+        }
         if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
             let count = model.weights.coded_count();
             self.warn(Some(format!(
@@ -228,7 +237,8 @@ impl<'o> Building<'o> {
             stage.advance(1);
         }
         self.report.quantisation = source.settings.quantisation_name.clone();
-        stage.finish(&format!("{} passes", passes.len()));
+        let last = passes.iter().position(|pass| self.o.stop_after.as_deref() == Some(pass.name));
+        stage.finish(&format!("{} passes", last.map_or(passes.len(), |last| last + 1)));
         Ok(())
     }
 
@@ -492,6 +502,12 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
     })
 }
 
+/// Is this a matrix that would be of another type than bf16? (Patterns are names by now.)
+fn is_narrowed(keep: &Keep, model: &Model) -> bool {
+    let tensor = model.weights.iter().find(|t| *t.name == *keep.pattern).filter(|t| t.shape.len() == 2);
+    tensor.is_some_and(|t| keep.dtype.or_else(|| graph_type(t.dtype)) != Some(DType::BF16))
+}
+
 fn run_passes(
     o: &Build,
     passes: &[Pass],
@@ -499,7 +515,12 @@ fn run_passes(
     settings: &Settings,
     report: &mut Report,
 ) -> Result<Option<Products>, Error> {
-    let mut cx = PassCx { compute: Some(settings.compute), quantisation: settings.quantisation.clone(), ..PassCx::default() };
+    let mut cx = PassCx {
+        compute: Some(settings.compute),
+        bf16_rows: settings.bf16_rows,
+        quantisation: settings.quantisation.clone(),
+        ..PassCx::default()
+    };
     let bucket = bucket_name(module);
     for pass in passes {
         let before = (o.verify_each || cfg!(debug_assertions)).then(|| rcompile_graph::print(module));

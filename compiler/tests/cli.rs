@@ -282,12 +282,17 @@ fn types_that_flags_contradict() {
         (&["--dtype", "bf16", "--compute", "bf16"], false),
         (&["--compute", "bf16"], false),
         (&["--dtype", "f16"], false),
+        (&["--quantize", "int8", "--compute", "bf16", "--keep", "*.down_proj.weight=f32"], true),
+        (&["--quantize", "int8", "--compute", "bf16", "--keep", "*.down_proj.weight=auto"], false),
+        (&["--quantize", "int8", "--compute", "bf16", "--keep", "*.down_proj.weight=bf16"], false),
+        (&["--quantize", "int8", "--compute", "f32", "--keep", "*.down_proj.weight=f16"], false),
+        (&["--quantize", "int8", "--compute", "bf16", "--keep", "*norm.weight=f32"], false),
     ] {
         let output = dry(flags);
         let messages = String::from_utf8_lossy(&output.stderr).into_owned();
         let warnings = messages.lines().filter(|line| line.starts_with("warning[")).collect::<Vec<_>>();
         assert_eq!((output.status.code(), warnings.len()), (Some(0), usize::from(warned)), "{flags:?}: {messages}");
-        assert!(warnings.iter().all(|line| line.contains("W-dtype") && line.contains(flags[1])), "{messages}");
+        assert!(warnings.iter().all(|line| line.contains("W-dtype") && line.contains("--compute bf16")), "{messages}");
     }
 }
 

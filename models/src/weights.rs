@@ -182,9 +182,14 @@ impl WeightIndex {
         self.tensors.values()
     }
 
+    /// Those that are weights as they are: neither parts of codes nor stored buffers that are computed anyway.
+    pub fn plain(&self) -> impl Iterator<Item = &TensorInfo> + Clone {
+        self.iter().filter(|t| !self.is_part(t) && !is_known_buffer(&t.name))
+    }
+
     /// Number of elements of all tensors together, but for stored buffers that are computed anyway; of codes those of the matrices.
     pub fn parameters(&self) -> u64 {
-        let elements = self.iter().filter(|t| !self.is_part(t) && !is_known_buffer(&t.name)).map(TensorInfo::elements);
+        let elements = self.plain().map(TensorInfo::elements);
         elements.chain(self.codes.matrices.values().map(CodedMatrix::elements)).sum()
     }
 

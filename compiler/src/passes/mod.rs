@@ -23,6 +23,8 @@ pub mod rewrite;
 pub struct PassCx {
     /// Type that matmul inputs are converted to: `F32`, `BF16`, or `I8` for groups of int8 codes where the weight is quantised, else f32.
     pub compute: Option<DType>,
+    /// Beside codes (`I8`): do rows become bf16 where weights are bf16, as the CPU multiplies them fastest?
+    pub bf16_rows: bool,
     /// Weights that become codes.
     pub quantisation: quantise::Quantisation,
     /// What became of the weights of matrix products, once that pass has run.

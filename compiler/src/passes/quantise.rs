@@ -199,7 +199,7 @@ fn weight_of(f: &Function, node: &rcompile_graph::Node) -> Option<ParamId> {
 }
 
 /// The parameter in another type, made of what the checkpoint has: not of what `--dtype` would round it to.
-fn converted(param: &Param, dtype: DType) -> Param {
+pub(super) fn converted(param: &Param, dtype: DType) -> Param {
     let ty = Type::new(dtype, param.ty.shape.iter().copied());
     let of = match &param.recipe {
         Recipe::Convert { of, .. } => of.clone(),
