@@ -504,7 +504,7 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
 
 /// Is this a matrix that would be of another type than bf16? (Patterns are names by now.)
 fn is_narrowed(keep: &Keep, model: &Model) -> bool {
-    let tensor = model.weights.iter().find(|t| *t.name == *keep.pattern).filter(|t| t.shape.len() == 2);
+    let tensor = model.weights.get(&keep.pattern).filter(|t| t.shape.len() == 2);
     tensor.is_some_and(|t| keep.dtype.or_else(|| graph_type(t.dtype)) != Some(DType::BF16))
 }
 

@@ -36,6 +36,12 @@ impl Reference {
 
     /// With quantised weights; `compute` is `I8` for integer dots.
     pub fn quantised(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation) -> Reference {
+        let cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
+        Reference::of_passes(dir, kv_dtype, cx)
+    }
+
+    /// With all that the passes that round may ask.
+    pub fn of_passes(dir: &Path, kv_dtype: DType, mut cx: PassCx) -> Reference {
         let options = OpenOptions { tokenizer: TokenizerUse::Optional, ..OpenOptions::default() };
         let model = rcompile_models::open(dir, &options).unwrap_or_else(|e| panic!("{e}"));
         let options = TraceOptions {
@@ -48,7 +54,6 @@ impl Reference {
             as_stored: vec![],
         };
         let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-        let mut cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
         quantise::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
         compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
         Reference { model, module, codes: None }

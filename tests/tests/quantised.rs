@@ -1,7 +1,9 @@
 //! Quantised weights: executables against the interpreter of the same quantised graph, bits, and what the rounding costs.
 
 use half::bf16;
+use rcompile::passes::PassCx;
 use rcompile::passes::quantise::{Keep, Quantisation};
+use rcompile_codegen::isa::Isa;
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check};
 use rcompile_tests::toy::{Toy, write_model};
@@ -26,11 +28,17 @@ fn agrees(dir: &Path, options: &str, quantisation: &Quantisation, compute: DType
 }
 
 fn agrees_on(machine: &Machine, dir: &Path, options: &str, quantisation: &Quantisation, compute: DType) {
-    let gate = if compute == DType::I8 { tol::INT8 } else { tol::F32 };
+    let cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
+    agrees_with(machine, dir, options, cx);
+}
+
+/// Out: the executable.
+fn agrees_with(machine: &Machine, dir: &Path, options: &str, cx: PassCx) -> Exe {
+    let gate = if cx.compute == Some(DType::I8) { tol::INT8 } else { tol::F32 };
     // One model's large bucket gets no few rows, the others' all.
     let buckets = if dir.ends_with("llama-gqa-tied") { "1,8,64" } else { "1,64" };
     let exe = machine.build(dir, &format!("{BASE} {options} --buckets {buckets}"));
-    let reference = Reference::quantised(dir, compute, DType::F32, quantisation);
+    let reference = Reference::of_passes(dir, DType::F32, cx);
     let case = cases(dir).pop().unwrap();
     let what = format!("{} {options}", dir.display());
     let found = exe.logits(&case.tokens, &["-t", "1"]);
@@ -39,6 +47,7 @@ fn agrees_on(machine: &Machine, dir: &Path, options: &str, quantisation: &Quanti
     assert_eq!(bits(&exe.logits(&case.tokens, &["-t", "2"])), bits(&found), "{what}: two threads");
     let one = machine.build(dir, &format!("{BASE} {options} --buckets 1"));
     assert_eq!(bits(&one.logits(&case.tokens, &[])), bits(&found), "{what}: bucket 1");
+    exe
 }
 
 /// Integer matrix instructions under qemu: `neoverse-v1` with SVE of 256 bits, `neoverse-v2` with SVE of 128.
@@ -106,6 +115,29 @@ fn kept_tensors_and_an_int4_head() {
     let quantisation = Quantisation { keep, head: Some(DType::Q4(Group::G32)), ..int4(Group::G32) };
     let options = "--quantize int4 --quantize-head int4 --keep *.down_proj.weight=auto --keep *q_proj*=bf16 --compute f32";
     agrees(&golden("llama-gqa-tied"), options, &quantisation, DType::F32);
+}
+
+/// Matrices that stay bf16 beside codes: rows of bf16 where the CPU multiplies those fastest, of f32 where it does not.
+#[test]
+fn bf16_beside_codes() {
+    let native = Isa::native().expect("supported host");
+    let mut machines = vec![];
+    if has_int8_dot() {
+        machines.push((Machine::host(), "", native.bf16_inputs_fast()));
+        machines.push((Machine::host(), "--cpu x86-64-v3 ", false));
+    }
+    machines.extend(Machine::arm("neoverse-v1", "max,sve256=on").map(|arm| (arm, "", true)));
+    for (machine, cpu, bf16_rows) in machines {
+        let keep = vec![Keep { pattern: "*.down_proj.weight".into(), dtype: None }];
+        let half = Quantisation { keep, ..int8() };
+        let head = Quantisation { body: None, ..int8() };
+        for (options, quantisation) in [("--quantize int8 --keep *.down_proj.weight=auto", half), ("--quantize-head int8", head)] {
+            let cx = PassCx { compute: Some(DType::I8), bf16_rows, quantisation, ..PassCx::default() };
+            let exe = agrees_with(&machine, &golden("llama-gqa-tied"), &format!("{cpu}{options}"), cx);
+            let info = exe.json(["info"]).to_string();
+            assert_eq!(info.contains("\"arithmetic\":\"bf16_dot\""), bf16_rows, "{cpu}{options}: {info}");
+        }
+    }
 }
 
 /// A planted fault of the smallest kind, another group size, is far outside of the gate.
