@@ -46,7 +46,8 @@ pub const ACCEPTED: &[Accepted] = &[
     ("no_chat_template", "", |t| t.remove("chat_template.jinja")),
     ("known_buffers", "", |t| {
         let name = "model.layers.0.self_attn.rotary_emb.inv_freq";
-        t.edit_weights(|w| w.push(ToyTensor::zeros(name, "F32", 4, &[8])));
+        // More elements than all weights have, whose type counts alone.
+        t.edit_weights(|w| w.push(ToyTensor::zeros(name, "F32", 4, &[1 << 17])));
     }),
     ("auto_map_poison_py", "auto_map", |t| {
         t.config("auto_map", json!({"AutoModel": "modeling_x.Model"}));
