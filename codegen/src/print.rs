@@ -229,22 +229,18 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let t = &m.tile;
     writeln!(
         out,
-        "  tile {{mr {} {}, streams {}, k_block {}, m_block {}, n_block {}, widen {}, prefetch {} {}, busy {} {}, near {} {} {}}}",
-        t.mr,
-        t.block_mr,
-        t.streams,
-        t.k_block,
-        t.m_block,
-        t.n_block,
-        t.widen,
-        t.prefetch,
-        t.prefetch_l1,
-        t.busy_rows,
-        t.busy_l1,
-        t.near_streams,
-        t.near,
-        t.near_l1
+        "  tile {{mr {} {}, k_block {}, m_block {}, n_block {}, widen {}}}",
+        t.mr, t.block_mr, t.k_block, t.m_block, t.n_block, t.widen
     )?;
+    let others = m.fetch_on.iter().map(|(kind, fetch)| (format!(" on {kind:?}"), fetch));
+    for (cpu, f) in [(String::new(), &t.fetch)].into_iter().chain(others) {
+        let past_l2 = if f.past_l2 { " past l2" } else { "" };
+        writeln!(
+            out,
+            "  fetch{cpu} {{streams {}, prefetch {} {}{past_l2}, busy {} {}, near {} {} {}}}",
+            f.streams, f.l2, f.l1, f.busy_rows, f.busy_l1, f.near_streams, f.near_l2, f.near_l1
+        )?;
+    }
     if let Some(q) = &m.quantise {
         write!(out, "  ")?;
         quantise(out, q)?;

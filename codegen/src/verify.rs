@@ -387,7 +387,11 @@ impl<'a> Verifier<'a> {
             None => m.panels.padded_k(),
         };
         self.check(m.a_stride >= width, || format!("rows of a have {} of {width} k", m.a_stride));
-        self.check(m.tile.mr > 0 && m.tile.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
+        self.check(m.tile.mr > 0 && m.tile.fetch.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
+        for (i, (kind, fetch)) in m.fetch_on.iter().enumerate() {
+            self.check(fetch.streams > 0, || format!("no streams on {kind:?}"));
+            self.check(m.fetch_on[..i].iter().all(|(other, _)| other != kind), || format!("streams on {kind:?} twice"));
+        }
         let blocks = (1..=m.tile.mr).contains(&m.tile.block_mr);
         self.check(blocks, || format!("blocks of {} rows in tiles of {}", m.tile.block_mr, m.tile.mr));
         // Each pass has several blocks of rows.

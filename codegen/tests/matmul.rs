@@ -7,9 +7,13 @@ use asm_check::{HotLoop, group_loops, hot_loops};
 use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::kernels::matmul;
+use rcompile_codegen::kernels::part::Part;
+use rcompile_codegen::kernels::rows::{RowFunction, RowWork};
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_codegen::program::*;
 use rcompile_graph::quant::quantise_group;
+use rcompile_runtime::abi::{CpuKind, field};
+use std::collections::BTreeSet;
 
 /// Epilogues under test.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,6 +40,8 @@ struct Case {
     epilogue: Epilogue,
     out: DType,
     tile: MatmulTile,
+    /// See [`Matmul::fetch_on`].
+    fetch_on: Vec<(CpuKind, Fetch)>,
     /// Fewest rows.
     least_rows: u32,
     /// `a` is private scratch that a prologue fills with twice the buffer.
@@ -62,19 +68,23 @@ impl Case {
             tile: MatmulTile {
                 mr: isa.tile_rows,
                 block_mr: isa.tile_rows,
-                streams: isa.streams.rows.side_by_side,
                 k_block: 0,
                 m_block: 27,
                 n_block: 3,
                 widen: false,
-                prefetch: 4096,
-                prefetch_l1: 512,
-                busy_rows: 3,
-                busy_l1: 1024,
-                near_streams: 2,
-                near: 2048,
-                near_l1: 256,
+                fetch: Fetch {
+                    streams: isa.streams.rows.side_by_side,
+                    l2: 4096,
+                    l1: 512,
+                    past_l2: isa.streams.lone_past_l2,
+                    busy_rows: 3,
+                    busy_l1: 1024,
+                    near_streams: 2,
+                    near_l2: 2048,
+                    near_l1: 256,
+                },
             },
+            fetch_on: vec![],
             least_rows: 1,
             prologue: false,
             group_nest: false,
@@ -203,6 +213,7 @@ impl Case {
             panels,
             compute: self.compute,
             tile: self.tile,
+            fetch_on: self.fetch_on.clone(),
             row,
             col,
             operands: vec![
@@ -322,6 +333,7 @@ impl Case {
         let weight_bytes = (program.weights[1].offsets[1] + u64::from(p.padded_cols()) * 4) as usize;
         let mut step = Step::new(weight_bytes, 0, program.arena_bytes as usize, program.private_bytes);
         step.rows = rows;
+        step.cpu = if threads == 2 { CpuKind::Zen5 } else { CpuKind::Other };
         let mut rng = Rng::new(7);
         let size = self.dtype.size() as usize;
         let [filled, whole] = [p.filled_bytes(self.dtype), p.panel_bytes(self.dtype)].map(|bytes| bytes as usize);
@@ -412,7 +424,7 @@ impl Case {
                 (units / threads * passes.min(4) / 4, panels)
             }
         };
-        if !few || self.tile.streams <= 4 {
+        if !few || self.tile.fetch.streams <= 4 {
             let are_enough = threads > 1 && open >= 2 * least;
             assert_eq!(shared_out, are_enough, "{self:?} on {}: {rows} rows, {threads} threads", isa.name);
         }
@@ -567,7 +579,7 @@ fn codes_in_blocks_with_epilogues() {
             let k = if group < 256 { 4 * group } else { 2 * group };
             let gated = Case { groups: 2, group_cols: 40, epilogue: Epilogue::SiluGate, prologue: true, ..blocked(k, 2, true) };
             if case.coding == made[2] {
-                Case { tile: MatmulTile { streams: 1, ..gated.tile }, ..gated.clone() }.check(&isa);
+                Case { tile: MatmulTile { fetch: Fetch { streams: 1, ..gated.tile.fetch }, ..gated.tile }, ..gated.clone() }.check(&isa);
             }
             gated.check(&isa);
             Case { groups: 3, group_cols: 40, group_nest: true, ..blocked(3 * group, 3, false) }.check(&isa);
@@ -771,7 +783,7 @@ fn shares_in_pieces() {
         for (dtype, widen) in [(DType::F32, false), (DType::Bf16, true)] {
             let case = Case { k: 16, ..Case::new(&isa, dtype) };
             for streams in [1, 4] {
-                let tile = MatmulTile { streams, widen, ..case.tile };
+                let tile = MatmulTile { fetch: Fetch { streams, ..case.tile.fetch }, widen, ..case.tile };
                 for (groups, group_cols) in [(1, 51 * case.nr - 7), (52, case.nr + 8), (20, case.nr)] {
                     Case { groups, group_cols, group_nest: groups > 1, tile, ..case.clone() }.check(&isa);
                 }
@@ -783,7 +795,7 @@ fn shares_in_pieces() {
             for (dtype, coding) in by_tiles {
                 let compute = if coding == Coding::Elements { Compute::Bf16Tiles } else { isa.matmul_of_codes(coding) };
                 let case = Case { compute, coding, ..Case::new(&isa, dtype) };
-                let tile = MatmulTile { streams: 1, ..case.tile };
+                let tile = MatmulTile { fetch: Fetch { streams: 1, ..case.tile.fetch }, ..case.tile };
                 let case = Case { k: 128, tile, ..case };
                 Case { group_cols: 51 * case.nr - 7, ..case.clone() }.check(&isa);
                 Case { group_cols: 51 * case.nr - 7, epilogue: Epilogue::SiluGate, ..case.clone() }.check(&isa);
@@ -799,7 +811,8 @@ fn shares_in_pieces() {
 fn pieces_of_others() {
     for isa in isas() {
         let new = Case::new(&isa, DType::F32);
-        let case = Case { k: 16, group_cols: 160 * new.nr, tile: MatmulTile { streams: 1, ..new.tile }, ..new };
+        let case =
+            Case { k: 16, group_cols: 160 * new.nr, tile: MatmulTile { fetch: Fetch { streams: 1, ..new.tile.fetch }, ..new.tile }, ..new };
         let (program, kernel) = case.program(&isa);
         let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
         let out = &program.buffers[2];
@@ -936,7 +949,7 @@ fn epilogues() {
             Case { epilogue: Epilogue::BiasResidual, out: DType::Bf16, ..case.clone() }.check(&isa);
             Case { epilogue: Epilogue::SiluGate, ..case.clone() }.check(&isa);
             // With a single stream a row walks one way after the other.
-            let tile = MatmulTile { streams: 1, ..case.tile };
+            let tile = MatmulTile { fetch: Fetch { streams: 1, ..case.tile.fetch }, ..case.tile };
             Case { epilogue: Epilogue::SiluGate, tile, ..case }.check(&isa);
         }
         let grouped = Case { groups: 2, group_cols: 40, ..Case::new(&isa, DType::F32) };
@@ -1260,8 +1273,8 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
     let k = 2048;
     let case = Case { compute: Compute::Bf16Dot, epilogue: Epilogue::SiluGate, k, ..Case::new(&isa, DType::Bf16) };
-    let tile =
-        MatmulTile { mr: 12, block_mr: 12, prefetch: 1024, prefetch_l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile };
+    let fetch = Fetch { l2: 1024, l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile.fetch };
+    let tile = MatmulTile { mr: 12, block_mr: 12, fetch, ..case.tile };
     let (program, kernel) = Case { tile, ..case }.program(&isa);
     let asm = assembly(&isa, &program, &kernel);
     // The second way's panel lies behind the first.
@@ -1294,12 +1307,12 @@ fn distances_by_the_number_of_streams() {
     let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
     let case = Case { compute: Compute::Bf16Tiles, k: 2048, group_cols: 256, ..Case::new(&isa, DType::Bf16) };
     // Nearer: into L2 instead of L1.
-    let near =
-        MatmulTile { mr: 4, block_mr: 4, streams: 6, prefetch: 0, busy_rows: 0, near_streams: 3, near: 1024, near_l1: 0, ..case.tile };
-    for tile in [near, MatmulTile { near_streams: 0, ..near }] {
+    let near = Fetch { streams: 6, l2: 0, busy_rows: 0, near_streams: 3, near_l2: 1024, near_l1: 0, ..case.tile.fetch };
+    for fetch in [near, Fetch { near_streams: 0, ..near }] {
+        let tile = MatmulTile { mr: 4, block_mr: 4, fetch, ..case.tile };
         let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
-        for (m, is_near) in [(2, tile.near_streams > 0), (4, false)] {
+        for (m, is_near) in [(2, fetch.near_streams > 0), (4, false)] {
             let body = asm.split_once(&format!("\nkernel.stream{m}:")).unwrap().1.split_once(".Lfunc_end").unwrap().0;
             assert_eq!(body.contains("prefetcht1"), is_near, "{m} rows: {body}");
             assert!(body.contains("prefetcht0"), "{m} rows, fewer streams at the end: {body}");
@@ -1313,9 +1326,10 @@ fn lines_of_a_single_stream_pass_l2_by() {
     for (cpu, lone) in [("znver5", "prefetchnta"), ("x86-64-v4", "prefetcht0")] {
         let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
         let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
-        let far = MatmulTile { mr: 4, block_mr: 4, prefetch: 0, prefetch_l1: 4096, busy_rows: 0, near_streams: 0, ..case.tile };
+        let far = Fetch { l2: 0, l1: 4096, busy_rows: 0, near_streams: 0, ..case.tile.fetch };
         for (streams, wanted) in [(1, lone), (3, "prefetcht0")] {
-            let (program, kernel) = Case { tile: MatmulTile { streams, ..far }, ..case.clone() }.program(&isa);
+            let tile = MatmulTile { mr: 4, block_mr: 4, fetch: Fetch { streams, ..far }, ..case.tile };
+            let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
             let hot = hot_loops(&asm, HOST_TRIPLE, "kernel.stream1");
             // The first: behind several streams a single one takes the panels that are left.
@@ -1326,6 +1340,42 @@ fn lines_of_a_single_stream_pass_l2_by() {
                 first.text()
             );
         }
+    }
+}
+
+/// Rows are read as their CPU wants them: by a function of its own, where it wants them otherwise, with the same bits.
+#[test]
+fn each_cpu_has_its_streams() {
+    let isa = Isa::native().unwrap();
+    let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
+    let other = Fetch { streams: 4, l2: 1024, l1: 0, busy_rows: 0, near_streams: 0, ..case.tile.fetch };
+    let zen5 = Fetch { streams: 1, l2: 0, l1: 8192, past_l2: true, ..other };
+    // From two rows on both are the same.
+    let busy = |fetch| Fetch { streams: 1, busy_rows: 2, busy_l1: 4096, past_l2: true, ..fetch };
+    let tile = MatmulTile { fetch: busy(other), ..case.tile };
+    let case = Case { tile, fetch_on: vec![(CpuKind::Zen5, busy(zen5))], ..case };
+    let (_, kernel) = case.program(&isa);
+    assert_eq!([CpuKind::Other, CpuKind::Zen5].map(|cpu| kernel.fetch(cpu)), [busy(other), busy(zen5)]);
+    case.check(&isa);
+
+    // In the functions' place: which of them was called, in the arena's first word.
+    let (program, kernel) = case.program(&isa);
+    let symbol = |part: &Part| match part {
+        Part::Rows(RowFunction { work: RowWork::Stream { reading, .. }, .. }) if reading.l1 == zen5.l1 => "zen5".to_string(),
+        part => part.name(),
+    };
+    let names: BTreeSet<String> = matmul::Schedule::new(&isa, &program, &kernel).parts().iter().map(symbol).collect();
+    let mark = |name: &String| {
+        let mark = ["stream1", "zen5", "stream2"].iter().position(|known| name == known).map_or(0, |at| at + 1);
+        format!("void {name}(const char *ctx) {{ **(int **)(ctx + {}) = {mark}; }}\n", field::ARENA)
+    };
+    let functions: String = names.iter().map(mark).collect();
+    let loaded = Loaded::link(&isa, &functions, |mb, name| matmul::define(mb, &program, name, &kernel, symbol).map(|_| ()));
+    for (cpu, rows, called) in [(CpuKind::Other, 1, 1), (CpuKind::Zen5, 1, 2), (CpuKind::Other, 2, 3), (CpuKind::Zen5, 2, 3)] {
+        let mut step = Step::new(4096, 0, program.arena_bytes as usize, program.private_bytes);
+        (step.rows, step.cpu) = (rows, cpu);
+        step.run(&loaded, 1, 0);
+        assert_eq!(step.arena.bytes()[0], called, "{cpu:?}, {rows} rows");
     }
 }
 

@@ -7,6 +7,7 @@ use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::*;
 use rcompile_codegen::verify::verify;
 use rcompile_codegen::{Error, Options, compile, compile_units};
+use rcompile_runtime::abi::CpuKind;
 use support::program::*;
 
 /// norm (loops) -> barrier -> qkv (matmul with bias and a group nest) -> barrier -> attention -> barrier -> o (matmul with prologue).
@@ -52,18 +53,21 @@ fn sample() -> Program {
     let tile = MatmulTile {
         mr: 12,
         block_mr: 12,
-        streams: 6,
         k_block: 512,
         m_block: 0,
         n_block: 8,
         widen: false,
-        prefetch: 4096,
-        prefetch_l1: 512,
-        busy_rows: 7,
-        busy_l1: 1024,
-        near_streams: 3,
-        near: 1024,
-        near_l1: 256,
+        fetch: Fetch {
+            streams: 6,
+            l2: 4096,
+            l1: 512,
+            past_l2: false,
+            busy_rows: 7,
+            busy_l1: 1024,
+            near_streams: 3,
+            near_l2: 1024,
+            near_l1: 256,
+        },
     };
     let append = {
         let mut e = E::default();
@@ -118,6 +122,7 @@ fn sample() -> Program {
             panels,
             compute: Compute::Bf16Dot,
             tile,
+            fetch_on: vec![],
             row: VarId(0),
             col: VarId(1),
             operands,
@@ -201,7 +206,8 @@ fn text_form() {
           region r1 layers.qkv = matmul bf16_dot (v0 < rows, v1) {
             a = b1: bf16 stride 64
             w = w1: panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns}
-            tile {mr 12 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
+            tile {mr 12 12, k_block 512, m_block 0, n_block 8, widen false}
+            fetch {streams 6, prefetch 4096 512, busy 7 1024, near 3 1024 256}
             o0 = b2: f32
             o1 = w3: f32
             o0[v0 * 192 + v1] = acc0 + o1[v1]
@@ -224,7 +230,8 @@ fn text_form() {
           region r3 layers.o = matmul bf16_dot (v0 < rows, v1) {
             a = b3: bf16 stride 64
             w = w2: panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns}
-            tile {mr 12 12, streams 6, k_block 512, m_block 0, n_block 8, widen false, prefetch 4096 512, busy 7 1024, near 3 1024 256}
+            tile {mr 12 12, k_block 512, m_block 0, n_block 8, widen false}
+            fetch {streams 6, prefetch 4096 512, busy 7 1024, near 3 1024 256}
             o0 = b0: f32
             e4 = v0 * 64 + v1
             o0[e4] = o0[e4] + acc0
@@ -341,6 +348,12 @@ fn every_rule_reports() {
         ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
         ("blocks of 13 rows in tiles of 12", |p| qkv(p).tile.block_mr = 13),
         ("blocks of 0 rows in tiles of 12", |p| qkv(p).tile.block_mr = 0),
+        ("empty tile", |p| qkv(p).tile.fetch.streams = 0),
+        ("no streams on Zen5", |p| qkv(p).fetch_on = vec![(CpuKind::Zen5, Fetch { streams: 0, ..qkv(p).tile.fetch })]),
+        ("streams on Zen5 twice", |p| {
+            let other = qkv(p).tile.fetch;
+            qkv(p).fetch_on = [4, 1].map(|streams| (CpuKind::Zen5, Fetch { streams, ..other })).into();
+        }),
         ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
         ("integer arithmetic wants records", |p| qkv(p).compute = Compute::Int8Mmla),
         ("tiles of bf16 do not hold Elements", |p| qkv(p).compute = Compute::CodesInBf16Tiles),

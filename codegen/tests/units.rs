@@ -143,18 +143,11 @@ fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Progra
     let tile = MatmulTile {
         mr: 6,
         block_mr: 6,
-        streams: 4,
         k_block: 512,
         m_block: 24,
         n_block: 4,
         widen: true,
-        prefetch: 0,
-        prefetch_l1: 0,
-        busy_rows: 0,
-        busy_l1: 0,
-        near_streams: 0,
-        near: 0,
-        near_l1: 0,
+        fetch: Fetch { streams: 4, l2: 0, l1: 0, past_l2: false, busy_rows: 0, busy_l1: 0, near_streams: 0, near_l2: 0, near_l1: 0 },
     };
     let mut e = E::default();
     let (row, col) = (e.var(0), e.var(1));
@@ -170,6 +163,7 @@ fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Progra
         prologue: None,
         quantise: None,
         tile,
+        fetch_on: vec![],
         row: VarId(0),
         col: VarId(1),
         operands: vec![operand(Place::Output, DType::F32)],

@@ -3,7 +3,7 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 6, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5", "features": "+avx2,+avx512bf16,..",
+//! { "rcompile_tuning": 7, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5", "features": "+avx2,+avx512bf16,..",
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "bf16_dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
@@ -17,7 +17,7 @@ use crate::emit;
 use crate::error::Error;
 use crate::input;
 use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Coding, Compute, DType, Kernel, MatmulTile, Panels, Program};
+use rcompile_codegen::program::{Coding, Compute, DType, Fetch, Kernel, Matmul, MatmulTile, Panels, Program};
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind};
 use serde::de::Error as _;
@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 6;
+const VERSION: u32 = 7;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// The flag, and the file's name among the inputs that `info` lists.
@@ -57,12 +57,12 @@ impl MatmulKey {
     }
 }
 
-/// Keys and tiles of a program's matmuls, in the order of its regions.
-pub fn matmuls(program: &Program) -> impl Iterator<Item = (MatmulKey, MatmulTile)> {
+/// A program's matmuls with their keys, in the order of its regions.
+pub fn matmuls(program: &Program) -> impl Iterator<Item = (MatmulKey, &Matmul)> {
     program.regions.iter().filter_map(|region| match &region.kernel {
         Kernel::Matmul(m) => {
             let dtype = program.weights[m.weight.index()].dtype;
-            Some((MatmulKey::new(program.capacity(m.rows).into(), &m.panels, dtype, m.compute), m.tile))
+            Some((MatmulKey::new(program.capacity(m.rows).into(), &m.panels, dtype, m.compute), &**m))
         }
         _ => None,
     })
@@ -80,7 +80,7 @@ struct Entry {
     k: u32,
     n: u32,
     ways: u32,
-    #[serde(with = "Tile")]
+    #[serde(with = "TileFields")]
     tile: MatmulTile,
 }
 
@@ -98,20 +98,29 @@ impl Entry {
 /// [`MatmulTile`] in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "MatmulTile", deny_unknown_fields)]
-struct Tile {
+struct TileFields {
     mr: u32,
     block_mr: u32,
-    streams: u32,
     k_block: u32,
     m_block: u32,
     n_block: u32,
     widen: bool,
-    prefetch: u32,
-    prefetch_l1: u32,
+    #[serde(with = "FetchFields")]
+    fetch: Fetch,
+}
+
+/// [`Fetch`] in the file.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Fetch", deny_unknown_fields)]
+struct FetchFields {
+    streams: u32,
+    l2: u32,
+    l1: u32,
+    past_l2: bool,
     busy_rows: u32,
     busy_l1: u32,
     near_streams: u32,
-    near: u32,
+    near_l2: u32,
     near_l1: u32,
 }
 
@@ -228,22 +237,22 @@ fn input_file(bytes: &[u8]) -> InputFile {
 
 /// Fields of a tile with their least and largest value, and what they are a multiple of.
 fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 13] {
-    let tile = &entry.tile;
+    let (tile, fetch) = (&entry.tile, &entry.tile.fetch);
     [
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("block_mr", tile.block_mr, 1, tile.mr, 1),
-        ("streams", tile.streams, 1, 64, 1),
         ("k_block", tile.k_block, 0, entry.k.checked_next_multiple_of(padding(&entry.weights)).unwrap_or(0), 2),
         // Each pass has several blocks of rows.
         ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { tile.mr.saturating_mul(2).saturating_add(1) }, 1 << 20, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
-        ("prefetch", tile.prefetch, 0, 1 << 20, 64),
-        ("prefetch_l1", tile.prefetch_l1, 0, 1 << 20, 64),
-        ("busy_rows", tile.busy_rows, 0, 64, 1),
-        ("busy_l1", tile.busy_l1, 0, 1 << 20, 64),
-        ("near_streams", tile.near_streams, 0, 64, 1),
-        ("near", tile.near, 0, 1 << 20, 64),
-        ("near_l1", tile.near_l1, 0, 1 << 20, 64),
+        ("fetch.streams", fetch.streams, 1, 64, 1),
+        ("fetch.l2", fetch.l2, 0, 1 << 20, 64),
+        ("fetch.l1", fetch.l1, 0, 1 << 20, 64),
+        ("fetch.busy_rows", fetch.busy_rows, 0, 64, 1),
+        ("fetch.busy_l1", fetch.busy_l1, 0, 1 << 20, 64),
+        ("fetch.near_streams", fetch.near_streams, 0, 64, 1),
+        ("fetch.near_l2", fetch.near_l2, 0, 1 << 20, 64),
+        ("fetch.near_l1", fetch.near_l1, 0, 1 << 20, 64),
     ]
 }
 
@@ -305,18 +314,21 @@ mod tests {
             MatmulTile {
                 mr: 8,
                 block_mr: 6,
-                streams: 6,
                 k_block: 0,
                 m_block: 0,
                 n_block: 4,
                 widen: true,
-                prefetch: 4096,
-                prefetch_l1: 1024,
-                busy_rows: 7,
-                busy_l1: 3072,
-                near_streams: 3,
-                near: 2048,
-                near_l1: 1024,
+                fetch: Fetch {
+                    streams: 6,
+                    l2: 4096,
+                    l1: 1024,
+                    past_l2: true,
+                    busy_rows: 7,
+                    busy_l1: 3072,
+                    near_streams: 3,
+                    near_l2: 2048,
+                    near_l1: 1024,
+                },
             },
         )
     }
@@ -335,7 +347,7 @@ mod tests {
         tuning.set(key.clone(), MatmulTile { block_mr: 1, ..tile });
         tuning.set(key.clone(), tile);
         let other = MatmulKey { rows: 1, ..key.clone() };
-        tuning.set(other, MatmulTile { prefetch: 0, ..tile });
+        tuning.set(other, MatmulTile { n_block: 5, ..tile });
         let text = tuning.text(&isa()).unwrap();
         let back = read(&text).unwrap();
         assert_eq!(back, tuning);
@@ -376,13 +388,13 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 6", "\"rcompile_tuning\": 5", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 7", "\"rcompile_tuning\": 6", 6, "rcompile_tuning"),
             ("\"features\": \"", "\"features\": \"+other,", 5, "features"),
-            ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "busy_rows"),
-            ("\"near_streams\": 3", "\"near_streams\": 65", 5, "near_streams"),
-            ("\"near\": 2048", "\"near\": 100", 5, "near"),
-            ("\"near_l1\": 1024", "\"near_l1\": 100", 5, "near_l1"),
-            ("\"busy_l1\": 3072", "\"busy_l1\": 100", 5, "busy_l1"),
+            ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "tile.fetch.busy_rows"),
+            ("\"near_streams\": 3", "\"near_streams\": 65", 5, "tile.fetch.near_streams"),
+            ("\"near_l2\": 2048", "\"near_l2\": 100", 5, "tile.fetch.near_l2"),
+            ("\"near_l1\": 1024", "\"near_l1\": 100", 5, "tile.fetch.near_l1"),
+            ("\"busy_l1\": 3072", "\"busy_l1\": 100", 5, "tile.fetch.busy_l1"),
             ("x86-64-v4", "znver5", 5, "cpu"),
             ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", 5, "target"),
             ("\"mr\": 8", "\"mr\": 13", 5, "matmuls[0].tile.mr"),
@@ -393,7 +405,9 @@ mod tests {
             ("\"k_block\": 0", "\"k_block\": 33", 5, "k_block"),
             ("\"k_block\": 0", "\"k_block\": 66", 5, "k_block"),
             ("\"m_block\": 0", "\"m_block\": 16", 5, "m_block"),
-            ("\"prefetch\": 4096", "\"prefetch\": 100", 5, "prefetch"),
+            ("\"l2\": 4096", "\"l2\": 100", 5, "tile.fetch.l2"),
+            ("\"l1\": 1024", "\"l1\": 100", 5, "tile.fetch.l1"),
+            ("\"streams\": 6", "\"streams\": 0", 5, "tile.fetch.streams"),
             ("bf16", "int4", 4, "int4"),
             ("\"ways\": 2", "\"ways\": 2, \"depth\": 1", 4, "depth"),
             ("\"ways\": 2,", "", 4, "ways"),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
-pub const ABI_VERSION: u32 = 5;
+pub const ABI_VERSION: u32 = 6;
 
 /// Bytes between two threads' counters in [`StepCtx::claims`]: neighbouring lines are fetched in pairs.
 pub const CLAIMS_STRIDE: u64 = 128;
@@ -26,6 +26,17 @@ pub struct Tile {
     pub slot: i32,
     /// Keys `0 .. key_end` of the slot exist, at least all that its rows see; masks decide which a row sees.
     pub key_end: i32,
+}
+
+/// What code for a level, which runs on CPUs of several makers, tells apart when it runs: some read memory best in ways of their own.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CpuKind {
+    /// All others.
+    #[default]
+    Other = 0,
+    /// AMD's family 1Ah: Zen 5.
+    Zen5 = 1,
 }
 
 /// Everything one step sees. The runtime fills it in, generated code reads it; it is shared by all threads of a step.
@@ -46,6 +57,8 @@ pub struct StepCtx {
     pub tiles: u32,
     /// `page_table` entries per slot.
     pub pages_per_slot: u32,
+    /// The CPU that this runs on.
+    pub cpu: CpuKind,
     /// Start of the packed weights (2 MB aligned).
     pub weights: *const u8,
     /// Start of the state area (KV cache).
@@ -98,6 +111,7 @@ impl StepCtx {
             runs: 0,
             tiles: 0,
             pages_per_slot: 0,
+            cpu: CpuKind::Other,
             weights: null(),
             state: null_mut(),
             arena: null_mut(),
@@ -128,7 +142,7 @@ pub mod field {
     macro_rules! fields { ($($name:ident = $field:ident),* $(,)?) => { $(
         #[doc = concat!("Offset of `", stringify!($field), "`.")]
         pub const $name: u64 = offset_of!(StepCtx, $field) as u64; )* } }
-    fields! { ROWS = rows, LOGIT_ROWS = logit_rows, RUNS = runs, TILES = tiles, PAGES_PER_SLOT = pages_per_slot,
+    fields! { ROWS = rows, LOGIT_ROWS = logit_rows, RUNS = runs, TILES = tiles, PAGES_PER_SLOT = pages_per_slot, CPU = cpu,
     WEIGHTS = weights, STATE = state, ARENA = arena, PRIVATE = private, PRIVATE_STRIDE = private_stride, OUTPUT = output,
     TOKEN = token, SLOT = slot, POSITION = position, KV_INDEX = kv_index, SEGMENT = segment, LOGIT_ROW = logit_row,
     RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, CLAIMS = claims, PROFILE = profile, PROFILE_STRIDE = profile_stride }
@@ -136,8 +150,8 @@ pub mod field {
 
 const _: () = {
     assert!(core::mem::size_of::<Tile>() == 16);
-    assert!(core::mem::size_of::<StepCtx>() == 24 + 8 * 19);
-    assert!(field::WEIGHTS == 24);
+    assert!(core::mem::size_of::<StepCtx>() == 32 + 8 * 19);
+    assert!(field::WEIGHTS == 32);
 };
 
 /// Positions per KV page, the attention's key block.

@@ -1,8 +1,10 @@
-//! Does this CPU have what the kernels were compiled for?
+//! Does this CPU have what the kernels were compiled for, and which of those is it that kernels tell apart?
 //!
 //! Features are spelled as LLVM spells them. What the operating system has not switched on (AVX state in XCR0) does not count as present;
 //! the permission for tiles is asked for here. A feature that cannot be asked for counts as missing: a clear refusal is better than an
 //! illegal instruction.
+
+use crate::abi::CpuKind;
 
 /// Names in `needed` that this CPU lacks, in their order.
 pub fn missing(needed: &[String]) -> Vec<&str> {
@@ -20,6 +22,34 @@ pub fn help(missing: &[&str]) -> &'static str {
         true => "the CPU has no tiles, or the system does not allow them: build again with --cpu-features -amx-tile",
         false => "build again with --cpu for this machine",
     }
+}
+
+/// Which of the CPUs that kernels tell apart this is. (A hypervisor may hide features of a CPU, but leaves it its family.)
+#[cfg(target_arch = "x86_64")]
+pub fn kind() -> CpuKind {
+    use std::arch::x86_64::__cpuid;
+    let maker = __cpuid(0);
+    let name = [maker.ebx, maker.edx, maker.ecx].map(u32::to_le_bytes);
+    match name.as_flattened() {
+        b"AuthenticAMD" => amd(__cpuid(1).eax),
+        _ => CpuKind::Other,
+    }
+}
+
+/// AMD's CPU of this CPUID.(EAX=1):EAX. Newer ones of the family are taken for the one that is known.
+#[cfg(target_arch = "x86_64")]
+fn amd(signature: u32) -> CpuKind {
+    let (family, extended) = (signature >> 8 & 0xf, signature >> 20 & 0xff);
+    match family + extended {
+        0x1a => CpuKind::Zen5,
+        _ => CpuKind::Other,
+    }
+}
+
+/// Which of the CPUs that kernels tell apart this is.
+#[cfg(target_arch = "aarch64")]
+pub fn kind() -> CpuKind {
+    CpuKind::Other
 }
 
 /// Does this CPU have it, and may this process use it?
@@ -144,6 +174,20 @@ mod tests {
         assert_eq!(missing.len(), 2);
         assert!(describe(&needed, &["warp-drive"]).ends_with("; missing warp-drive"));
         assert!(help(&["amx-tile", "amx-int8"]).contains("-amx-tile") && !help(&["amx-tile", "avx512f"]).contains("-amx-tile"));
+    }
+
+    /// Zen 2, 3, 4 and 5 (EPYC), a Granite Rapids' signature as if it were AMD's, and this CPU by what the kernel says.
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn kinds_are_told_apart() {
+        let kinds = [0x0083_0f10, 0x00a0_0f11, 0x00a1_0f11, 0x00b0_0f21, 0x000a_06d1].map(amd);
+        assert_eq!(kinds, [CpuKind::Other, CpuKind::Other, CpuKind::Other, CpuKind::Zen5, CpuKind::Other]);
+        let Ok(info) = std::fs::read_to_string("/proc/cpuinfo") else {
+            return;
+        };
+        let of = |name: &str| info.lines().find(|l| l.starts_with(name)).and_then(|l| l.split_once(": ")).map_or("", |(_, value)| value);
+        let is_zen5 = (of("vendor_id"), of("cpu family")) == ("AuthenticAMD", "26");
+        assert_eq!(kind() == CpuKind::Zen5, is_zen5);
     }
 
     #[cfg(target_arch = "x86_64")]

@@ -11,8 +11,9 @@ pub(crate) use growth::room_for;
 
 use std::ptr;
 
-use crate::abi::{BucketInfo, EntryInfo, Manifest, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn, Tile};
+use crate::abi::{BucketInfo, CpuKind, EntryInfo, Manifest, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn, Tile};
 use crate::cost::Load;
+use crate::cpu;
 use crate::profile::Profile;
 use crate::threads::Pool;
 use growth::Growth;
@@ -362,6 +363,7 @@ pub struct Session<'a> {
     arena: Area,
     private: Area,
     private_stride: usize,
+    cpu: CpuKind,
     output: Area,
     page_table: Vec<i32>,
     run_begin: Vec<i32>,
@@ -389,6 +391,7 @@ impl<'a> Session<'a> {
             arena: Area::new("arena", most(|b| b.arena_bytes))?,
             private: Area::new(SCRATCH, private_bytes)?,
             private_stride: private_stride as usize,
+            cpu: cpu::kind(),
             output: Area::new("output", output_bytes)?,
             page_table: (0..pages as i32).collect(),
             run_begin: Vec::with_capacity(rows + 1),
@@ -484,6 +487,7 @@ impl<'a> Session<'a> {
     fn empty_step(&self) -> StepCtx {
         StepCtx {
             pages_per_slot: self.program.pages_per_slot,
+            cpu: self.cpu,
             weights: self.program.weights.as_ptr(),
             state: self.state.at,
             arena: self.arena.at,

@@ -23,7 +23,7 @@ use rcompile_graph::random::{self, Rng};
 use rcompile_graph::{
     AttnExpr, AttnVar, Binary, Builder, Compare, DType, Dim, Group, Module, Op, Pool, Recipe, Reduce, State, Tensor, Type, Unary, ValueId,
 };
-use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, StepCtx, Tile};
+use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
 use rcompile_tests::float_control;
 use rcompile_tests::text::{Checkpoint, difference, run_passes, run_passes_in};
 use std::collections::BTreeMap;
@@ -707,6 +707,7 @@ impl Loaded {
             runs: runs as u32,
             tiles: tiles.len() as u32,
             pages_per_slot: plan.state.pages_per_slot,
+            cpu: [CpuKind::Other, CpuKind::Zen5][threads as usize % 2],
             weights: weights.0.as_ptr().cast(),
             state: memory.state.0.as_mut_ptr().cast(),
             arena: memory.arena.0.as_mut_ptr().cast(),

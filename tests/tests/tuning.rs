@@ -27,7 +27,8 @@ fn logits(exe: &Path) -> Vec<Vec<u32>> {
 /// The regions' tiles, as `--stop-after plan` prints them.
 fn planned(more: &[&str]) -> Vec<String> {
     let report = build(Path::new("never"), &[more, &["--stop-after", "plan"]].concat()).unwrap();
-    report.text.lines().filter(|l| l.contains("tile {")).map(|l| l.trim().to_string()).collect()
+    let lines: Vec<&str> = report.text.lines().map(str::trim).collect();
+    lines.windows(2).filter(|l| l[0].starts_with("tile {")).map(|l| l.concat()).collect()
 }
 
 #[test]
@@ -57,9 +58,13 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
 
     // Values of each field far from the heuristic's.
     let heuristic = planned(&[]);
-    let fields: Vec<String> = measured.tuning["matmuls"][0]["tile"].as_object().unwrap().keys().cloned().collect();
+    let fields = |at: &str| {
+        let fields = measured.tuning.pointer(&format!("/matmuls/0{at}")).and_then(Value::as_object).unwrap();
+        fields.keys().map(|field| format!("{at}/{field}")).collect::<Vec<_>>()
+    };
+    let fields = [fields("/tile"), fields("/tile/fetch")].concat();
     let blocks = [(5, 5), (5, 3), (2, 1), (1, 1)].map(|(mr, block_mr)| (format!("blocks of {mr} and {block_mr}"), Some((mr, block_mr))));
-    let fields = fields.into_iter().filter(|field| !field.ends_with("mr")).map(|field| (field, None));
+    let fields = fields.into_iter().filter(|field| !field.ends_with("mr") && !field.ends_with("fetch")).map(|field| (field, None));
     for (field, rows_of_blocks) in fields.chain(blocks) {
         let mut changed = read_json(&file);
         for matmul in changed["matmuls"].as_array_mut().unwrap() {
@@ -69,14 +74,15 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
                 matmul["tile"]["block_mr"] = rows.min(block_mr).into();
                 continue;
             }
-            let old = matmul["tile"][&field].clone();
-            matmul["tile"][&field] = match (&old, &*field) {
+            let old = matmul.pointer(&field).unwrap().clone();
+            let new = match (&old, field.rsplit('/').next().unwrap()) {
                 (Value::Bool(b), _) => (!b).into(),
                 (_, "m_block") => (2 * matmul["tile"]["mr"].as_u64().unwrap() + 1).into(),
-                (_, "prefetch" | "prefetch_l1" | "busy_l1" | "near" | "near_l1") => (if old == 0 { 256 } else { 0 }).into(),
+                (_, "l2" | "l1" | "busy_l1" | "near_l2" | "near_l1") => (if old == 0 { 256 } else { 0 }).into(),
                 (_, "k_block") => (if old == 0 { 32 } else { 0 }).into(),
                 _ => (if old == 1 { 2 } else { 1 }).into(),
             };
+            *matmul.pointer_mut(&field).unwrap() = new;
         }
         std::fs::write(&file, changed.to_string()).unwrap();
         assert_ne!(planned(&tuning), heuristic, "{field}: the file is not obeyed");
@@ -109,7 +115,7 @@ fn tiles_of_codes_are_measured_and_read_back() {
     for codes in weights {
         let mut changed = measured.clone();
         let entries = changed["matmuls"].as_array_mut().unwrap();
-        entries.iter_mut().filter(|m| m["weights"] == codes).for_each(|m| m["tile"]["prefetch"] = 320.into());
+        entries.iter_mut().filter(|m| m["weights"] == codes).for_each(|m| m["tile"]["fetch"]["l2"] = 320.into());
         std::fs::write(&file, changed.to_string()).unwrap();
         let tiles = planned(&quantised);
         let moved = tiles.iter().filter(|tile| tile.contains("prefetch 320 ")).count();
@@ -138,7 +144,7 @@ fn a_wrong_file_is_refused_before_any_work() {
     };
     let features = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap().feature_string();
     let with = |cpu: &str, features: &str| {
-        format!(r#"{{"rcompile_tuning":6,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","features":"{features}","matmuls":[]}}"#)
+        format!(r#"{{"rcompile_tuning":7,"target":"x86_64-unknown-linux-gnu","cpu":"{cpu}","features":"{features}","matmuls":[]}}"#)
     };
     assert_eq!(refused("tiles"), 4);
     assert_eq!(refused(&with("znver5", &features)), 5);

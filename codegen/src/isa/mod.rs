@@ -10,6 +10,7 @@ pub mod x86_64;
 
 use crate::error::Error;
 use crate::program::{Coding, Compute, DType, FewRows, SHORT_GROUP};
+use rcompile_runtime::abi::CpuKind;
 use std::collections::BTreeSet;
 
 /// Architecture, for the few places that choose an intrinsic.
@@ -124,6 +125,8 @@ pub struct Isa {
     pub l2_bytes: u64,
     /// How weights are read from memory.
     pub streams: Streams,
+    /// The same where code for a level runs on one of these CPUs.
+    pub streams_on: &'static [(CpuKind, Streams)],
     /// FMA takes a factor from a lane of a vector: `lanes` consecutive k of a row wait in one register, where other CPUs load one
     /// broadcast per k (which on these costs a vector instruction).
     pub lane_fma: bool,
@@ -182,7 +185,7 @@ impl Isa {
 
     /// Is it a level that CPUs of several makers have, and not one CPU?
     pub fn is_level(&self) -> bool {
-        ["x86-64-v3", "x86-64-v4", "generic"].contains(&self.name.as_str())
+        is_level(&self.name)
     }
 
     /// Names for `--cpu` of an architecture's triple.
@@ -317,6 +320,11 @@ impl Isa {
             Arch::Aarch64 => None,
         }
     }
+}
+
+/// Is it a name of what CPUs of several makers have?
+fn is_level(name: &str) -> bool {
+    ["x86-64-v3", "x86-64-v4", "generic"].contains(&name)
 }
 
 /// Triples that can be compiled for.

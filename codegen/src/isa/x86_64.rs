@@ -3,6 +3,7 @@
 use super::family::{Cpu, Family, cpu};
 use super::{Arch, Busy, Int8Dot, Isa, Near, Stream, Streams};
 use crate::error::Error;
+use rcompile_runtime::abi::CpuKind;
 use std::collections::BTreeSet;
 
 /// x86-64-v3 without what vector kernels never use.
@@ -93,9 +94,13 @@ const ZEN5: Streams = Streams {
     near: None,
     lone_past_l2: true,
 };
-/// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1, which Zen 5 reads up to 7 % faster, cost it a
-/// sixth), codes and several rows as on Zen 5.
+/// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1 cost it a sixth), codes and several rows as on
+/// Zen 5.
 const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, lone_past_l2: false, ..ZEN5 };
+
+/// Code for a level on CPUs that want their weights otherwise.
+const LEVELS_ON: &[(CpuKind, Streams)] =
+    &[(CpuKind::Zen5, Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, bytes: ZEN5.nibbles, ..ZEN5 })];
 
 const ROWS: &[Row] = &[
     Row { cpu: cpu("x86-64-v3", &[]), bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },
@@ -145,6 +150,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         triple: triple.to_string(),
         llvm_cpu: "x86-64".into(),
         tune_cpu: name.clone(),
+        streams_on: if super::is_level(&name) { LEVELS_ON } else { &[] },
         name,
         lanes: if wide { 16 } else { 8 },
         registers: if wide { 32 } else { 16 },

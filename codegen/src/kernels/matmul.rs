@@ -70,9 +70,14 @@ pub fn define<'c>(
 
 /// The kernel and its functions of rows, `<name>.stream4` and the like, in one module: for measurements, and tests of one kernel.
 pub fn define_whole<'c>(mb: &ModuleBuilder<'c>, program: &Program, name: &str, kernel: &Matmul) -> Result<Function<'c>, Error> {
-    let symbol = |part: &Part| format!("{name}.{}", part.name());
-    for part in Schedule::new(mb.isa(), program, kernel).parts() {
-        part.define(mb, &symbol(&part))?;
+    let parts = Schedule::new(mb.isa(), program, kernel).parts();
+    // Those of the same name, for some CPUs, are numbered.
+    let symbol = |part: &Part| match parts.iter().filter(|p| p.name() == part.name()).position(|p| p == part) {
+        Some(0) | None => format!("{name}.{}", part.name()),
+        Some(number) => format!("{name}.{}.{number}", part.name()),
+    };
+    for part in &parts {
+        part.define(mb, &symbol(part))?;
     }
     define(mb, program, name, kernel, symbol)
 }
@@ -218,7 +223,7 @@ impl<'c> Generator<'_, 'c> {
     }
 
     /// Calls `then` for the function of `rows`.
-    fn dispatch(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, instances: &Instances<Function<'c>>, then: impl Fn(&Function<'c>)) {
+    fn dispatch<F>(&self, fb: &Fb<'_, 'c>, rows: Value<'c>, instances: &Instances<F>, then: impl Fn(&F)) {
         for (m, function) in (i64::from(instances.least)..).zip(&instances.functions) {
             fb.if_(fb.cmp(Cmp::Eq, rows, fb.int(m)), || then(function));
         }

@@ -608,7 +608,7 @@ impl Microkernel {
             }
         }
         if l1 > 0 {
-            let cache = if streams.len() == 1 && fb.isa().streams.lone_past_l2 { L1_PAST_L2 } else { L1 };
+            let cache = if streams.len() == 1 && reading.past_l2 { L1_PAST_L2 } else { L1 };
             let at = fb.offset(panel, fb.add_int(here, l1.into()));
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), cache);

@@ -26,9 +26,9 @@ mod widening;
 
 use self::arguments::{Arguments, arguments};
 use crate::expr::Scope;
-use crate::llvm::builder::{Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
+use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::{Exprs, Extent, Operand, Place, Program, Table};
-use rcompile_runtime::abi::field;
+use rcompile_runtime::abi::{CpuKind, field};
 use std::cell::Cell;
 
 arguments! {
@@ -106,6 +106,15 @@ impl<'s, 'm, 'c> Call<'s, 'm, 'c> {
     /// u32 field of the context, as i64.
     pub fn u32_field(&self, offset: u64) -> Value<'c> {
         self.fb.zext(self.fb.load(Ty::I32, self.fb.offset_const(self.ctx, offset), 4), Elem::I64)
+    }
+
+    /// `body` of what the CPU wants that this runs on: what is `on` it, else `other`. Out: the values of that.
+    pub fn on_cpu<T>(&self, other: &T, on: &[(CpuKind, T)], body: &dyn Fn(&T) -> Vec<Value<'c>>) -> Vec<Value<'c>> {
+        let Some(((kind, one), more)) = on.split_first() else {
+            return body(other);
+        };
+        let is_this = self.fb.cmp(Cmp::Eq, self.u32_field(field::CPU), self.fb.int(*kind as i64));
+        self.fb.if_else(is_this, || body(one), || self.on_cpu(other, more, body))
     }
 
     /// `values[layer]`: a constant or a product where the table allows, otherwise a lookup. One entry is valid for all layers.

@@ -6,7 +6,7 @@
 use super::arguments::Arguments;
 use super::microkernel::{L1, L2};
 use super::{Call, StepArgs, tiles};
-use crate::isa::{BF16_TILE_K, Isa};
+use crate::isa::{BF16_TILE_K, Isa, Stream};
 use crate::llvm::builder::{Codes, Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::Program;
 use rcompile_runtime::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, field};
@@ -97,33 +97,37 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
     let start = fb.index(call.pointer_field(field::WEIGHTS), begin, PROBE_READ_BYTES);
     let stream_bytes = fb.mul_int(fb.sub(end, begin), (PROBE_READ_BYTES / streams) as i64);
     let zeros = vec![fb.zero(vector); 8];
-    let sums = fb.loop_(fb.int(0), stream_bytes, CHUNK as i64, &zeros, |offset, sums| {
-        let mut sums = sums.to_vec();
-        for stream in 0..streams {
-            let stream_start = fb.offset(start, fb.mul_int(stream_bytes, stream as i64));
-            let at = fb.offset(stream_start, offset);
-            if streams == 1 {
-                // The lines of a chunk come from all pages of the next window in turns, as in matmuls that ask for them 4 KB ahead and
-                // more.
-                let window = fb.and(offset, fb.int(-(4096 * PAGES as i64)));
-                let line = fb.lshr(fb.sub(offset, window), PAGES.trailing_zeros());
-                let next = fb.offset(stream_start, fb.add(window, line));
-                (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), L2));
-            } else {
-                // As far ahead as a matmul of a single row asks for them.
-                let row = fb.isa().streams.row;
-                for (ahead, cache) in [(row.l2, L2), (row.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
-                    (0..CHUNK / 64).for_each(|line| fb.prefetch(fb.offset_const(at, u64::from(ahead) + line * 64), cache));
+    let each = |row: &Stream| {
+        fb.loop_(fb.int(0), stream_bytes, CHUNK as i64, &zeros, |offset, sums| {
+            let mut sums = sums.to_vec();
+            for stream in 0..streams {
+                let stream_start = fb.offset(start, fb.mul_int(stream_bytes, stream as i64));
+                let at = fb.offset(stream_start, offset);
+                if streams == 1 {
+                    // The lines of a chunk come from all pages of the next window in turns, as in matmuls that ask for them 4 KB ahead and
+                    // more.
+                    let window = fb.and(offset, fb.int(-(4096 * PAGES as i64)));
+                    let line = fb.lshr(fb.sub(offset, window), PAGES.trailing_zeros());
+                    let next = fb.offset(stream_start, fb.add(window, line));
+                    (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), L2));
+                } else {
+                    // As far ahead as a matmul of a single row asks for them.
+                    for (ahead, cache) in [(row.l2, L2), (row.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
+                        (0..CHUNK / 64).for_each(|line| fb.prefetch(fb.offset_const(at, u64::from(ahead) + line * 64), cache));
+                    }
+                }
+                for part in 0..CHUNK / vector_bytes {
+                    let words = fb.load(vector, fb.offset_const(at, part * vector_bytes), 64.min(vector_bytes as u32));
+                    let sum = &mut sums[((stream * 4 + part) % 8) as usize];
+                    *sum = fb.xor(*sum, words);
                 }
             }
-            for part in 0..CHUNK / vector_bytes {
-                let words = fb.load(vector, fb.offset_const(at, part * vector_bytes), 64.min(vector_bytes as u32));
-                let sum = &mut sums[((stream * 4 + part) % 8) as usize];
-                *sum = fb.xor(*sum, words);
-            }
-        }
-        sums
-    });
+            sums
+        })
+    };
+    let isa = fb.isa();
+    let rows: Vec<_> = isa.streams_on.iter().filter(|_| streams > 1).map(|(kind, streams)| (*kind, streams.row)).collect();
+    let sums = call.on_cpu(&isa.streams.row, &rows, &each);
     (Box::new(|a, b| fb.xor(a, b)), sums)
 }
 

@@ -2,6 +2,7 @@
 
 use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Program, Quantise, Store, VarId, WeightId};
 use crate::isa::Near;
+use rcompile_runtime::abi::CpuKind;
 use std::ops::Range;
 
 /// Rows that go through a matmul's panels once by tiles, as few rows do by vectors: nothing is blocked.
@@ -14,8 +15,6 @@ pub struct MatmulTile {
     pub mr: u32,
     /// With several blocks of rows: most rows of a block, at most `mr`.
     pub block_mr: u32,
-    /// Most panels (times ways) that an instance walks side by side when there is one block of rows: each is a stream from memory.
-    pub streams: u32,
     /// With several blocks of rows (by tiles more than [`TILE_ROWS`]): k per block, even, 0 for all. The f32 accumulators are kept in
     /// scratch between blocks (same bits).
     pub k_block: u32,
@@ -27,33 +26,43 @@ pub struct MatmulTile {
     /// integer dots: taken apart to bytes). Up to `2 * mr` rows read them as they are stored all the same. Without meaning for f32 weights
     /// and for tiles, which always want nibbles taken apart.
     pub widen: bool,
-    /// Prefetch distance into L2 in bytes for weights that stream from memory, 0 = none.
-    pub prefetch: u32,
-    /// Prefetch distance into L1 for the same, 0 = none.
-    pub prefetch_l1: u32,
+    /// How few rows read weights.
+    pub fetch: Fetch,
+}
+
+/// How few rows, which go through all k of a panel at once, read weights that stream from memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Fetch {
+    /// Most panels (times ways) that an instance walks side by side: each is a stream from memory.
+    pub streams: u32,
+    /// Bytes ahead that lines are asked into L2, 0 = not at all.
+    pub l2: u32,
+    /// The same for L1.
+    pub l1: u32,
+    /// What walks of a single stream ask into L1 passes L2 by.
+    pub past_l2: bool,
     /// From so many rows on arithmetic takes longer over a line than memory, 0 = never: instances of so many prefetch by `busy_l1` alone.
     pub busy_rows: u32,
-    /// Their prefetch distance into L1.
+    /// Their distance into L1.
     pub busy_l1: u32,
-    /// Walks of at least so many streams use `near` and `near_l1` instead of `prefetch` and `prefetch_l1`, 0 = never. Busy rows are not
-    /// affected.
+    /// Walks of at least so many streams use `near_l2` and `near_l1` instead of `l2` and `l1`, 0 = never. Busy rows are not affected.
     pub near_streams: u32,
-    /// Their prefetch distance into L2.
-    pub near: u32,
+    /// Their distance into L2.
+    pub near_l2: u32,
     /// The same for L1.
     pub near_l1: u32,
 }
 
-impl MatmulTile {
+impl Fetch {
     /// How `m` rows read weights that stream from memory: in `most` streams at most, panels times ways.
     pub fn reading(&self, m: u32, most: u32) -> Reading {
-        let streams = self.streams.min(most);
+        let (streams, past_l2) = (self.streams.min(most), self.past_l2);
         if self.is_busy(m) {
-            return Reading { streams, l2: 0, l1: self.busy_l1, near: None };
+            return Reading { streams, l2: 0, l1: self.busy_l1, past_l2, near: None };
         }
-        let near = Near { streams: self.near_streams, l2: self.near, l1: self.near_l1 };
+        let near = Near { streams: self.near_streams, l2: self.near_l2, l1: self.near_l1 };
         let near = (1..=streams).contains(&near.streams).then_some(near);
-        Reading { streams, l2: self.prefetch, l1: self.prefetch_l1, near }
+        Reading { streams, l2: self.l2, l1: self.l1, past_l2, near }
     }
     /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
     pub fn is_busy(&self, m: u32) -> bool {
@@ -61,7 +70,7 @@ impl MatmulTile {
     }
 }
 
-/// How some rows read weights that stream from memory: what [`MatmulTile`] says for their number.
+/// How some rows read weights that stream from memory: what [`Fetch`] says for their number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reading {
     /// Most streams side by side: panels times ways.
@@ -70,6 +79,8 @@ pub struct Reading {
     pub l2: u32,
     /// The same for L1.
     pub l1: u32,
+    /// What a single stream asks into L1 passes L2 by.
+    pub past_l2: bool,
     /// Distances of walks of many streams.
     pub near: Option<Near>,
 }
@@ -110,6 +121,8 @@ pub struct Matmul {
     pub compute: Compute,
     /// Blocking.
     pub tile: MatmulTile,
+    /// In place of `tile.fetch` on some of the CPUs that code for a level runs on, each named once.
+    pub fetch_on: Vec<(CpuKind, Fetch)>,
     /// Row variable of the epilogue.
     pub row: VarId,
     /// Column variable of the epilogue: padded column of one way, `0 .. panels.padded_cols()`.
@@ -131,6 +144,10 @@ impl Matmul {
             1 if self.group_nests.is_empty() => (self.panels.panels_per_group(), 1),
             groups => (groups, self.panels.panels_per_group()),
         }
+    }
+    /// How few rows read weights on a CPU.
+    pub fn fetch(&self, cpu: CpuKind) -> Fetch {
+        self.fetch_on.iter().find(|(kind, _)| *kind == cpu).map_or(self.tile.fetch, |(_, fetch)| *fetch)
     }
     /// End of the rows that every thread makes for itself in its private area: those of `a`, and those that become its records.
     pub fn private_rows_end(&self, program: &Program) -> u64 {

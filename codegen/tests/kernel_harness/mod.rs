@@ -8,7 +8,7 @@ use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_graph::{DType, Group};
-use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, StepCtx, Tile};
+use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::process::Command;
@@ -134,6 +134,8 @@ pub struct Step {
     pub page_table: Vec<i32>,
     /// Pages per slot.
     pub pages_per_slot: u32,
+    /// The CPU that it is told to be.
+    pub cpu: CpuKind,
     /// Pieces that are left of each thread's share, first of each line; below 0 where the thread has not begun.
     pub claims: [[i64; CLAIMS_STRIDE as usize / 8]; 16],
 }
@@ -154,6 +156,7 @@ impl Step {
             tiles: Vec::new(),
             page_table: Vec::new(),
             pages_per_slot: 0,
+            cpu: CpuKind::Other,
             claims: [[-1; CLAIMS_STRIDE as usize / 8]; 16],
         }
     }
@@ -178,6 +181,7 @@ impl Step {
             runs: 1,
             tiles: self.tiles.len() as u32,
             pages_per_slot: self.pages_per_slot,
+            cpu: self.cpu,
             weights: self.weights.ptr(),
             state: self.state.ptr(),
             arena: self.arena.ptr(),
@@ -218,11 +222,16 @@ impl Loaded {
     }
     /// Compiles one kernel as object, links it as a shared library and loads it.
     pub fn build(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> Loaded {
+        Loaded::link(isa, "", fill)
+    }
+    /// The same with functions in C that it calls.
+    pub fn link(isa: &Isa, functions: &str, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> Loaded {
         let compiled = module::build("kernel", isa, 3, Emit::default(), |mb| fill(mb, "kernel")).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let (object, library) = (dir.path().join("kernel.o"), dir.path().join("kernel.so"));
+        let [object, source, library] = ["kernel.o", "functions.c", "kernel.so"].map(|name| dir.path().join(name));
         std::fs::write(&object, &compiled.object).unwrap();
-        let status = Command::new("cc").arg("-shared").arg("-o").arg(&library).arg(&object).status().unwrap();
+        std::fs::write(&source, functions).unwrap();
+        let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &object, &source]).status().unwrap();
         assert!(status.success(), "cc -shared");
         let path = CString::new(library.to_str().unwrap()).unwrap();
         // SAFETY: the library holds one kernel and no initialisers; it stays loaded for the life of the process.

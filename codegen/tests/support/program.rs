@@ -5,7 +5,7 @@ use super::{Loaded, load};
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::*;
 use rcompile_codegen::{Options, compile, compile_units, step_symbol};
-use rcompile_runtime::abi::{ABI_VERSION, StepCtx};
+use rcompile_runtime::abi::{ABI_VERSION, CpuKind, StepCtx};
 
 /// Expression builder with short names.
 #[derive(Default)]
@@ -200,6 +200,7 @@ impl Compiled {
             runs: memory.runs,
             tiles: 0,
             pages_per_slot: memory.pages_per_slot,
+            cpu: CpuKind::Other,
             weights: memory.weights.as_ptr().cast(),
             state: memory.state.as_mut_ptr().cast(),
             arena: memory.arena.as_mut_ptr().cast(),

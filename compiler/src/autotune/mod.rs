@@ -21,6 +21,7 @@ use crate::report::{AutotuneReport, Progress, TunedBucket};
 use crate::tuning::{self, MatmulKey, Tuning};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use rcompile_codegen::program::MatmulTile;
+use rcompile_runtime::cpu;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -173,16 +174,16 @@ fn affordable(lengths: &[u32], seconds: &[f64], trials: usize, left: Duration) -
     lengths.iter().zip(seconds).map_while(&mut fits).collect()
 }
 
-/// Matmuls by bucket; one that several buckets share belongs to the first.
+/// Matmuls by bucket, as this CPU reads their weights; one that several buckets share belongs to the first.
 fn buckets(plans: &[Planned]) -> Vec<Bucket> {
     let mut seen: Vec<MatmulKey> = Vec::new();
     let mut list = Vec::new();
     for plan in plans {
         let mut matmuls = Vec::new();
-        for (key, tile) in tuning::matmuls(&plan.program) {
+        for (key, matmul) in tuning::matmuls(&plan.program) {
             if !seen.contains(&key) {
                 seen.push(key.clone());
-                matmuls.push((key, tile));
+                matmuls.push((key, MatmulTile { fetch: matmul.fetch(cpu::kind()), ..matmul.tile }));
             }
         }
         list.push(Bucket { rows: plan.program.bucket, matmuls, rates: Vec::new() });

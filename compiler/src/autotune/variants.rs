@@ -1,7 +1,7 @@
 //! Which tiles are tried: a few steps away from the heuristic, the most promising first.
 
 use crate::tuning::MatmulKey;
-use rcompile_codegen::program::{MatmulTile, TILE_ROWS};
+use rcompile_codegen::program::{Fetch, MatmulTile, TILE_ROWS};
 
 /// The heuristic's tile, then others; none twice.
 pub(super) fn of(key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
@@ -11,21 +11,23 @@ pub(super) fn of(key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
     let fewer_on_vectors = MatmulTile { mr: fewer_rows, block_mr: fewer_rows.min(t.block_mr), ..t };
     let others = if key.rows <= u64::from(t.mr) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
-        match t.is_busy(key.rows as u32) {
+        let f = t.fetch;
+        let fetches = match f.is_busy(key.rows as u32) {
             true => vec![
-                MatmulTile { busy_l1: t.busy_l1 * 2, ..t },
-                MatmulTile { busy_rows: 0, ..t },
-                MatmulTile { streams: (t.streams / 2).max(1), ..t },
-                MatmulTile { busy_l1: (t.busy_l1 / 2).next_multiple_of(64), ..t },
+                Fetch { busy_l1: f.busy_l1 * 2, ..f },
+                Fetch { busy_rows: 0, ..f },
+                Fetch { streams: (f.streams / 2).max(1), ..f },
+                Fetch { busy_l1: (f.busy_l1 / 2).next_multiple_of(64), ..f },
             ],
             false => vec![
-                MatmulTile { prefetch: t.prefetch * 2, ..t },
-                MatmulTile { prefetch: 1024, prefetch_l1: 0, streams: if key.rows == 1 { 1 } else { t.streams }, ..t },
-                MatmulTile { streams: (t.streams / 2).max(1), ..t },
-                MatmulTile { prefetch_l1: t.prefetch_l1 * 2, ..t },
-                MatmulTile { prefetch: t.prefetch / 2, ..t },
+                Fetch { l2: f.l2 * 2, ..f },
+                Fetch { l2: 1024, l1: 0, streams: if key.rows == 1 { 1 } else { f.streams }, ..f },
+                Fetch { streams: (f.streams / 2).max(1), ..f },
+                Fetch { l1: f.l1 * 2, ..f },
+                Fetch { l2: f.l2 / 2, ..f },
             ],
-        }
+        };
+        fetches.into_iter().map(|fetch| MatmulTile { fetch, ..t }).collect()
     } else if key.compute.by_tiles() && key.rows <= u64::from(TILE_ROWS) {
         vec![fewer_on_vectors]
     } else {
@@ -58,18 +60,21 @@ mod tests {
     const HEURISTIC: MatmulTile = MatmulTile {
         mr: 4,
         block_mr: 4,
-        streams: 6,
         k_block: 256,
         m_block: 256,
         n_block: 8,
         widen: false,
-        prefetch: 8192,
-        prefetch_l1: 3072,
-        busy_rows: 0,
-        busy_l1: 0,
-        near_streams: 3,
-        near: 2048,
-        near_l1: 1024,
+        fetch: Fetch {
+            streams: 6,
+            l2: 8192,
+            l1: 3072,
+            past_l2: false,
+            busy_rows: 0,
+            busy_l1: 0,
+            near_streams: 3,
+            near_l2: 2048,
+            near_l1: 1024,
+        },
     };
 
     /// What is tried makes a difference: a single block of rows by tiles has no blocks.
@@ -84,7 +89,7 @@ mod tests {
             for rows in [8, 32] {
                 assert_eq!(of_rows(rows), [HEURISTIC, fewer], "{rows} rows of {weights}");
             }
-            assert!(of_rows(4).iter().any(|tile| tile.prefetch != HEURISTIC.prefetch));
+            assert!(of_rows(4).iter().any(|tile| tile.fetch != HEURISTIC.fetch));
             assert!(of_rows(33).iter().any(|tile| tile.n_block != HEURISTIC.n_block));
         }
     }

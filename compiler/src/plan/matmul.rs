@@ -48,6 +48,7 @@ impl Plan<'_> {
         frame.homes.insert(chain.end, home);
         done.extend(chain.inner);
         let group_nests = if panels.groups > 1 { self.group_nests(frame, chain.end, row_dim, &panels, done)? } else { vec![] };
+        let (tile, fetch_on) = super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute);
         let matmul = Matmul {
             rows: self.extent(frame, row_dim)?,
             a: left.rows.operand,
@@ -57,7 +58,8 @@ impl Plan<'_> {
             weight: weight_id,
             panels,
             compute,
-            tile: super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute),
+            tile,
+            fetch_on,
             row: epilogue.row,
             col: epilogue.col,
             operands: epilogue.operands,

@@ -2,8 +2,9 @@
 
 use super::PlanCx;
 use crate::tuning::MatmulKey;
-use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Coding, Compute, DType, FewRows, MatmulTile, Panels, SHORT_GROUP};
+use rcompile_codegen::isa::{Isa, Streams};
+use rcompile_codegen::program::{Coding, Compute, DType, Fetch, FewRows, MatmulTile, Panels, SHORT_GROUP};
+use rcompile_runtime::abi::CpuKind;
 
 /// Part of L2 for weights: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
 /// prefetched meanwhile. More would push rows and results out (2 MB, K = 768: 93 % of the FMA peak, 80 % with 1.5 MB of weights; 1 MB, K =
@@ -45,10 +46,20 @@ const LINE: u64 = 64;
 /// Vector instructions that take a line of nibbles apart.
 const TAKE_APART: u32 = 3;
 
-/// Tile of a matmul with at most `rows` rows: as `--tuning` says, else by the heuristic.
-pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
+/// Tile of a matmul with at most `rows` rows, and how it reads weights on some of the CPUs that code for a level runs on: as `--tuning`
+/// says, on all CPUs, else by the heuristic.
+pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
     let key = MatmulKey::new(rows, panels, dtype, compute);
-    cx.tuning.and_then(|t| t.matmul(&key)).unwrap_or_else(|| heuristic(cx.isa, rows, panels, dtype, compute))
+    if let Some(tile) = cx.tuning.and_then(|t| t.matmul(&key)) {
+        return (tile, vec![]);
+    }
+    tile_and_fetches(cx.isa, rows, panels, dtype, compute)
+}
+
+fn tile_and_fetches(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
+    let tile = heuristic(isa, rows, panels, dtype, compute);
+    let on = isa.streams_on.iter().map(|(kind, streams)| (*kind, fetch(isa, *streams, rows, panels, dtype, compute)));
+    (tile, on.filter(|(_, fetch)| *fetch != tile.fetch).collect())
 }
 
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
@@ -67,9 +78,6 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     let by_vectors = if long_nibbles { ROWS_BESIDE_TILES } else { isa.rows(compute) };
     let mr = by_vectors.min(rows as u32);
     let block_mr = if beside && panels.coding.group() == Some(SHORT_GROUP) { SHORT_BLOCK_ROWS.min(mr) } else { mr };
-    let stream = isa.streams.of(rows, panels.coding);
-    let busy_rows = isa.streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute));
-    let near = isa.streams.near.filter(|_| rows > 1);
     // As the loops over registers read them: nibbles that were taken apart one to a byte.
     let read = match (compute.takes_codes() && !beside, widen) {
         (true, _) => u64::from(k_block * panels.nr),
@@ -78,20 +86,22 @@ fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compu
     };
     let panel = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
     let (m_block, n_block) = pass(isa, panels, compute, (k_block, panel));
-    MatmulTile {
-        mr,
-        block_mr,
+    MatmulTile { mr, block_mr, k_block, m_block, n_block, widen, fetch: fetch(isa, isa.streams, rows, panels, dtype, compute) }
+}
+
+/// How few of at most `rows` rows read their weights where they stream so.
+fn fetch(isa: &Isa, streams: Streams, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> Fetch {
+    let stream = streams.of(rows, panels.coding);
+    let near = streams.near.filter(|_| rows > 1);
+    Fetch {
         streams: stream.side_by_side,
-        k_block,
-        m_block,
-        n_block,
-        widen,
-        prefetch: stream.l2,
-        prefetch_l1: stream.l1,
-        busy_rows,
-        busy_l1: isa.streams.busy.map_or(0, |busy| busy.l1),
+        l2: stream.l2,
+        l1: stream.l1,
+        past_l2: streams.lone_past_l2,
+        busy_rows: streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute)),
+        busy_l1: streams.busy.map_or(0, |busy| busy.l1),
         near_streams: near.map_or(0, |near| near.streams),
-        near: near.map_or(0, |near| near.l2),
+        near_l2: near.map_or(0, |near| near.l2),
         near_l1: near.map_or(0, |near| near.l1),
     }
 }
@@ -195,13 +205,33 @@ mod tests {
         assert_eq!(mr(Compute::CodesInBf16Tiles, 512, nibbles(32, false)), 8);
     }
 
+    /// Code for a level asks Zen 5's lines nearer, and no other code tells CPUs apart.
+    #[test]
+    fn levels_read_as_the_cpu_likes_that_they_run_on() {
+        let on = |cpu: &str, rows, coding| {
+            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let (_, on) = tile_and_fetches(&isa, rows, &panels, DType::Bf16, Compute::F32);
+            on.iter().map(|(kind, f)| (*kind, f.streams, f.l2, f.l1, f.past_l2)).collect::<Vec<_>>()
+        };
+        let int4 = Coding::Int4 { group: 32, zeros: false };
+        for level in ["x86-64-v3", "x86-64-v4"] {
+            assert_eq!(on(level, 1, Coding::Elements), [(CpuKind::Zen5, 4, 0, 2048, true)]);
+            assert_eq!(on(level, 1, int4), [(CpuKind::Zen5, 1, 0, 8192, true)]);
+            assert_eq!(on(level, 4, Coding::Elements), [(CpuKind::Zen5, 1, 0, 8192, true)]);
+        }
+        for cpu in ["znver4", "znver5", "haswell", "graniterapids"] {
+            assert_eq!(on(cpu, 1, Coding::Elements), []);
+        }
+    }
+
     #[test]
     fn a_single_row_of_codes_walks_as_its_cpu_likes() {
         let walk = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
-            (tile.streams, tile.prefetch, tile.prefetch_l1)
+            (tile.fetch.streams, tile.fetch.l2, tile.fetch.l1)
         };
         let (bf16, int8, int4) = (Coding::Elements, Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
         assert_eq!([bf16, int8, int4].map(|coding| walk("znver5", 1, coding)), [(4, 0, 1024), (4, 0, 1024), (1, 0, 8192)]);
@@ -248,7 +278,7 @@ mod tests {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr, k_pack: 1, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, 8, &panels, dtype, compute);
-            (tile.busy_rows, tile.busy_l1)
+            (tile.fetch.busy_rows, tile.fetch.busy_l1)
         };
         let (elements, int4) = (Coding::Elements, Coding::Int4 { group: 32, zeros: false });
         assert_eq!(rows("znver4", DType::Bf16, Compute::Bf16Dot, elements), (7, 3072));

@@ -18,6 +18,7 @@ unsafe fn fake_decoder(ctx: *const StepCtx, thread: u32, threads: u32, bucket: u
     // SAFETY: the session passes a context with the tables and areas that `StepCtx` states.
     unsafe {
         let c = &*ctx;
+        assert_eq!(c.cpu, crate::cpu::kind());
         let (t, n) = (thread as usize, threads as usize);
         let state = c.state.cast::<i32>();
         let stride = c.pages_per_slot as usize * 256;

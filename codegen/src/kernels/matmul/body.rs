@@ -115,10 +115,13 @@ impl<'c> Body<'_, '_, '_, 'c> {
     /// `rows` rows from `row` on, at most `mr`, with all k of these units' panels.
     fn stream(&self, row: Value<'c>, rows: Value<'c>, begin: Value<'c>, end: Value<'c>) {
         let (fb, generator) = (self.call.fb, self.generator);
-        generator.dispatch(fb, rows, &self.functions.stream, |function| {
+        generator.dispatch(fb, rows, &self.functions.stream, |functions| {
             let [first, last] = self.panels_of([begin, end]);
             let span = Span { a: generator.row_of(fb, self.at.a, row), w: self.at.w, row, rows, first, last };
-            (self.at.caller, span).call(fb, function);
+            self.call.on_cpu(&functions.other, &functions.on, &|function| {
+                (self.at.caller, span).call(fb, function);
+                vec![]
+            });
         });
         self.nests(row, fb.add(row, rows), begin, end);
     }

@@ -4,11 +4,13 @@
 
 use super::super::rows::{KBlocks, RowFunction, RowWork, Weights};
 use super::*;
+use crate::program::Fetch;
+use rcompile_runtime::abi::CpuKind;
 
 /// Functions of a kernel.
 pub(super) struct Functions<F> {
     /// For all k of a panel at once: [`Way::Few`], [`Way::FewBlocks`].
-    pub stream: Instances<F>,
+    pub stream: Instances<OnCpu<F>>,
     /// For a single block of rows, of one tile of rows, and of two, or only of one of these: [`Way::Alone`].
     pub alone: Vec<F>,
     /// For blocks of rows: [`Way::Passes`].
@@ -26,6 +28,14 @@ pub(super) enum BlockFunctions<F> {
     },
     /// Sums in tiles, see [`by_tiles`].
     Tiles(Several<F>),
+}
+
+/// A function, and those in its place on some CPUs.
+pub(super) struct OnCpu<F> {
+    /// On all others.
+    pub other: F,
+    /// On these.
+    pub on: Vec<(CpuKind, F)>,
 }
 
 /// A function for each number of rows of a register tile that there is.
@@ -57,7 +67,13 @@ impl<F> Functions<F> {
         let (blocks, counts) = (&schedule.blocks, &schedule.row_counts);
         let mut function = |work| each(Part::Rows(RowFunction { product, work }));
         let streams = kernel.panels.panels() * kernel.panels.ways;
-        let stream = Instances::new(&counts.stream, |m| function(RowWork::Stream { m, reading: kernel.tile.reading(m, streams) }));
+        let stream = Instances::new(&counts.stream, |m| {
+            let reading = |fetch: Fetch| fetch.reading(m, streams);
+            let other = reading(kernel.tile.fetch);
+            let differ = kernel.fetch_on.iter().map(|(kind, fetch)| (*kind, reading(*fetch))).filter(|(_, reading)| *reading != other);
+            let mut function = |reading| function(RowWork::Stream { m, reading });
+            OnCpu { other: function(other), on: differ.map(|(kind, reading)| (kind, function(reading))).collect() }
+        });
         let has_passes = schedule.ways.iter().any(|(_, way)| *way == Way::Passes);
         let blocked = blocks.as_ref().filter(|_| has_passes).map(|blocks| {
             let k_blocks = match blocks.count {

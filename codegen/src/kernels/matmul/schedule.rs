@@ -70,7 +70,7 @@ impl<'a> Schedule<'a> {
     /// Panels that a single row walks side by side.
     pub(super) fn side_by_side(&self) -> u32 {
         let panels = &self.kernel.panels;
-        let streams = self.kernel.tile.reading(1, panels.panels() * panels.ways).streams;
+        let streams = self.kernel.tile.fetch.reading(1, panels.panels() * panels.ways).streams;
         Walk::stream(self.isa, &Microkernel::stored(self.isa, &self.product, 1), 1, streams, panels.panels()).panels
     }
 }
