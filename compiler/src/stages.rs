@@ -16,7 +16,7 @@ use crate::manifest::{Contents, task_of, weights_type};
 use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
-use crate::passes::quantise::{Keep, Products, Quantisation};
+use crate::passes::quantise::{self, Keep, Products, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans};
@@ -227,11 +227,13 @@ impl<'o> Building<'o> {
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
     pub fn passes(&mut self, passes: &[Pass], source: &mut Source, modules: &mut [Module]) -> Result<(), Error> {
         let stage = self.progress.stage("passes", modules.len() as u64, false);
+        let mut unread: Option<Vec<String>> = None;
         for module in modules {
             stage.message(bucket_name(module));
             // A build that stops early has not come to that pass.
             if let Some(products) = run_passes(self.o, passes, module, &source.settings, &mut self.report)? {
                 check_made(&source.settings.quantisation, &products)?;
+                unread.get_or_insert_with(|| unread_patterns(&self.o.quantize.keep, &source.model, &products));
                 source.settings.name_quantisation(&source.model, &products);
             }
             stage.advance(1);
@@ -239,6 +241,9 @@ impl<'o> Building<'o> {
         self.report.quantisation = source.settings.quantisation_name.clone();
         let last = passes.iter().position(|pass| self.o.stop_after.as_deref() == Some(pass.name));
         stage.finish(&format!("{} passes", last.map_or(passes.len(), |last| last + 1)));
+        for pattern in unread.unwrap_or_default() {
+            self.warn(Some(format!("warning[W-keep]: --keep {pattern}: has no effect, no matrix product reads what it names")));
+        }
         Ok(())
     }
 
@@ -549,8 +554,18 @@ fn run_passes(
     Ok(cx.products)
 }
 
+/// Patterns that give a type to tensors of which no product reads any. (Other tensors have the checkpoint's type, or `--dtype`'s.)
+fn unread_patterns(asked: &[Keep], model: &Model, products: &Products) -> Vec<String> {
+    let is_read = |keep: &&Keep| {
+        let mut named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
+        named.any(|t| products.tensors.contains(&*t.name))
+    };
+    let unread = asked.iter().filter(|keep| keep.dtype.is_some() && !is_read(keep));
+    unread.map(|keep| rcompile_models::error::escape(&keep.pattern).to_string()).collect()
+}
+
 /// What is asked for is made, or the executable would say of itself what it is not.
-fn check_made(asked: &Quantisation, Products { layers, heads }: &Products) -> Result<(), Error> {
+fn check_made(asked: &Quantisation, Products { layers, heads, .. }: &Products) -> Result<(), Error> {
     let (flag, of, count) = match (asked.body, asked.head) {
         (Some(_), _) if layers.coded == 0 => ("--quantize", "layers", layers),
         (None, Some(_)) if heads.made == 0 => ("--quantize-head", "a head", heads),

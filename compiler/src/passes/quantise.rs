@@ -17,7 +17,7 @@ use super::outline_layers::layer_of;
 use super::rewrite::rewrite_all;
 use super::{PassCx, PassError};
 use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId};
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 /// What `--quantize` and its companions say.
 #[derive(Clone, Debug, Default)]
@@ -81,10 +81,8 @@ impl Quantisation {
         if body == head { format!("{body}{calibrated}") } else { format!("{body}, head {head}{calibrated}") }
     }
 
-    /// The type for a weight; `None`: as it is.
-    fn wanted(&self, recipe: &Recipe, is_head: bool) -> Option<DType> {
-        let mut tensors = Vec::new();
-        sources(recipe, &mut tensors);
+    /// The type for a weight that is made of these tensors; `None`: as it is.
+    fn wanted(&self, tensors: &[String], is_head: bool) -> Option<DType> {
         match self.keep.iter().find(|k| tensors.iter().any(|t| matches(&k.pattern, t))) {
             Some(keep) => keep.dtype,
             None if is_head => self.head,
@@ -94,12 +92,14 @@ impl Quantisation {
 }
 
 /// Matrix products, and what their weights have become.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Products {
     /// Of layers.
     pub layers: Count,
     /// Of heads.
     pub heads: Count,
+    /// Names of the tensors that they read.
+    pub tensors: BTreeSet<String>,
 }
 
 /// So many.
@@ -128,7 +128,10 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
             let Some(p) = weight_of(f, node) else { continue };
             let param = &module.params[p.index()];
             let is_head = heads.contains(&p);
-            let wanted = quantisation.wanted(&param.recipe, is_head);
+            let mut tensors = Vec::new();
+            sources(&param.recipe, &mut tensors);
+            let wanted = quantisation.wanted(&tensors, is_head);
+            products.tensors.extend(tensors);
             let (was_coded, becomes_coded) = (param.ty.dtype.is_quantised(), wanted.is_some_and(DType::is_quantised));
             let count = if is_head { &mut products.heads } else { &mut products.layers };
             count.all += 1;
