@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release -p rcompile-codegen --example kernel_speed [-- CPU [FILTER]]`. One thread. The peak and each kernel take turns;
 //! `WEIGHTS=int4g32` takes only these weights; `ROUNDS` is their number (short kernels in many rounds are compared best where the clock
-//! moves); `MR`, `BLOCKMR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `BUSY` (rows from which lines go to L1 alone,
-//! as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `K` or `N` alone,
+//! moves); `MR`, `BLOCKMR`, `STREAMS`, `BLOCK`, `KBLOCK`, `MBLOCK`, `WIDEN`, `FAR`, `NEAR`, `PASTL2` (1: yes), `BUSY` (rows from which
+//! lines go to L1 alone, as far ahead as a line of the output says; models: `tiling.rs`), `PAD` and `ROWS`, and `K` and `N` with it (`gemv`: `K` or `N` alone,
 //! too, `N` large enough for weights that no cache holds; `gemm`: `LAYERS` of weights in turns, so that no cache holds them), are for
 //! trials (attention: `ROWS`, `KEYS`, `TILE` rows of a tile, and `WAY=tiles`, only what computes so). Integer dots are measured against the
 //! dot instruction's own peak (where one takes several instructions, four times the FMA peak); shares are of the best rounds (a shared
@@ -419,7 +419,7 @@ impl Matmuls {
                     streams: env("STREAMS", stream.side_by_side),
                     l2: self.prefetch,
                     l1: env("NEAR", stream.l1),
-                    past_l2: self.isa.streams.lone_past_l2,
+                    past_l2: env("PASTL2", self.isa.streams.lone_past_l2.into()) > 0,
                     busy_rows: env("BUSY", 0),
                     busy_l1: self.prefetch,
                     near_streams: 0,
@@ -427,7 +427,7 @@ impl Matmuls {
                     near_l1: 0,
                 },
             },
-            fetch_on: vec![],
+            fetch_by_cpu: vec![],
             row: VarId(0),
             col: VarId(1),
             operands: vec![Operand { place: Place::Buffer(BufferId(1)), dtype: DType::F32 }],

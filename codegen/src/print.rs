@@ -232,7 +232,7 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
         "  tile {{mr {} {}, k_block {}, m_block {}, n_block {}, widen {}}}",
         t.mr, t.block_mr, t.k_block, t.m_block, t.n_block, t.widen
     )?;
-    let others = m.fetch_on.iter().map(|(kind, fetch)| (format!(" on {kind:?}"), fetch));
+    let others = m.fetch_by_cpu.iter().map(|(kind, fetch)| (format!(" on {kind:?}"), fetch));
     for (cpu, f) in [(String::new(), &t.fetch)].into_iter().chain(others) {
         let past_l2 = if f.past_l2 { " past l2" } else { "" };
         writeln!(

@@ -17,7 +17,8 @@
 //! Kernels
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
-//!   integer arithmetic wants records and codes in packs that its instruction takes.
+//!   integer arithmetic wants records and codes in packs that its instruction takes. Each of its ways of reading has a stream, and is for
+//!   a CPU of its own.
 //! - An attention's query heads are a multiple of its KV heads, its tiles those of the program, its rows inside their buffers; cache
 //!   pages hold what they must, bf16 where its products are dots of bf16.
 //!
@@ -388,9 +389,9 @@ impl<'a> Verifier<'a> {
         };
         self.check(m.a_stride >= width, || format!("rows of a have {} of {width} k", m.a_stride));
         self.check(m.tile.mr > 0 && m.tile.fetch.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
-        for (i, (kind, fetch)) in m.fetch_on.iter().enumerate() {
+        for (i, (kind, fetch)) in m.fetch_by_cpu.iter().enumerate() {
             self.check(fetch.streams > 0, || format!("no streams on {kind:?}"));
-            self.check(m.fetch_on[..i].iter().all(|(other, _)| other != kind), || format!("streams on {kind:?} twice"));
+            self.check(m.fetch_by_cpu[..i].iter().all(|(other, _)| other != kind), || format!("streams on {kind:?} twice"));
         }
         let blocks = (1..=m.tile.mr).contains(&m.tile.block_mr);
         self.check(blocks, || format!("blocks of {} rows in tiles of {}", m.tile.block_mr, m.tile.mr));

@@ -40,8 +40,8 @@ struct Case {
     epilogue: Epilogue,
     out: DType,
     tile: MatmulTile,
-    /// See [`Matmul::fetch_on`].
-    fetch_on: Vec<(CpuKind, Fetch)>,
+    /// See [`Matmul::fetch_by_cpu`].
+    fetch_by_cpu: Vec<(CpuKind, Fetch)>,
     /// Fewest rows.
     least_rows: u32,
     /// `a` is private scratch that a prologue fills with twice the buffer.
@@ -84,7 +84,7 @@ impl Case {
                     near_l1: 256,
                 },
             },
-            fetch_on: vec![],
+            fetch_by_cpu: vec![],
             least_rows: 1,
             prologue: false,
             group_nest: false,
@@ -213,7 +213,7 @@ impl Case {
             panels,
             compute: self.compute,
             tile: self.tile,
-            fetch_on: self.fetch_on.clone(),
+            fetch_by_cpu: self.fetch_by_cpu.clone(),
             row,
             col,
             operands: vec![
@@ -1350,10 +1350,13 @@ fn each_cpu_has_its_streams() {
     let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
     let other = Fetch { streams: 4, l2: 1024, l1: 0, busy_rows: 0, near_streams: 0, ..case.tile.fetch };
     let zen5 = Fetch { streams: 1, l2: 0, l1: 8192, past_l2: true, ..other };
+    // Other streams side by side, of two ways.
+    let tile = MatmulTile { fetch: other, ..case.tile };
+    Case { tile, fetch_by_cpu: vec![(CpuKind::Zen5, zen5)], epilogue: Epilogue::SiluGate, k: 64, ..case.clone() }.check(&isa);
     // From two rows on both are the same.
     let busy = |fetch| Fetch { streams: 1, busy_rows: 2, busy_l1: 4096, past_l2: true, ..fetch };
     let tile = MatmulTile { fetch: busy(other), ..case.tile };
-    let case = Case { tile, fetch_on: vec![(CpuKind::Zen5, busy(zen5))], ..case };
+    let case = Case { tile, fetch_by_cpu: vec![(CpuKind::Zen5, busy(zen5))], ..case };
     let (_, kernel) = case.program(&isa);
     assert_eq!([CpuKind::Other, CpuKind::Zen5].map(|cpu| kernel.fetch(cpu)), [busy(other), busy(zen5)]);
     case.check(&isa);

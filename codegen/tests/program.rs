@@ -122,7 +122,7 @@ fn sample() -> Program {
             panels,
             compute: Compute::Bf16Dot,
             tile,
-            fetch_on: vec![],
+            fetch_by_cpu: vec![],
             row: VarId(0),
             col: VarId(1),
             operands,
@@ -349,10 +349,10 @@ fn every_rule_reports() {
         ("blocks of 13 rows in tiles of 12", |p| qkv(p).tile.block_mr = 13),
         ("blocks of 0 rows in tiles of 12", |p| qkv(p).tile.block_mr = 0),
         ("empty tile", |p| qkv(p).tile.fetch.streams = 0),
-        ("no streams on Zen5", |p| qkv(p).fetch_on = vec![(CpuKind::Zen5, Fetch { streams: 0, ..qkv(p).tile.fetch })]),
+        ("no streams on Zen5", |p| qkv(p).fetch_by_cpu = vec![(CpuKind::Zen5, Fetch { streams: 0, ..qkv(p).tile.fetch })]),
         ("streams on Zen5 twice", |p| {
             let other = qkv(p).tile.fetch;
-            qkv(p).fetch_on = [4, 1].map(|streams| (CpuKind::Zen5, Fetch { streams, ..other })).into();
+            qkv(p).fetch_by_cpu = [4, 1].map(|streams| (CpuKind::Zen5, Fetch { streams, ..other })).into();
         }),
         ("bf16 arithmetic wants", |p| p.weights[1].dtype = DType::F32),
         ("integer arithmetic wants records", |p| qkv(p).compute = Compute::Int8Mmla),

@@ -163,7 +163,7 @@ fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Progra
         prologue: None,
         quantise: None,
         tile,
-        fetch_on: vec![],
+        fetch_by_cpu: vec![],
         row: VarId(0),
         col: VarId(1),
         operands: vec![operand(Place::Output, DType::F32)],

@@ -28,14 +28,14 @@ pub struct Tile {
     pub key_end: i32,
 }
 
-/// What code for a level, which runs on CPUs of several makers, tells apart when it runs: some read memory best in ways of their own.
+/// CPUs that code for a level (`x86-64-v3`) tells apart when it runs, because they want weights read in another way.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CpuKind {
     /// All others.
     #[default]
     Other = 0,
-    /// AMD's family 1Ah: Zen 5.
+    /// AMD's family 1Ah: Zen 5, and what is newer of the family.
     Zen5 = 1,
 }
 

@@ -1,4 +1,4 @@
-//! Does this CPU have what the kernels were compiled for, and which of those is it that kernels tell apart?
+//! Does this CPU have what the kernels were compiled for, and which [`CpuKind`] is it?
 //!
 //! Features are spelled as LLVM spells them. What the operating system has not switched on (AVX state in XCR0) does not count as present;
 //! the permission for tiles is asked for here. A feature that cannot be asked for counts as missing: a clear refusal is better than an
@@ -24,7 +24,7 @@ pub fn help(missing: &[&str]) -> &'static str {
     }
 }
 
-/// Which of the CPUs that kernels tell apart this is. (A hypervisor may hide features of a CPU, but leaves it its family.)
+/// Which kind of CPU this is. A hypervisor may show another one's family: then code reads as on that one, which costs speed and no bit.
 #[cfg(target_arch = "x86_64")]
 pub fn kind() -> CpuKind {
     use std::arch::x86_64::__cpuid;
@@ -36,7 +36,7 @@ pub fn kind() -> CpuKind {
     }
 }
 
-/// AMD's CPU of this CPUID.(EAX=1):EAX. Newer ones of the family are taken for the one that is known.
+/// AMD's of this CPUID.(EAX=1):EAX.
 #[cfg(target_arch = "x86_64")]
 fn amd(signature: u32) -> CpuKind {
     let (family, extended) = (signature >> 8 & 0xf, signature >> 20 & 0xff);
@@ -46,7 +46,7 @@ fn amd(signature: u32) -> CpuKind {
     }
 }
 
-/// Which of the CPUs that kernels tell apart this is.
+/// Which kind of CPU this is.
 #[cfg(target_arch = "aarch64")]
 pub fn kind() -> CpuKind {
     CpuKind::Other

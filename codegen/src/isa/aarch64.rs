@@ -63,7 +63,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             near: None,
             lone_past_l2: false,
         },
-        streams_on: &[],
+        streams_by_cpu: &[],
         lane_fma: true,
         bf16_dot: false,
         bf16_dot_fast: false,

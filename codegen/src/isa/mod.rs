@@ -126,7 +126,7 @@ pub struct Isa {
     /// How weights are read from memory.
     pub streams: Streams,
     /// The same where code for a level runs on one of these CPUs.
-    pub streams_on: &'static [(CpuKind, Streams)],
+    pub streams_by_cpu: &'static [(CpuKind, Streams)],
     /// FMA takes a factor from a lane of a vector: `lanes` consecutive k of a row wait in one register, where other CPUs load one
     /// broadcast per k (which on these costs a vector instruction).
     pub lane_fma: bool,

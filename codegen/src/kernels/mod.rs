@@ -108,13 +108,13 @@ impl<'s, 'm, 'c> Call<'s, 'm, 'c> {
         self.fb.zext(self.fb.load(Ty::I32, self.fb.offset_const(self.ctx, offset), 4), Elem::I64)
     }
 
-    /// `body` of what the CPU wants that this runs on: what is `on` it, else `other`. Out: the values of that.
-    pub fn on_cpu<T>(&self, other: &T, on: &[(CpuKind, T)], body: &dyn Fn(&T) -> Vec<Value<'c>>) -> Vec<Value<'c>> {
-        let Some(((kind, one), more)) = on.split_first() else {
+    /// Chooses when the step runs: `body` of what `by_cpu` has for its CPU, else of `other`. Out: the values of that.
+    pub fn dispatch_by_cpu<T>(&self, other: &T, by_cpu: &[(CpuKind, T)], body: &dyn Fn(&T) -> Vec<Value<'c>>) -> Vec<Value<'c>> {
+        let Some(((kind, one), more)) = by_cpu.split_first() else {
             return body(other);
         };
         let is_this = self.fb.cmp(Cmp::Eq, self.u32_field(field::CPU), self.fb.int(*kind as i64));
-        self.fb.if_else(is_this, || body(one), || self.on_cpu(other, more, body))
+        self.fb.if_else(is_this, || body(one), || self.dispatch_by_cpu(other, more, body))
     }
 
     /// `values[layer]`: a constant or a product where the table allows, otherwise a lookup. One entry is valid for all layers.

@@ -97,7 +97,7 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
     let start = fb.index(call.pointer_field(field::WEIGHTS), begin, PROBE_READ_BYTES);
     let stream_bytes = fb.mul_int(fb.sub(end, begin), (PROBE_READ_BYTES / streams) as i64);
     let zeros = vec![fb.zero(vector); 8];
-    let each = |row: &Stream| {
+    let sums_as = |reading: &Stream| {
         fb.loop_(fb.int(0), stream_bytes, CHUNK as i64, &zeros, |offset, sums| {
             let mut sums = sums.to_vec();
             for stream in 0..streams {
@@ -112,7 +112,7 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
                     (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), L2));
                 } else {
                     // As far ahead as a matmul of a single row asks for them.
-                    for (ahead, cache) in [(row.l2, L2), (row.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
+                    for (ahead, cache) in [(reading.l2, L2), (reading.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
                         (0..CHUNK / 64).for_each(|line| fb.prefetch(fb.offset_const(at, u64::from(ahead) + line * 64), cache));
                     }
                 }
@@ -126,8 +126,9 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
         })
     };
     let isa = fb.isa();
-    let rows: Vec<_> = isa.streams_on.iter().filter(|_| streams > 1).map(|(kind, streams)| (*kind, streams.row)).collect();
-    let sums = call.on_cpu(&isa.streams.row, &rows, &each);
+    // A single stream is read alike on all of them.
+    let by_cpu: Vec<_> = isa.streams_by_cpu.iter().filter(|_| streams > 1).map(|(kind, streams)| (*kind, streams.row)).collect();
+    let sums = call.dispatch_by_cpu(&isa.streams.row, &by_cpu, &sums_as);
     (Box::new(|a, b| fb.xor(a, b)), sums)
 }
 

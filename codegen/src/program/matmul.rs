@@ -39,7 +39,7 @@ pub struct Fetch {
     pub l2: u32,
     /// The same for L1.
     pub l1: u32,
-    /// What walks of a single stream ask into L1 passes L2 by.
+    /// What walks of a single stream ask into L1 passes L2 by (PREFETCHNTA).
     pub past_l2: bool,
     /// From so many rows on arithmetic takes longer over a line than memory, 0 = never: instances of so many prefetch by `busy_l1` alone.
     pub busy_rows: u32,
@@ -122,7 +122,7 @@ pub struct Matmul {
     /// Blocking.
     pub tile: MatmulTile,
     /// In place of `tile.fetch` on some of the CPUs that code for a level runs on, each named once.
-    pub fetch_on: Vec<(CpuKind, Fetch)>,
+    pub fetch_by_cpu: Vec<(CpuKind, Fetch)>,
     /// Row variable of the epilogue.
     pub row: VarId,
     /// Column variable of the epilogue: padded column of one way, `0 .. panels.padded_cols()`.
@@ -147,7 +147,7 @@ impl Matmul {
     }
     /// How few rows read weights on a CPU.
     pub fn fetch(&self, cpu: CpuKind) -> Fetch {
-        self.fetch_on.iter().find(|(kind, _)| *kind == cpu).map_or(self.tile.fetch, |(_, fetch)| *fetch)
+        self.fetch_by_cpu.iter().find(|(kind, _)| *kind == cpu).map_or(self.tile.fetch, |(_, fetch)| *fetch)
     }
     /// End of the rows that every thread makes for itself in its private area: those of `a`, and those that become its records.
     pub fn private_rows_end(&self, program: &Program) -> u64 {

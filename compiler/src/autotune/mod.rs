@@ -80,7 +80,8 @@ fn check_on(native: &Isa, isa: &Isa) -> Result<(), Error> {
 /// A bucket and the matmuls that are tuned with it.
 struct Bucket {
     rows: u32,
-    matmuls: Vec<(MatmulKey, MatmulTile)>,
+    /// Each with its variants, the planner's choice first.
+    matmuls: Vec<(MatmulKey, Vec<MatmulTile>)>,
     /// By round: tokens per second of each variant, and of the planner's choice once more.
     rates: Vec<Vec<f64>>,
 }
@@ -97,7 +98,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         shown = now;
     };
     let mut buckets = buckets(&(cx.plan)(None)?.buckets);
-    let count = buckets.iter().flat_map(|b| &b.matmuls).map(|(key, tile)| variants::of(key, *tile).len()).max().unwrap_or(1);
+    let count = buckets.iter().flat_map(|b| &b.matmuls).map(|(_, variants)| variants.len()).max().unwrap_or(1);
 
     debug_assert!(count as u64 <= TRIALS_MAX, "{count} variants");
     let mut trials: Vec<PathBuf> = Vec::new();
@@ -106,7 +107,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
             break;
         }
         tick(format!("making variant {} of {count}", index + 1));
-        let tuning = tuning(&buckets, |_, key, tile| variant(key, tile, index));
+        let tuning = tuning(&buckets, |_| index);
         trials.push(trial::make(cx, &tuning, trials.first())?);
     }
     // A causal prompt of as many tokens as a bucket has rows is one step of that bucket.
@@ -148,7 +149,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         rounds += 1;
     }
     let choices: Vec<TunedBucket> = buckets.iter().map(|b| choose(b.rows, &b.rates)).collect();
-    let tuning = tuning(&buckets, |bucket, key, tile| variant(key, tile, choices[bucket].variant));
+    let tuning = tuning(&buckets, |bucket| choices[bucket].variant);
     let report = AutotuneReport {
         seconds: start.elapsed().as_secs_f64(),
         variants: trials.len(),
@@ -174,7 +175,7 @@ fn affordable(lengths: &[u32], seconds: &[f64], trials: usize, left: Duration) -
     lengths.iter().zip(seconds).map_while(&mut fits).collect()
 }
 
-/// Matmuls by bucket, as this CPU reads their weights; one that several buckets share belongs to the first.
+/// Matmuls by bucket; one that several buckets share belongs to the first.
 fn buckets(plans: &[Planned]) -> Vec<Bucket> {
     let mut seen: Vec<MatmulKey> = Vec::new();
     let mut list = Vec::new();
@@ -183,7 +184,8 @@ fn buckets(plans: &[Planned]) -> Vec<Bucket> {
         for (key, matmul) in tuning::matmuls(&plan.program) {
             if !seen.contains(&key) {
                 seen.push(key.clone());
-                matmuls.push((key, MatmulTile { fetch: matmul.fetch(cpu::kind()), ..matmul.tile }));
+                let variants = variants::of(&key, matmul.tile, matmul.fetch(cpu::kind()));
+                matmuls.push((key, variants));
             }
         }
         list.push(Bucket { rows: plan.program.bucket, matmuls, rates: Vec::new() });
@@ -191,17 +193,15 @@ fn buckets(plans: &[Planned]) -> Vec<Bucket> {
     list
 }
 
-fn tuning(buckets: &[Bucket], tile: impl Fn(usize, &MatmulKey, MatmulTile) -> MatmulTile) -> Tuning {
+/// A variant of each bucket's matmuls, by its number; the planner's choice where there are fewer.
+fn tuning(buckets: &[Bucket], variant: impl Fn(usize) -> usize) -> Tuning {
     let mut tuning = Tuning::default();
     for (i, bucket) in buckets.iter().enumerate() {
-        bucket.matmuls.iter().for_each(|(key, heuristic)| tuning.set(key.clone(), tile(i, key, *heuristic)));
+        for (key, variants) in &bucket.matmuls {
+            tuning.set(key.clone(), *variants.get(variant(i)).unwrap_or(&variants[0]));
+        }
     }
     tuning
-}
-
-/// Variant `index` of a tile; the heuristic where there are fewer.
-fn variant(key: &MatmulKey, heuristic: MatmulTile, index: usize) -> MatmulTile {
-    variants::of(key, heuristic).get(index).copied().unwrap_or(heuristic)
 }
 
 /// The best variant of these rounds, and its rate over the heuristic's: medians of the ratios within rounds. The last rate of a round is

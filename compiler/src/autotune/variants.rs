@@ -3,15 +3,16 @@
 use crate::tuning::MatmulKey;
 use rcompile_codegen::program::{Fetch, MatmulTile, TILE_ROWS};
 
-/// The heuristic's tile, then others; none twice.
-pub(super) fn of(key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
-    let t = heuristic;
+/// The planner's tile, then others; none twice. Those that read weights in other ways are a few steps from the way in which the planner has
+/// this CPU read them.
+pub(super) fn of(key: &MatmulKey, planned: MatmulTile, here: Fetch) -> Vec<MatmulTile> {
+    let t = planned;
     let fewer_rows = t.mr * 2 / 3;
     // Blocks of rows by tiles have a size of their own: there it is how many rows take instructions on vectors.
     let fewer_on_vectors = MatmulTile { mr: fewer_rows, block_mr: fewer_rows.min(t.block_mr), ..t };
     let others = if key.rows <= u64::from(t.mr) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
-        let f = t.fetch;
+        let f = here;
         let fetches = match f.is_busy(key.rows as u32) {
             true => vec![
                 Fetch { busy_l1: f.busy_l1 * 2, ..f },
@@ -43,9 +44,10 @@ pub(super) fn of(key: &MatmulKey, heuristic: MatmulTile) -> Vec<MatmulTile> {
             },
         ]
     };
-    let mut list = vec![heuristic];
+    let mut list = vec![planned];
     for tile in others {
-        if !list.contains(&tile) {
+        // As planned, this CPU would read so anyway.
+        if !list.contains(&tile) && tile != (MatmulTile { fetch: here, ..planned }) {
             list.push(tile);
         }
     }
@@ -77,13 +79,27 @@ mod tests {
         },
     };
 
+    /// Where this CPU reads in a way of its own, the planner's choice stays what it is on others, and all steps are from that way.
+    #[test]
+    fn steps_are_from_what_this_cpu_does() {
+        let key = MatmulKey { rows: 1, weights: "bf16".into(), compute: Compute::F32, k: 2048, n: 2048, ways: 1 };
+        let here = Fetch { streams: 4, l2: 0, l1: 2048, near_streams: 0, ..HEURISTIC.fetch };
+        let variants = of(&key, HEURISTIC, here);
+        assert_eq!(variants[0], HEURISTIC);
+        let read = variants[1..].iter().map(|tile| (tile.fetch.streams, tile.fetch.l2, tile.fetch.l1));
+        assert_eq!(read.collect::<Vec<_>>(), [(1, 1024, 0), (2, 0, 2048), (4, 0, 4096)]);
+        // Blocks of many rows are read as before.
+        let many = of(&MatmulKey { rows: 64, ..key }, HEURISTIC, here);
+        assert!(many.len() > 2 && many.iter().all(|tile| tile.fetch == HEURISTIC.fetch), "{many:?}");
+    }
+
     /// What is tried makes a difference: a single block of rows by tiles has no blocks.
     #[test]
     fn a_single_block_of_rows_by_tiles() {
         for (weights, compute) in [("bf16", Compute::Bf16Tiles), ("int4g128", Compute::Int8Tiles)] {
             let of_rows = |rows| {
                 let key = MatmulKey { rows, weights: weights.into(), compute, k: 2048, n: 2048, ways: 1 };
-                of(&key, HEURISTIC)
+                of(&key, HEURISTIC, HEURISTIC.fetch)
             };
             let fewer = MatmulTile { mr: 2, block_mr: 2, ..HEURISTIC };
             for rows in [8, 32] {

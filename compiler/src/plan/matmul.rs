@@ -48,7 +48,7 @@ impl Plan<'_> {
         frame.homes.insert(chain.end, home);
         done.extend(chain.inner);
         let group_nests = if panels.groups > 1 { self.group_nests(frame, chain.end, row_dim, &panels, done)? } else { vec![] };
-        let (tile, fetch_on) = super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute);
+        let (tile, fetch_by_cpu) = super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute);
         let matmul = Matmul {
             rows: self.extent(frame, row_dim)?,
             a: left.rows.operand,
@@ -59,7 +59,7 @@ impl Plan<'_> {
             panels,
             compute,
             tile,
-            fetch_on,
+            fetch_by_cpu,
             row: epilogue.row,
             col: epilogue.col,
             operands: epilogue.operands,

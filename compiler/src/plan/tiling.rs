@@ -47,19 +47,29 @@ const LINE: u64 = 64;
 const TAKE_APART: u32 = 3;
 
 /// Tile of a matmul with at most `rows` rows, and how it reads weights on some of the CPUs that code for a level runs on: as `--tuning`
-/// says, on all CPUs, else by the heuristic.
+/// says, else by the heuristic.
 pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
     let key = MatmulKey::new(rows, panels, dtype, compute);
-    if let Some(tile) = cx.tuning.and_then(|t| t.matmul(&key)) {
-        return (tile, vec![]);
-    }
-    tile_and_fetches(cx.isa, rows, panels, dtype, compute)
+    let tuned = cx.tuning.and_then(|t| t.matmul(&key));
+    choose(tuned, cx.isa, rows, panels, dtype, compute)
 }
 
-fn tile_and_fetches(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
-    let tile = heuristic(isa, rows, panels, dtype, compute);
-    let on = isa.streams_on.iter().map(|(kind, streams)| (*kind, fetch(isa, *streams, rows, panels, dtype, compute)));
-    (tile, on.filter(|(_, fetch)| *fetch != tile.fetch).collect())
+/// The same of a tile that was tuned, or not. Another way of reading than the heuristic's was measured, and holds on all CPUs.
+fn choose(
+    tuned: Option<MatmulTile>,
+    isa: &Isa,
+    rows: u64,
+    panels: &Panels,
+    dtype: DType,
+    compute: Compute,
+) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
+    let heuristic = heuristic(isa, rows, panels, dtype, compute);
+    let tile = tuned.unwrap_or(heuristic);
+    if tile.fetch != heuristic.fetch {
+        return (tile, vec![]);
+    }
+    let by_cpu = isa.streams_by_cpu.iter().map(|(kind, streams)| (*kind, fetch(isa, *streams, rows, panels, dtype, compute)));
+    (tile, by_cpu.filter(|(_, fetch)| *fetch != tile.fetch).collect())
 }
 
 fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
@@ -211,7 +221,11 @@ mod tests {
         let on = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
-            let (_, on) = tile_and_fetches(&isa, rows, &panels, DType::Bf16, Compute::F32);
+            let choose = |tuned| choose(tuned, &isa, rows, &panels, DType::Bf16, Compute::F32);
+            let (tile, on) = choose(None);
+            // A tile that reads as the heuristic says leaves it to the CPU, another one does not.
+            assert_eq!(choose(Some(MatmulTile { n_block: 1, ..tile })).1, on);
+            assert_eq!(choose(Some(MatmulTile { fetch: Fetch { l2: 512, ..tile.fetch }, ..tile })).1, []);
             on.iter().map(|(kind, f)| (*kind, f.streams, f.l2, f.l1, f.past_l2)).collect::<Vec<_>>()
         };
         let int4 = Coding::Int4 { group: 32, zeros: false };

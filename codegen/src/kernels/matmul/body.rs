@@ -118,7 +118,7 @@ impl<'c> Body<'_, '_, '_, 'c> {
         generator.dispatch(fb, rows, &self.functions.stream, |functions| {
             let [first, last] = self.panels_of([begin, end]);
             let span = Span { a: generator.row_of(fb, self.at.a, row), w: self.at.w, row, rows, first, last };
-            self.call.on_cpu(&functions.other, &functions.on, &|function| {
+            self.call.dispatch_by_cpu(&functions.other, &functions.by_cpu, &|function| {
                 (self.at.caller, span).call(fb, function);
                 vec![]
             });

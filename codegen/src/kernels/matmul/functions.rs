@@ -10,7 +10,7 @@ use rcompile_runtime::abi::CpuKind;
 /// Functions of a kernel.
 pub(super) struct Functions<F> {
     /// For all k of a panel at once: [`Way::Few`], [`Way::FewBlocks`].
-    pub stream: Instances<OnCpu<F>>,
+    pub stream: Instances<PerCpu<F>>,
     /// For a single block of rows, of one tile of rows, and of two, or only of one of these: [`Way::Alone`].
     pub alone: Vec<F>,
     /// For blocks of rows: [`Way::Passes`].
@@ -30,12 +30,12 @@ pub(super) enum BlockFunctions<F> {
     Tiles(Several<F>),
 }
 
-/// A function, and those in its place on some CPUs.
-pub(super) struct OnCpu<F> {
+/// A function, and others in its place on some CPUs.
+pub(super) struct PerCpu<F> {
     /// On all others.
     pub other: F,
     /// On these.
-    pub on: Vec<(CpuKind, F)>,
+    pub by_cpu: Vec<(CpuKind, F)>,
 }
 
 /// A function for each number of rows of a register tile that there is.
@@ -70,9 +70,9 @@ impl<F> Functions<F> {
         let stream = Instances::new(&counts.stream, |m| {
             let reading = |fetch: Fetch| fetch.reading(m, streams);
             let other = reading(kernel.tile.fetch);
-            let differ = kernel.fetch_on.iter().map(|(kind, fetch)| (*kind, reading(*fetch))).filter(|(_, reading)| *reading != other);
+            let differ = kernel.fetch_by_cpu.iter().map(|(kind, fetch)| (*kind, reading(*fetch))).filter(|(_, reading)| *reading != other);
             let mut function = |reading| function(RowWork::Stream { m, reading });
-            OnCpu { other: function(other), on: differ.map(|(kind, reading)| (kind, function(reading))).collect() }
+            PerCpu { other: function(other), by_cpu: differ.map(|(kind, reading)| (kind, function(reading))).collect() }
         });
         let has_passes = schedule.ways.iter().any(|(_, way)| *way == Way::Passes);
         let blocked = blocks.as_ref().filter(|_| has_passes).map(|blocks| {

@@ -67,7 +67,7 @@ impl<'a> Schedule<'a> {
         if problems.is_empty() { Ok(()) } else { Err(Error::Program(problems)) }
     }
 
-    /// Panels that a single row walks side by side.
+    /// Panels that a single row walks side by side, on most CPUs.
     pub(super) fn side_by_side(&self) -> u32 {
         let panels = &self.kernel.panels;
         let streams = self.kernel.tile.fetch.reading(1, panels.panels() * panels.ways).streams;
