@@ -42,6 +42,8 @@ use tokenizer::Tokenizer;
 use weights::WeightIndex;
 
 const CONFIG: &str = "config.json";
+/// Says what an adapter beside a model's weights is for.
+const ADAPTER: &str = "adapter_config.json";
 /// What a template may take for a conversation of a few words: several times what those of known models do, at most 10 thousand steps.
 const PROBE_FUEL: u64 = 50_000;
 /// Memory that rendering a template may take there, its stack (a third of it) included.
@@ -149,7 +151,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     let config = ConfigReader::new(CONFIG, &map).with_ctx_size(options.ctx_size);
     refuse_unsupported(&config)?;
     let scheme = quantised::read_scheme(&config)?;
-    let pooled = dir.open_if_present("modules.json")?.is_some();
+    let pooled = dir.open_if_present(pooling::MODULES)?.is_some();
     let entry = arch::find(&config, pooled)?;
     config.refuse_if_true("is_encoder_decoder")?;
     config::check_dtype(&config)?;
@@ -165,10 +167,19 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     let generation = generation::read_generation(&dir, &config, (entry.task, facts.vocab_size), &mut warnings)?;
     let pooling = match entry.task {
         Task::Embed => pooling::read_pooling(&dir, facts.hidden_size)?,
+        // It would be compiled, and say something of texts that it was not made for.
+        Task::Generate if pooled => {
+            let (what, expected) = ("makes a sentence encoder of a class that only generates text here", arch::encoders());
+            let e = Error::new(Kind::Unsupported, pooling::MODULES, "file", what, expected, entry.class_names.join(" or "));
+            return Err(e.help("without this file the model is compiled to generate text"));
+        }
         Task::Generate => None,
     };
 
     let mut weights = WeightIndex::open(&dir, &mut warnings)?;
+    if dir.open_if_present(ADAPTER)?.is_some() {
+        warnings.push(Warning::new(ADAPTER, "file", "is of an adapter, which is not applied: merge it into its model and save that"));
+    }
     weights.canonicalise(entry.naming)?;
     weights.name_tied(facts);
     if let Some(scheme) = scheme {
@@ -188,6 +199,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
         }
         None => None,
     };
+    if let (Some(pooling), Some(tokenizer)) = (&pooling, &tokenizer) {
+        pooling::check_case(pooling, &tokenizer.facts)?;
+    }
     if tokenizer.is_none() && options.tokenizer == TokenizerUse::Required {
         let place = format!("a file in {}", path.display());
         return Err(Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file"));

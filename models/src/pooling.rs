@@ -10,9 +10,12 @@ use crate::dir::{self, ModelDir};
 use crate::error::{Error, Kind};
 use crate::generation::SETTINGS_BYTES_MAX;
 use crate::json;
+use crate::tokenizer::{self, TokenizerFacts};
 
-const MODULES: &str = "modules.json";
+/// The file that says which steps a sentence encoder has.
+pub const MODULES: &str = "modules.json";
 const PROMPTS: &str = "config_sentence_transformers.json";
+const TEXTS: &str = "sentence_bert_config.json";
 
 /// How the vectors of a text's tokens become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +39,8 @@ pub struct Pooling {
     pub normalize: bool,
     /// Tokens of a text that are used, special ones included; longer texts are cut.
     pub max_tokens: Option<usize>,
+    /// Texts are to be in lower case: the tokenizer must make them so.
+    pub lowercase: bool,
 }
 
 /// Reads `modules.json` and what it names; `None` where the model is no sentence encoder.
@@ -72,15 +77,23 @@ pub fn read_pooling(dir: &ModelDir, hidden_size: usize) -> Result<Option<Pooling
     let Some(mode) = mode else {
         return malformed("type", "has no pooling", "a module sentence_transformers.models.Pooling", "none".to_string());
     };
-    let file = "sentence_bert_config.json";
-    let settings = dir.read_if_present(file, SETTINGS_BYTES_MAX)?;
-    let map = settings.map(|bytes| json::parse_object(file, &bytes)).transpose()?.unwrap_or_default();
-    let reader = ConfigReader::new(file, &map);
-    // The tokenizer that is carried along lowers the case itself where the model wants it.
-    reader.refuse_if_true("do_lower_case")?;
+    let settings = dir.read_if_present(TEXTS, SETTINGS_BYTES_MAX)?;
+    let map = settings.map(|bytes| json::parse_object(TEXTS, &bytes)).transpose()?.unwrap_or_default();
+    let reader = ConfigReader::new(TEXTS, &map);
+    let lowercase = reader.bool_or("do_lower_case", false)?;
     let max_tokens = reader.usize_opt("max_seq_length", 1..=SIZE_MAX)?;
     refuse_default_prompt(dir)?;
-    Ok(Some(Pooling { mode, normalize, max_tokens }))
+    Ok(Some(Pooling { mode, normalize, max_tokens, lowercase }))
+}
+
+/// Refuses a tokenizer that leaves the case of texts which are to be in lower case. (The reference lowers it before the tokenizer does, by
+/// whole words: a sigma at a word's end is another letter then.)
+pub fn check_case(pooling: &Pooling, tokenizer: &TokenizerFacts) -> Result<(), Error> {
+    if !pooling.lowercase || tokenizer.lowercases {
+        return Ok(());
+    }
+    let (place, expected) = ("do_lower_case", format!("false, or a normalizer of {} that lowers the case", tokenizer::FILE));
+    Err(Error::new(Kind::Unsupported, TEXTS, place, "is not supported", expected, true))
 }
 
 /// A text that is put in front of every other one changes all vectors: a model that asks for it is not compiled without it.
@@ -170,13 +183,31 @@ mod tests {
         read_pooling(&dir, 8)
     }
 
+    /// Texts in lower case are the tokenizer's business, which must know of it.
+    #[test]
+    fn texts_in_lower_case() {
+        let modules = json!([
+            {"type": "sentence_transformers.models.Transformer", "path": ""},
+            {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        ]);
+        for (wanted, lowercases, exit) in [(true, true, None), (true, false, Some(6)), (false, false, None), (false, true, None)] {
+            let mode = json!({"pooling_mode_cls_token": true});
+            let texts = json!({"max_seq_length": 512, "do_lower_case": wanted});
+            let (_temp, dir) = dir_with(&[(MODULES, modules.clone()), ("1_Pooling/config.json", mode), (TEXTS, texts)]);
+            let pooling = read_pooling(&dir, 8).unwrap().unwrap();
+            assert_eq!((pooling.lowercase, pooling.max_tokens), (wanted, Some(512)));
+            let checked = check_case(&pooling, &TokenizerFacts { lowercases, ..TokenizerFacts::default() });
+            assert_eq!(checked.err().map(|e| e.exit_code()), exit, "{wanted} {lowercases}");
+        }
+    }
+
     #[test]
     fn pooling_modules() {
         let module = |kind: &str, path: &str| json!({"type": format!("sentence_transformers.models.{kind}"), "path": path});
         let (transformer, pool) = (module("Transformer", ""), module("Pooling", "1_Pooling"));
         let mean = json!({"word_embedding_dimension": 8, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
         let full = json!([transformer, pool, module("Normalize", "2_Normalize")]);
-        let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: None };
+        let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: None, lowercase: false };
         assert_eq!(pooling(full.clone(), mean.clone()).unwrap(), Some(expected));
         for (modules, mode, exit) in [
             (json!([transformer, pool, module("Dense", "2_Dense")]), mean.clone(), 6),

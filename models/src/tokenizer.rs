@@ -15,7 +15,7 @@ mod vocabulary;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::components::{check_lengths, check_stages};
 use self::patterns::probe_texts;
@@ -59,6 +59,8 @@ pub struct TokenizerFacts {
     pub special_tokens: BTreeMap<String, String>,
     /// `model_max_length` where it is a sensible number.
     pub model_max_length: Option<usize>,
+    /// The normalizer makes texts lower case.
+    pub lowercases: bool,
 }
 
 /// Reads and checks the tokenizer; `rows` is the number of token embeddings. `None` where the directory has none.
@@ -72,17 +74,13 @@ pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<
     }
     let added: Vec<(String, u32)> = vocabulary.added.iter().map(|(text, id)| (text.to_string(), *id)).collect();
     let (model, size) = (vocabulary.model.to_string(), vocabulary.size);
+    let lowercases = root.get("normalizer").is_some_and(lowers_case);
     drop(vocabulary);
     // Two parsed copies at once would double the memory.
     drop(root);
-    let mut facts = TokenizerFacts { model, size, ..TokenizerFacts::default() };
+    let mut facts = TokenizerFacts { model, size, lowercases, ..TokenizerFacts::default() };
     let around = read_settings(dir, &mut facts)?;
-    let loaded = guard::catch(|| tokenizers::Tokenizer::from_bytes(&json));
-    let mut tokenizer = match loaded {
-        Ok(Ok(tokenizer)) => tokenizer,
-        Ok(Err(e)) => return Err(crate_refuses(&e.to_string())),
-        Err(panic) => return Err(crate_refuses(&panic)),
-    };
+    let mut tokenizer = load(&json)?;
     for (text, id) in &added {
         if tokenizer.token_to_id(text) != Some(*id) {
             let found = tokenizer.token_to_id(text).map_or("none".to_string(), |id| id.to_string());
@@ -91,17 +89,60 @@ pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<
     }
     let ids_of_empty_text = probe(&mut tokenizer, size, budget)?;
     let id_of = |token: &str| facts.special_tokens.get(token).and_then(|text| tokenizer.token_to_id(text));
-    for &(key, token, wanted) in &around {
-        let Some(id) = id_of(token) else { continue };
+    let is_other = |&&Switch { token, wanted, .. }: &&Switch| {
+        let Some(id) = id_of(token) else { return false };
         // One token may be both: then it is there as often as one is wanted.
-        let expected = around.iter().filter(|(_, token, wanted)| *wanted && id_of(token) == Some(id)).count();
+        let expected = around.switches.iter().filter(|other| other.wanted && id_of(other.token) == Some(id)).count();
         let found = ids_of_empty_text.iter().filter(|other| **other == id).count();
-        if if wanted { found < expected } else { found > expected } {
-            let does = if wanted { "puts none around a text" } else { "puts one around every text" };
-            warnings.push(Warning::new(CONFIG, key, format!("is {wanted}, but {FILE} {does}, which is what counts")));
-        }
+        if wanted { found < expected } else { found > expected }
+    };
+    let others: Vec<&Switch> = around.switches.iter().filter(is_other).collect();
+    if around.counts && !others.is_empty() {
+        let wanted = around.switches.iter().filter(|switch| switch.wanted).map(|switch| switch.token);
+        let wanted: Vec<_> = wanted.filter_map(|token| Some((token, facts.special_tokens.get(token)?, id_of(token)?))).collect();
+        // One at a time, as above.
+        drop(tokenizer);
+        let json = with_special_tokens(&json, &wanted)?;
+        probe(&mut load(&json)?, size, budget)?;
+        return Ok(Some(Tokenizer { json, facts }));
+    }
+    for &Switch { key, wanted, .. } in others {
+        let does = if wanted { "puts none around a text" } else { "puts one around every text" };
+        warnings.push(Warning::new(CONFIG, key, format!("is {wanted}, but {FILE} {does}, which is what counts")));
     }
     Ok(Some(Tokenizer { json, facts }))
+}
+
+fn load(json: &[u8]) -> Result<tokenizers::Tokenizer, Error> {
+    match guard::catch(|| tokenizers::Tokenizer::from_bytes(json)) {
+        Ok(Ok(tokenizer)) => Ok(tokenizer),
+        Ok(Err(e)) => Err(crate_refuses(&e.to_string())),
+        Err(panic) => Err(crate_refuses(&panic)),
+    }
+}
+
+/// The file with a template of texts that has these of the special tokens, each with its name, text and id, and no others.
+fn with_special_tokens(json: &[u8], wanted: &[(&str, &String, u32)]) -> Result<Vec<u8>, Error> {
+    let mut root = json::parse_object(FILE, json)?;
+    let part = |name: &str| json!({"SpecialToken": {"id": name, "type_id": 0}});
+    let special = |of: &str| wanted.iter().filter(move |(token, ..)| *token == of).map(|(_, text, _)| part(text)).collect::<Vec<_>>();
+    let text = |id: &str| [special("bos_token"), vec![json!({"Sequence": {"id": id, "type_id": 0}})], special("eos_token")].concat();
+    let pair = [text("A"), text("B")].concat();
+    let token = |text: &str, id: u32| (text.to_string(), json!({"id": text, "ids": [id], "tokens": [text]}));
+    let tokens: Map<String, Value> = wanted.iter().map(|(_, text, id)| token(text, *id)).collect();
+    let template = json!({"type": "TemplateProcessing", "single": text("A"), "pair": pair, "special_tokens": tokens});
+    root.insert("post_processor".into(), template);
+    serde_json::to_vec(&root).map_err(|e| crate_refuses(&e.to_string()))
+}
+
+/// Does a normalizer make texts lower case?
+fn lowers_case(normalizer: &Value) -> bool {
+    match normalizer.get("type").and_then(Value::as_str) {
+        Some("Lowercase") => true,
+        Some("BertNormalizer") => normalizer.get("lowercase").and_then(Value::as_bool) == Some(true),
+        Some("Sequence") => normalizer.get("normalizers").and_then(Value::as_array).is_some_and(|all| all.iter().any(lowers_case)),
+        _ => false,
+    }
 }
 
 fn crate_refuses(why: &str) -> Error {
@@ -175,11 +216,26 @@ fn crate_panics(doing: &str, panic: &str) -> Error {
 }
 
 /// A switch of `tokenizer_config.json`, the special token that it means, and whether that is put around a text.
-type Around = (&'static str, &'static str, bool);
+struct Switch {
+    key: &'static str,
+    token: &'static str,
+    wanted: bool,
+}
+
+/// What `tokenizer_config.json` says of tokens around a text.
+#[derive(Default)]
+struct Around {
+    switches: Vec<Switch>,
+    /// The reference's class puts them there by its switches, whatever `tokenizer.json` does.
+    counts: bool,
+}
+
+/// Classes of the reference that make the template of texts from switches of theirs (`update_post_processor`).
+const TEMPLATE_BY_SWITCHES: [&str; 2] = ["LlamaTokenizer", "LlamaTokenizerFast"];
 
 /// Special tokens and switches of `tokenizer_config.json` and, for what it lacks, `special_tokens_map.json`.
-fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<Vec<Around>, Error> {
-    let mut around = Vec::new();
+fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<Around, Error> {
+    let mut around = Around::default();
     for file in [CONFIG, MAP] {
         let Some(bytes) = dir.read_if_present(file, SETTINGS_BYTES_MAX)? else { continue };
         let map = json::parse_object(file, &bytes)?;
@@ -199,8 +255,14 @@ fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<Vec<Aroun
         }
         if file == CONFIG {
             let flag = |key: &str| map.get(key).and_then(Value::as_bool);
-            let switches = [("add_bos_token", "bos_token"), ("add_eos_token", "eos_token")];
-            around.extend(switches.into_iter().filter_map(|(key, token)| Some((key, token, flag(key)?))));
+            let switches = [("add_bos_token", "bos_token", true), ("add_eos_token", "eos_token", false)];
+            let class = map.get("tokenizer_class").and_then(Value::as_str);
+            around.counts =
+                class.is_some_and(|class| TEMPLATE_BY_SWITCHES.contains(&class)) && switches.iter().any(|s| flag(s.0).is_some());
+            // Its class has a default for the one that is not there.
+            let wanted = |key, default| flag(key).or(around.counts.then_some(default));
+            let given = switches.into_iter().filter_map(|(key, token, default)| Some(Switch { key, token, wanted: wanted(key, default)? }));
+            around.switches = given.collect();
             // Where nobody knows, the library writes 1e30.
             let length = map.get("model_max_length").and_then(Value::as_u64);
             facts.model_max_length = length.filter(|n| *n <= LENGTH_MAX).map(|n| n as usize);
@@ -240,6 +302,60 @@ pub fn read_chat_template(dir: &ModelDir) -> Result<Option<(String, String)>, Er
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Tokens around a text are what the reference's class makes of its switches, or what the file does.
+    #[test]
+    fn tokens_around_a_text() {
+        let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
+        let template = json!({
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, sequence("A")],
+            "pair": [sequence("A"), sequence("B")],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
+        });
+        let off = json!({"special": true, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false});
+        let added = |id: u32, text: &str| {
+            let mut token = off.clone();
+            (token["id"], token["content"]) = (json!(id), json!(text));
+            token
+        };
+        let encode = |post_processor: &Value, mut config: Value| {
+            let file = json!({
+                "model": {"type": "WordLevel", "vocab": {"a": 0, "<s>": 1, "</s>": 2}, "unk_token": "a"},
+                "added_tokens": [added(1, "<s>"), added(2, "</s>")], "post_processor": post_processor,
+            });
+            config["bos_token"] = json!("<s>");
+            config["eos_token"] = json!({"content": "</s>"});
+            let (_temp, dir) = crate::generation::tests::dir_with(&[(FILE, file), (CONFIG, config)]);
+            let mut warnings = vec![];
+            let read = read(&dir, 3, &mut warnings).unwrap().unwrap();
+            let tokenizer = load(&read.json).unwrap();
+            (tokenizer.encode("a", true).unwrap().get_ids().to_vec(), warnings.len())
+        };
+        let llama = "LlamaTokenizerFast";
+        for (file, config, ids, warned) in [
+            (&Value::Null, json!({"tokenizer_class": llama, "add_bos_token": true}), vec![1, 0], 0),
+            (&Value::Null, json!({"tokenizer_class": llama, "add_eos_token": true}), vec![1, 0, 2], 0),
+            (&template, json!({"tokenizer_class": llama, "add_bos_token": false}), vec![0], 0),
+            (&template, json!({"tokenizer_class": llama, "add_bos_token": true, "add_eos_token": true}), vec![1, 0, 2], 0),
+            (&template, json!({"tokenizer_class": llama, "add_bos_token": true, "add_eos_token": false}), vec![1, 0], 0),
+            (&Value::Null, json!({"tokenizer_class": llama}), vec![0], 0),
+            (&Value::Null, json!({"tokenizer_class": "GPT2Tokenizer", "add_bos_token": true}), vec![0], 1),
+            (&template, json!({"add_bos_token": false}), vec![1, 0], 1),
+        ] {
+            assert_eq!(encode(file, config.clone()), (ids, warned), "{config}");
+        }
+    }
+
+    #[test]
+    fn normalizers_that_lower_the_case() {
+        let bert = |lowercase| serde_json::json!({"type": "BertNormalizer", "lowercase": lowercase});
+        let sequence = |of: &[Value]| serde_json::json!({"type": "Sequence", "normalizers": of});
+        let (lower, nfd) = (serde_json::json!({"type": "Lowercase"}), serde_json::json!({"type": "NFD"}));
+        let normalizers =
+            [bert(true), lower.clone(), sequence(&[nfd.clone(), lower]), bert(false), sequence(&[nfd, bert(false)]), Value::Null];
+        assert_eq!(normalizers.each_ref().map(lowers_case), [true, true, true, false, false, false]);
+    }
 
     #[test]
     fn patterns_texts_and_ids_share_their_time() {

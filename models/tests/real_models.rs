@@ -77,12 +77,13 @@ fn minilm() {
     let model = open(&folder, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(model.warnings, []);
     assert_eq!(model.arch.task, Task::Embed);
-    let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: Some(256) };
+    let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: Some(256), lowercase: false };
     assert_eq!(model.pooling, Some(expected));
     // The ids of positions that it stores are no parameters.
     let stored: u64 = model.weights.iter().map(|t| t.elements()).sum();
     assert_eq!((model.weights.parameters(), stored), (22_713_216, 22_713_728));
-    assert_eq!(model.tokenizer.unwrap().facts.special_tokens["cls_token"], "[CLS]");
+    let facts = model.tokenizer.unwrap().facts;
+    assert!(facts.special_tokens["cls_token"] == "[CLS]" && facts.lowercases);
 }
 
 #[test]

@@ -49,6 +49,9 @@ pub const ACCEPTED: &[Accepted] = &[
         // More elements than all weights have, whose type counts alone.
         t.edit_weights(|w| w.push(ToyTensor::zeros(name, "F32", 4, &[1 << 17])));
     }),
+    ("adapter_beside_the_model", "is of an adapter, which is not applied", |t| {
+        t.json("adapter_config.json", &json!({"peft_type": "LORA"}));
+    }),
     ("auto_map_poison_py", "auto_map", |t| {
         t.config("auto_map", json!({"AutoModel": "modeling_x.Model"}));
         // Reading it would block forever.

@@ -104,6 +104,9 @@ pub const CONFIG: &[Case] = &[
     }),
     ("moe", 6, &["num_local_experts"], |t| t.config("num_local_experts", json!(8))),
     ("special_id_ge_vocab", 5, &["eos_token_id", "64"], |t| t.config("eos_token_id", json!(VOCAB))),
+    ("sentence_encoder_that_generates", 6, &["modules.json", "sentence encoder", "BertModel", "LlamaForCausalLM"], |t| {
+        t.json("modules.json", &json!([{"type": "sentence_transformers.models.Transformer", "path": ""}]));
+    }),
     ("special_id_in_generation_config", 5, &["generation_config.json", "eos_token_id", "64"], |t| {
         t.json("generation_config.json", &json!({"eos_token_id": [1, VOCAB]}));
     }),

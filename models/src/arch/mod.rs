@@ -170,6 +170,12 @@ pub fn supported() -> String {
     format!("one of {}", names.join(", "))
 }
 
+/// The class names of encoders, for messages.
+pub fn encoders() -> String {
+    let names: Vec<&str> = REGISTRY.iter().filter(|e| e.task == Task::Embed).flat_map(|e| e.class_names).copied().collect();
+    format!("one of {}", names.join(", "))
+}
+
 /// Buffers that older library versions stored beside the weights; they are computed, never read.
 pub(crate) fn is_known_buffer(name: &str) -> bool {
     [".position_ids", ".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"].iter().any(|s| name.ends_with(s))
