@@ -122,12 +122,13 @@ impl Model {
         inputs
     }
 
-    /// Most tokens of a text that an encoder embeds, as the model's files say (sentence-transformers' settings, else the tokenizer's); special
-    /// tokens count.
+    /// Most tokens of a text that an encoder embeds, as the model's files say (sentence-transformers' settings, else the tokenizer's, and of a
+    /// sentence encoder no more than it has positions); special tokens count.
     pub fn text_limit(&self) -> Option<usize> {
         let by_pooling = self.pooling.as_ref().and_then(|p| p.max_tokens);
         let by_tokenizer = self.tokenizer.as_ref().and_then(|t| t.facts.model_max_length);
-        by_pooling.or(by_tokenizer.filter(|_| self.arch.task == Task::Embed))
+        let by_positions = self.pooling.as_ref().map(|_| self.facts().max_positions);
+        by_pooling.or(by_tokenizer.filter(|_| self.arch.task == Task::Embed).into_iter().chain(by_positions).min())
     }
 
     /// Every file that was read, with its hash, by name. Reads the weights once more, in a stream; other threads may

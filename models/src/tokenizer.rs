@@ -223,7 +223,6 @@ struct Switch {
 }
 
 /// What `tokenizer_config.json` says of tokens around a text.
-#[derive(Default)]
 struct Around {
     switches: Vec<Switch>,
     /// The reference's class puts them there by its switches, whatever `tokenizer.json` does.
@@ -233,12 +232,19 @@ struct Around {
 /// Classes of the reference that make the template of texts from switches of theirs (`update_post_processor`).
 const TEMPLATE_BY_SWITCHES: [&str; 2] = ["LlamaTokenizer", "LlamaTokenizerFast"];
 
-/// Special tokens and switches of `tokenizer_config.json` and, for what it lacks, `special_tokens_map.json`.
+/// Special tokens and switches of `tokenizer_config.json` and `special_tokens_map.json`. Of special tokens the map counts first, unless the
+/// config has `added_tokens_decoder`, as files of newer libraries do: then it fills gaps.
 fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<Around, Error> {
-    let mut around = Around::default();
-    for file in [CONFIG, MAP] {
-        let Some(bytes) = dir.read_if_present(file, SETTINGS_BYTES_MAX)? else { continue };
-        let map = json::parse_object(file, &bytes)?;
+    let read = |file| -> Result<_, Error> {
+        let bytes = dir.read_if_present(file, SETTINGS_BYTES_MAX)?;
+        bytes.map(|bytes| json::parse_object(file, &bytes)).transpose().map(Option::unwrap_or_default)
+    };
+    let (config, map) = (read(CONFIG)?, read(MAP)?);
+    let mut files = [(MAP, &map), (CONFIG, &config)];
+    if config.contains_key("added_tokens_decoder") {
+        files.reverse();
+    }
+    for (file, map) in files {
         for name in ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"] {
             let text = match map.get(name) {
                 None | Some(Value::Null | Value::Bool(false)) => continue,
@@ -251,24 +257,23 @@ fn read_settings(dir: &ModelDir, facts: &mut TokenizerFacts) -> Result<Around, E
                     return Err(Error::new(Kind::Malformed, file, name, "has the wrong type", expected, json::show(other)));
                 }
             };
-            facts.special_tokens.entry(name.to_string()).or_insert_with(|| text.to_string());
-        }
-        if file == CONFIG {
-            let flag = |key: &str| map.get(key).and_then(Value::as_bool);
-            let switches = [("add_bos_token", "bos_token", true), ("add_eos_token", "eos_token", false)];
-            let class = map.get("tokenizer_class").and_then(Value::as_str);
-            around.counts =
-                class.is_some_and(|class| TEMPLATE_BY_SWITCHES.contains(&class)) && switches.iter().any(|s| flag(s.0).is_some());
-            // Its class has a default for the one that is not there.
-            let wanted = |key, default| flag(key).or(around.counts.then_some(default));
-            let given = switches.into_iter().filter_map(|(key, token, default)| Some(Switch { key, token, wanted: wanted(key, default)? }));
-            around.switches = given.collect();
-            // Where nobody knows, the library writes 1e30.
-            let length = map.get("model_max_length").and_then(Value::as_u64);
-            facts.model_max_length = length.filter(|n| *n <= LENGTH_MAX).map(|n| n as usize);
+            // (Some old files have empty texts where there is no such token.)
+            if !text.is_empty() {
+                facts.special_tokens.entry(name.to_string()).or_insert_with(|| text.to_string());
+            }
         }
     }
-    Ok(around)
+    let flag = |key: &str| config.get(key).and_then(Value::as_bool);
+    let switches = [("add_bos_token", "bos_token", true), ("add_eos_token", "eos_token", false)];
+    let class = config.get("tokenizer_class").and_then(Value::as_str);
+    let counts = class.is_some_and(|class| TEMPLATE_BY_SWITCHES.contains(&class)) && switches.iter().any(|s| flag(s.0).is_some());
+    // Its class has a default for the one that is not there.
+    let wanted = |key, default| flag(key).or(counts.then_some(default));
+    let switches = switches.into_iter().filter_map(|(key, token, default)| Some(Switch { key, token, wanted: wanted(key, default)? }));
+    // Where nobody knows, the library writes 1e30.
+    let length = config.get("model_max_length").and_then(Value::as_u64);
+    facts.model_max_length = length.filter(|n| *n <= LENGTH_MAX).map(|n| n as usize);
+    Ok(Around { switches: switches.collect(), counts })
 }
 
 /// The chat template's source: `chat_template.jinja`, or the field of `tokenizer_config.json`, with the file it is in.
@@ -345,6 +350,23 @@ mod tests {
         ] {
             assert_eq!(encode(file, config.clone()), (ids, warned), "{config}");
         }
+    }
+
+    /// Which file counts for special tokens depends on the library that wrote them.
+    #[test]
+    fn special_tokens_of_two_files() {
+        let of = |config: Value, map: Value| {
+            let (_temp, dir) = crate::generation::tests::dir_with(&[(CONFIG, config), (MAP, map)]);
+            let mut facts = TokenizerFacts::default();
+            read_settings(&dir, &mut facts).unwrap();
+            facts.special_tokens.into_iter().map(|(name, text)| format!("{name} {text}")).collect::<Vec<_>>()
+        };
+        let map = json!({"bos_token": {"content": "<s>"}, "pad_token": "<pad>"});
+        let old = json!({"bos_token": "", "eos_token": "</s>", "pad_token": "x"});
+        assert_eq!(of(old.clone(), map.clone()), ["bos_token <s>", "eos_token </s>", "pad_token <pad>"]);
+        let mut new = old;
+        new["added_tokens_decoder"] = json!({});
+        assert_eq!(of(new, map), ["bos_token <s>", "eos_token </s>", "pad_token x"]);
     }
 
     #[test]

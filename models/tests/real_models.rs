@@ -86,6 +86,36 @@ fn minilm() {
     assert!(facts.special_tokens["cls_token"] == "[CLS]" && facts.lowercases);
 }
 
+/// A sentence encoder as others are published: without a limit of texts, or with texts in lower case.
+#[test]
+fn texts_of_minilm() {
+    let Some(folder) = common::assets("models/all-MiniLM-L6-v2-fp16") else { return };
+    let with = |changes: &[(&str, &str, &str)]| {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::create_dir(copy.path().join("1_Pooling")).unwrap();
+        let files = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let files = files.filter(|name| folder.join(name).is_file()).chain(["1_Pooling/config.json".to_string()]);
+        for name in files {
+            let mut bytes = std::fs::read(folder.join(&name)).unwrap();
+            for (_, from, to) in changes.iter().filter(|(file, ..)| *file == name) {
+                let text = String::from_utf8(bytes).unwrap();
+                assert_eq!(text.matches(from).count(), 1, "{name}: {from}");
+                bytes = text.replace(from, to).into_bytes();
+            }
+            std::fs::write(copy.path().join(&name), bytes).unwrap();
+        }
+        open(copy.path(), &OpenOptions::default()).map(|model| model.text_limit()).map_err(|e| (e.exit_code(), e.place))
+    };
+    let texts = "sentence_bert_config.json";
+    assert_eq!(with(&[]), Ok(Some(256)));
+    assert_eq!(with(&[(texts, "256", "null")]), Ok(Some(512)));
+    assert_eq!(with(&[(texts, "256", "null"), ("tokenizer_config.json", "_length\": 512", "_length\": 128")]), Ok(Some(128)));
+    let lower = (texts, "\"do_lower_case\": false", "\"do_lower_case\": true");
+    assert_eq!(with(&[lower]), Ok(Some(256)));
+    let leaves = ("tokenizer.json", "\"lowercase\":true", "\"lowercase\":false");
+    assert_eq!(with(&[lower, leaves]), Err((6, "do_lower_case".to_string())));
+}
+
 #[test]
 fn bart_is_refused_by_name() {
     let Some(folder) = common::assets("models/bart-g2p-us") else { return };
