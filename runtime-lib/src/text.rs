@@ -4,12 +4,13 @@
 //! piece while ids arrive ([`Stream`]).
 //!
 //! Normaliser, pre-tokeniser (but for its regular expressions: `pieces`), post-processor, decoder and added tokens are those of the
-//! `tokenizers` crate. What makes `tokenizer.json` slow is its BPE model: hundreds of thousands of strings to parse and two large hash maps
-//! to fill. The compact form stores them ready for use, hash tables included, and `FlatBpe` searches them where they lie, in the
-//! executable's read-only pages. Other models (Unigram, WordPiece, WordLevel) stay JSON, because they are small.
+//! `tokenizers` crate. What makes `tokenizer.json` slow is its model: hundreds of thousands of strings to parse and large hash maps to fill.
+//! The compact form stores those of BPE and Unigram ready for use, hash tables included, and `FlatBpe` and `FlatUnigram` search them where
+//! they lie, in the executable's read-only pages. Other models (WordPiece, WordLevel) stay JSON, because they are small.
 
 mod compact;
 mod flat_bpe;
+mod flat_unigram;
 mod pieces;
 mod stream;
 #[cfg(test)]
@@ -18,8 +19,9 @@ mod tests;
 pub use self::compact::compact;
 pub use self::stream::Stream;
 
-use self::compact::{HEADER_BYTES, KIND_FLAT_BPE, MAGIC};
+use self::compact::{HEADER_BYTES, KIND_FLAT_BPE, KIND_FLAT_UNIGRAM, MAGIC};
 use self::flat_bpe::{BpeSettings, FlatBpe, Table};
+use self::flat_unigram::{FlatUnigram, UnigramSettings};
 use self::pieces::PreTokenizers;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -71,6 +73,7 @@ fn malformed(what: impl std::fmt::Display) -> TextError {
 /// The model of a loaded tokenizer.
 enum AnyModel<'a> {
     Flat(Box<FlatBpe<'a>>),
+    Unigram(Box<FlatUnigram<'a>>),
     Crate(Box<ModelWrapper>),
 }
 
@@ -80,6 +83,18 @@ impl Model for AnyModel<'_> {
     fn tokenize(&self, sequence: &str) -> tokenizers::Result<Vec<Token>> {
         let model = match self {
             Self::Flat(model) => model,
+            Self::Unigram(model) => {
+                let mut at = 0;
+                let mut begin = 0;
+                let tokens = model.tokens(sequence)?.into_iter().map(|(id, len)| {
+                    // Bytes of one character have its place.
+                    if len > 0 {
+                        (begin, at) = (at, at + len);
+                    }
+                    Token::new(id, model.piece(id).unwrap_or_default().to_owned(), (begin, at))
+                });
+                return Ok(tokens.collect());
+            }
             Self::Crate(model) => return model.tokenize(sequence),
         };
         if sequence.is_empty() {
@@ -107,6 +122,7 @@ impl Model for AnyModel<'_> {
     fn token_to_id(&self, token: &str) -> Option<u32> {
         match self {
             Self::Flat(model) => model.id(token),
+            Self::Unigram(model) => model.id(token),
             Self::Crate(model) => model.token_to_id(token),
         }
     }
@@ -114,6 +130,7 @@ impl Model for AnyModel<'_> {
     fn id_to_token(&self, id: u32) -> Option<String> {
         match self {
             Self::Flat(model) => model.token(id).map(str::to_owned),
+            Self::Unigram(model) => model.piece(id).map(str::to_owned),
             Self::Crate(model) => model.id_to_token(id),
         }
     }
@@ -121,6 +138,9 @@ impl Model for AnyModel<'_> {
     fn get_vocab(&self) -> HashMap<String, u32> {
         match self {
             Self::Flat(model) => (0..model.text_end.0.len() as u32 / 4).filter_map(|id| Some((model.token(id)?.to_owned(), id))).collect(),
+            Self::Unigram(model) => {
+                (0..model.text_end.0.len() as u32 / 4).filter_map(|id| Some((model.piece(id)?.to_owned(), id))).collect()
+            }
             Self::Crate(model) => model.get_vocab(),
         }
     }
@@ -128,6 +148,7 @@ impl Model for AnyModel<'_> {
     fn get_vocab_size(&self) -> usize {
         match self {
             Self::Flat(model) => model.token_count,
+            Self::Unigram(model) => model.text_end.0.len() / 4,
             Self::Crate(model) => model.get_vocab_size(),
         }
     }
@@ -185,6 +206,10 @@ impl<'a> Text<'a> {
             KIND_FLAT_BPE => {
                 let settings = BpeSettings::deserialize(&parts.model).map_err(|e| malformed(format!("model: {e}")))?;
                 AnyModel::Flat(Box::new(FlatBpe::load(tables, settings).ok_or_else(broken)?))
+            }
+            KIND_FLAT_UNIGRAM => {
+                let settings = UnigramSettings::deserialize(&parts.model).map_err(|e| malformed(format!("model: {e}")))?;
+                AnyModel::Unigram(Box::new(FlatUnigram::load(tables, settings).ok_or_else(broken)?))
             }
             _ => AnyModel::Crate(Box::new(serde_json::from_value(parts.model).map_err(|e| malformed(format!("model: {e}")))?)),
         };

@@ -3,27 +3,34 @@
 //! In: `tokenizer.json`. Out: the bytes that [`Text::load`] reads, after it was asked to:
 //!
 //! ```text
-//! magic[8]  kind: u8  truncate_left: u8  0: u16  json_len: u32  json   (kind 0: all of tokenizer.json; 1: all but vocab, merges)
+//! magic[8]  kind: u8  truncate_left: u8  0: u16  json_len: u32  json   (kind 0: all of tokenizer.json; 1, 2: all but vocab, merges)
 //! kind 1:   tokens, token_count, text_len, token_slots, merges, merge_slots: u32
 //!           text_end: u32[tokens]        end of each token's text, bit 31 set where no token has this id
 //!           token_slot: u32[token_slots] id + 1, open addressing by the token's text, 0 is free
 //!           merge: (left, right, new): u32[3][merges], in rank order
 //!           merge_slot: u32[merge_slots] rank + 1, open addressing by (left, right), 0 is free
 //!           text: u8[text_len]
+//! kind 2:   pieces, sorted, text_len: u32, worst: f64 (the lowest score)
+//!           score: f64[pieces]
+//!           text_end: u32[pieces]        end of each piece's text
+//!           sorted: u32[sorted]          ids in order of their texts, of one text the last
+//!           text: u8[text_len]
 //! ```
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::flat_bpe::{BpeSettings, HOLE, hash_pair, hash_text, slots_for};
+use super::flat_unigram::UnigramSettings;
 use super::{Text, TextError, malformed};
 
 pub(super) const MAGIC: [u8; 8] = *b"RCTOKEN\x01";
 pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const KIND_JSON: u8 = 0;
 pub(super) const KIND_FLAT_BPE: u8 = 1;
+pub(super) const KIND_FLAT_UNIGRAM: u8 = 2;
 /// Ids above this are refused, so that no file can ask for a huge table.
 const MAX_TOKEN_ID: u64 = 1 << 24;
 
@@ -40,7 +47,14 @@ pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
     let truncate_left = truncation.as_ref().is_some_and(|t| t["direction"] == "Left");
 
     let is_bpe = object.get("model").is_some_and(|model| model["type"] == "BPE" || (model["type"].is_null() && model["merges"].is_array()));
-    let flat = if is_bpe {
+    let is_unigram =
+        object.get("model").is_some_and(|model| model["type"] == "Unigram" || (model["type"].is_null() && model["vocab"].is_array()));
+    let flat = if is_unigram {
+        let model = object["model"].as_object_mut().ok_or_else(|| malformed("model: expected object"))?;
+        let vocab = model.remove("vocab").ok_or_else(|| malformed("model.vocab: missing"))?;
+        let settings = UnigramSettings::deserialize(&object["model"]).map_err(|e| malformed(format!("model: {e}")))?;
+        unigram_tables(&vocab, &settings)?
+    } else if is_bpe {
         let model = object["model"].as_object_mut().ok_or_else(|| malformed("model: expected object"))?;
         let vocab = model.remove("vocab").ok_or_else(|| malformed("model.vocab: missing"))?;
         let merges = model.remove("merges").ok_or_else(|| malformed("model.merges: missing"))?;
@@ -62,7 +76,11 @@ pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
     let json_len = u32::try_from(json.len()).map_err(|_| malformed("tokenizer.json is too large"))?;
     let mut out = Vec::with_capacity(HEADER_BYTES + json.len() + flat.len());
     out.extend_from_slice(&MAGIC);
-    out.push(if is_bpe { KIND_FLAT_BPE } else { KIND_JSON });
+    out.push(match (is_bpe, is_unigram) {
+        (true, _) => KIND_FLAT_BPE,
+        (_, true) => KIND_FLAT_UNIGRAM,
+        _ => KIND_JSON,
+    });
     out.push(truncate_left.into());
     out.extend_from_slice(&[0; 2]);
     out.extend_from_slice(&json_len.to_le_bytes());
@@ -213,6 +231,37 @@ fn flat_tables(vocab: &Value, merges: &Value, settings: &BpeSettings, added: &BT
     for text in by_id.iter().flatten() {
         out.extend_from_slice(text.as_bytes());
     }
+    Ok(out)
+}
+
+fn unigram_tables(vocab: &Value, settings: &UnigramSettings) -> Result<Vec<u8>, TextError> {
+    let vocab = Vec::<(String, f64)>::deserialize(vocab).map_err(|e| malformed(format!("model.vocab: {e}")))?;
+    if vocab.len() as u64 > MAX_TOKEN_ID {
+        return Err(malformed(format!("model.vocab: expected at most {MAX_TOKEN_ID} pieces, found {}", vocab.len())));
+    }
+    if let Some(id) = settings.unk_id.filter(|id| *id >= vocab.len()) {
+        return Err(malformed(format!("model.unk_id: expected an id below {}, found {id}", vocab.len())));
+    }
+    let text_len: usize = vocab.iter().map(|(text, _)| text.len()).sum();
+    if text_len >= HOLE as usize {
+        return Err(malformed("model.vocab: more than 2 GB of text"));
+    }
+    let mut by_text: BTreeMap<&str, u32> = BTreeMap::new();
+    by_text.extend(vocab.iter().map(|(text, _)| text.as_str()).zip(0u32..));
+    let worst = vocab.iter().map(|(_, score)| *score).fold(f64::INFINITY, f64::min);
+    let mut out = Vec::new();
+    for value in [vocab.len(), by_text.len(), text_len] {
+        out.extend_from_slice(&(value as u32).to_le_bytes());
+    }
+    out.extend_from_slice(&worst.to_le_bytes());
+    vocab.iter().for_each(|(_, score)| out.extend_from_slice(&score.to_le_bytes()));
+    let mut end = 0u32;
+    for (text, _) in &vocab {
+        end += text.len() as u32;
+        out.extend_from_slice(&end.to_le_bytes());
+    }
+    by_text.values().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+    vocab.iter().for_each(|(text, _)| out.extend_from_slice(text.as_bytes()));
     Ok(out)
 }
 

@@ -66,7 +66,7 @@ fn every_reference_tokenizer_gives_exact_ids_and_text() {
 }
 
 #[test]
-fn flat_bpe_equals_the_crate_on_random_text() {
+fn flat_models_equal_the_crate_on_random_text() {
     // Pieces that meet merges, byte fallback, unknown characters, added tokens and spaces in many orders.
     let pieces = [
         "the",
@@ -171,6 +171,69 @@ fn flat_bpe_equals_the_crate_on_small_models() {
     }
 }
 
+/// Ids and places of a text, as the crate has them, and its errors.
+fn assert_as_the_crate(json: &str, input: &str) {
+    let bytes = compact(json.as_bytes()).unwrap();
+    assert_eq!(bytes[8], KIND_FLAT_UNIGRAM);
+    let found = Text::load(&bytes).unwrap().inner.encode(input, true);
+    let mut judge = tokenizers::Tokenizer::from_bytes(json).unwrap();
+    judge.with_truncation(None).unwrap();
+    match (found, judge.encode(input, true)) {
+        (Ok(found), Ok(expected)) => {
+            assert_eq!((found.get_ids(), found.get_offsets()), (expected.get_ids(), expected.get_offsets()), "{json}: {input}")
+        }
+        (Err(_), Err(_)) => {}
+        (found, expected) => panic!("{json}: {input}: {found:?}, the crate {expected:?}"),
+    }
+}
+
+#[test]
+fn flat_unigram_equals_the_crate_on_small_models() {
+    let unigram = |settings: &str, vocab: &str| toy(&format!(r#"{{"type":"Unigram",{settings},"vocab":{vocab}}}"#), "");
+    let some = r#"[["<unk>",0],["a",-1.5],["b",-2],["ab",-3.5],["aba",-3],["é",-4.25]]"#;
+    let of_bytes = r#"[["<unk>",0],["a",-1],["<0xC3>",-5],["<0xA8>",-5],["<0xE6>",-6],["ab",-2]]"#;
+    for (json, input) in [
+        // Sums that are equal, runs of unknown characters, and one that has a text of its own.
+        (unigram(r#""unk_id":0"#, some), "ababaébxya日本b"),
+        (unigram(r#""unk_id":0,"byte_fallback":false"#, some), "<unk>x<unk>"),
+        (unigram(r#""unk_id":null"#, some), "abé"),
+        (unigram(r#""unk_id":null"#, some), "abx"),
+        (unigram(r#""unk_id":2"#, r#"[["xy",-20],["a",-1],["?",-3]]"#), "axyb?x"),
+        // The same text twice, an empty one, scores above 0.
+        (unigram(r#""unk_id":0"#, r#"[["<unk>",0],["a",-1],["aa",3],["",-1],["a",-9],["aa",-30]]"#), "aaaxa"),
+        (unigram(r#""unk_id":0,"byte_fallback":true"#, of_bytes), "aèbab日è"),
+        (unigram(r#""unk_id":0,"byte_fallback":true"#, of_bytes), "èèa"),
+        (unigram(r#""unk_id":0"#, some), ""),
+        // Without a name of its kind.
+        (toy(r#"{"unk_id":0,"vocab":[["<unk>",0],["a",-1.5]]}"#, ""), "aab"),
+    ] {
+        assert_as_the_crate(&json, input);
+    }
+    for (settings, vocab) in [(r#""unk_id":1"#, r#"[["a",0]]"#), (r#""unk_id":0"#, r#"[["a"]]"#), (r#""unk_id":0"#, r#"{"a":0}"#)] {
+        assert_eq!(compact(unigram(settings, vocab).as_bytes()).unwrap_err().exit_code(), 4, "{settings} {vocab}");
+    }
+}
+
+#[test]
+fn flat_unigram_equals_the_crate_on_random_models() {
+    let mut seed = 7u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let alphabet = ["a", "b", "c", "é", "日", "▁"];
+    for _ in 0..400 {
+        let mut text = |most: usize| (0..random(most)).map(|_| alphabet[random(alphabet.len())]).collect::<String>();
+        let mut vocab = vec![("<unk>".to_string(), 0.0)];
+        vocab.extend((0..40).map(|_| (text(5), 0.0)));
+        let inputs: Vec<String> = (0..4).map(|_| text(30)).collect();
+        // Few scores, so that many sums are equal.
+        vocab.iter_mut().skip(1).for_each(|(_, score)| *score = -0.5 * random(6) as f64);
+        let model = serde_json::json!({"type": "Unigram", "unk_id": 0, "byte_fallback": random(2) == 0, "vocab": vocab});
+        inputs.iter().for_each(|input| assert_as_the_crate(&toy(&model.to_string(), ""), input));
+    }
+}
+
 /// A vocabulary of words without one for those that it lacks.
 #[test]
 fn a_tokenizer_may_not_know_every_text() {
@@ -241,7 +304,13 @@ fn malformed_tokenizers_are_refused_by_name() {
 
 #[test]
 fn broken_compact_bytes_never_panic() {
-    let bytes = compact(toy(ABC, &added(5, "<s>")).as_bytes()).unwrap();
+    let unigram = r#"{"type":"Unigram","unk_id":0,"byte_fallback":true,"vocab":[["?",0],["a",-1],["bc",-2],["é",-3],["abc",-1]]}"#;
+    for model in [ABC, unigram] {
+        broken_bytes_never_panic(&compact(toy(model, &added(5, "<s>")).as_bytes()).unwrap());
+    }
+}
+
+fn broken_bytes_never_panic(bytes: &[u8]) {
     for len in 0..bytes.len() {
         assert!(Text::load(&bytes[..len]).is_err(), "{len}");
     }
@@ -250,10 +319,10 @@ fn broken_compact_bytes_never_panic() {
     // The crate itself panics on some malformed components: `compact` catches that, and the start check hashes these bytes.
     let json = HEADER_BYTES..HEADER_BYTES + Table(&bytes[12..]).get(0).unwrap() as usize;
     for at in (0..bytes.len()).filter(|at| !json.contains(at)) {
-        let mut flipped = bytes.clone();
+        let mut flipped = bytes.to_vec();
         flipped[at] ^= 0x55;
         if let Ok(text) = Text::load(&flipped) {
-            let _ = text.encode("abcabc", true);
+            let _ = text.encode("abcaébc", true);
             let _ = text.decode(&[0, 1, 2, 3, 4, 5], false);
         }
     }
