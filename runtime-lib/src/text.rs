@@ -4,25 +4,30 @@
 //! piece while ids arrive ([`Stream`]).
 //!
 //! Normaliser, pre-tokeniser (but for its regular expressions: `pieces`), post-processor, decoder and added tokens are those of the
-//! `tokenizers` crate. What makes `tokenizer.json` slow is its model: hundreds of thousands of strings to parse and large hash maps to fill.
-//! The compact form stores those of BPE and Unigram ready for use, hash tables included, and `FlatBpe` and `FlatUnigram` search them where
-//! they lie, in the executable's read-only pages. Other models (WordPiece, WordLevel) stay JSON, because they are small.
+//! `tokenizers` crate. What makes `tokenizer.json` slow is its model: hundreds of thousands of strings to parse and large hash maps to
+//! fill. The compact form stores those of BPE, Unigram and WordPiece ready for use, hash tables included, and `FlatBpe`, `FlatUnigram` and
+//! `FlatWordPiece` search them where they lie, in the executable's read-only pages. Only WordLevel stays JSON, which no supported model
+//! has.
 
 mod compact;
 mod flat_bpe;
 mod flat_unigram;
+mod flat_wordpiece;
 mod pieces;
 mod stream;
 #[cfg(test)]
 mod tests;
+mod vocabulary;
 
 pub use self::compact::compact;
 pub use self::stream::Stream;
 
-use self::compact::{HEADER_BYTES, KIND_FLAT_BPE, KIND_FLAT_UNIGRAM, MAGIC};
-use self::flat_bpe::{BpeSettings, FlatBpe, Table};
-use self::flat_unigram::{FlatUnigram, UnigramSettings};
+use self::compact::{HEADER_BYTES, KIND_FLAT_BPE, KIND_FLAT_UNIGRAM, KIND_FLAT_WORDPIECE, MAGIC};
+use self::flat_bpe::FlatBpe;
+use self::flat_unigram::FlatUnigram;
+use self::flat_wordpiece::FlatWordPiece;
 use self::pieces::PreTokenizers;
+use self::vocabulary::{Rest, Table, Vocabulary};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -72,83 +77,70 @@ fn malformed(what: impl std::fmt::Display) -> TextError {
 
 /// The model of a loaded tokenizer.
 enum AnyModel<'a> {
-    Flat(Box<FlatBpe<'a>>),
-    Unigram(Box<FlatUnigram<'a>>),
+    Bpe(FlatBpe<'a>),
+    Unigram(FlatUnigram<'a>),
+    WordPiece(FlatWordPiece<'a>),
     Crate(Box<ModelWrapper>),
+}
+
+impl AnyModel<'_> {
+    /// Tokens of `text` from their ids and lengths; those without a length have the place of the one before.
+    fn located(&self, tokens: Vec<(u32, usize)>) -> Vec<Token> {
+        let (mut begin, mut end) = (0, 0);
+        let located = tokens.into_iter().map(|(id, len)| {
+            if len > 0 {
+                (begin, end) = (end, end + len);
+            }
+            Token::new(id, self.id_to_token(id).unwrap_or_default(), (begin, end))
+        });
+        located.collect()
+    }
 }
 
 impl Model for AnyModel<'_> {
     type Trainer = BpeTrainer;
 
     fn tokenize(&self, sequence: &str) -> tokenizers::Result<Vec<Token>> {
-        let model = match self {
-            Self::Flat(model) => model,
-            Self::Unigram(model) => {
-                let mut at = 0;
-                let mut begin = 0;
-                let tokens = model.tokens(sequence)?.into_iter().map(|(id, len)| {
-                    // Bytes of one character have its place.
-                    if len > 0 {
-                        (begin, at) = (at, at + len);
-                    }
-                    Token::new(id, model.piece(id).unwrap_or_default().to_owned(), (begin, at))
-                });
-                return Ok(tokens.collect());
-            }
-            Self::Crate(model) => return model.tokenize(sequence),
-        };
-        if sequence.is_empty() {
-            return Ok(Vec::new());
+        match self {
+            Self::Bpe(model) => Ok(self.located(model.tokens(sequence)?)),
+            Self::Unigram(model) => Ok(self.located(model.tokens(sequence)?)),
+            Self::WordPiece(model) => Ok(self.located(model.tokens(sequence)?)),
+            Self::Crate(model) => model.tokenize(sequence),
         }
-        if model.settings.ignore_merges
-            && let Some(id) = model.id(sequence)
-        {
-            return Ok(vec![Token::new(id, sequence.to_owned(), (0, sequence.len()))]);
-        }
-        let mut symbols = model.symbols(sequence)?;
-        model.merge_all(&mut symbols);
-        let mut at = 0;
-        Ok(symbols
-            .iter()
-            .map(|s| {
-                let begin = at;
-                at += s.len;
-                let text = model.token(s.id).unwrap_or_default().to_owned();
-                Token::new(s.id, text, (begin, at))
-            })
-            .collect())
     }
 
     fn token_to_id(&self, token: &str) -> Option<u32> {
         match self {
-            Self::Flat(model) => model.id(token),
+            Self::Bpe(model) => model.vocabulary.id(token),
             Self::Unigram(model) => model.id(token),
+            Self::WordPiece(model) => model.vocabulary.id(token),
             Self::Crate(model) => model.token_to_id(token),
         }
     }
 
     fn id_to_token(&self, id: u32) -> Option<String> {
         match self {
-            Self::Flat(model) => model.token(id).map(str::to_owned),
+            Self::Bpe(model) => model.vocabulary.token(id).map(str::to_owned),
             Self::Unigram(model) => model.piece(id).map(str::to_owned),
+            Self::WordPiece(model) => model.vocabulary.token(id).map(str::to_owned),
             Self::Crate(model) => model.id_to_token(id),
         }
     }
 
     fn get_vocab(&self) -> HashMap<String, u32> {
         match self {
-            Self::Flat(model) => (0..model.text_end.0.len() as u32 / 4).filter_map(|id| Some((model.token(id)?.to_owned(), id))).collect(),
-            Self::Unigram(model) => {
-                (0..model.text_end.0.len() as u32 / 4).filter_map(|id| Some((model.piece(id)?.to_owned(), id))).collect()
-            }
+            Self::Bpe(model) => model.vocabulary.tokens().map(|(token, id)| (token.to_owned(), id)).collect(),
+            Self::Unigram(model) => (0..model.count() as u32).filter_map(|id| Some((model.piece(id)?.to_owned(), id))).collect(),
+            Self::WordPiece(model) => model.vocabulary.tokens().map(|(token, id)| (token.to_owned(), id)).collect(),
             Self::Crate(model) => model.get_vocab(),
         }
     }
 
     fn get_vocab_size(&self) -> usize {
         match self {
-            Self::Flat(model) => model.token_count,
-            Self::Unigram(model) => model.text_end.0.len() / 4,
+            Self::Bpe(model) => model.vocabulary.count,
+            Self::Unigram(model) => model.count(),
+            Self::WordPiece(model) => model.vocabulary.count,
             Self::Crate(model) => model.get_vocab_size(),
         }
     }
@@ -172,6 +164,11 @@ struct Parts {
     post_processor: Option<PostProcessorWrapper>,
     decoder: Option<DecoderWrapper>,
     model: Value,
+}
+
+/// A model's settings.
+fn settings<'m, S: Deserialize<'m>>(model: &'m Value) -> Result<S, TextError> {
+    S::deserialize(model).map_err(|e| malformed(format!("model: {e}")))
 }
 
 type Inner<'a> = TokenizerImpl<AnyModel<'a>, NormalizerWrapper, PreTokenizers, PostProcessorWrapper, DecoderWrapper>;
@@ -202,14 +199,13 @@ impl<'a> Text<'a> {
         let json_len = Table(&head[12..]).get(0).ok_or_else(broken)? as usize;
         let (json, tables) = bytes[HEADER_BYTES..].split_at_checked(json_len).ok_or_else(broken)?;
         let parts: Parts = serde_json::from_slice(json).map_err(malformed)?;
+        let mut tables = Rest(tables);
         let model = match head[8] {
-            KIND_FLAT_BPE => {
-                let settings = BpeSettings::deserialize(&parts.model).map_err(|e| malformed(format!("model: {e}")))?;
-                AnyModel::Flat(Box::new(FlatBpe::load(tables, settings).ok_or_else(broken)?))
-            }
-            KIND_FLAT_UNIGRAM => {
-                let settings = UnigramSettings::deserialize(&parts.model).map_err(|e| malformed(format!("model: {e}")))?;
-                AnyModel::Unigram(Box::new(FlatUnigram::load(tables, settings).ok_or_else(broken)?))
+            KIND_FLAT_BPE => AnyModel::Bpe(FlatBpe::load(&mut tables, settings(&parts.model)?).ok_or_else(broken)?),
+            KIND_FLAT_UNIGRAM => AnyModel::Unigram(FlatUnigram::load(&mut tables, settings(&parts.model)?).ok_or_else(broken)?),
+            KIND_FLAT_WORDPIECE => {
+                let vocabulary = Vocabulary::load(&mut tables).ok_or_else(broken)?;
+                AnyModel::WordPiece(FlatWordPiece { settings: settings(&parts.model)?, vocabulary })
             }
             _ => AnyModel::Crate(Box::new(serde_json::from_value(parts.model).map_err(|e| malformed(format!("model: {e}")))?)),
         };

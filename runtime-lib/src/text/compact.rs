@@ -3,14 +3,17 @@
 //! In: `tokenizer.json`. Out: the bytes that [`Text::load`] reads, after it was asked to:
 //!
 //! ```text
-//! magic[8]  kind: u8  truncate_left: u8  0: u16  json_len: u32  json   (kind 0: all of tokenizer.json; 1, 2: all but vocab, merges)
-//! kind 1:   tokens, token_count, text_len, token_slots, merges, merge_slots: u32
-//!           text_end: u32[tokens]        end of each token's text, bit 31 set where no token has this id
-//!           token_slot: u32[token_slots] id + 1, open addressing by the token's text, 0 is free
+//! magic[8]  kind: u8  truncate_left: u8  0: u16  json_len: u32  json   (kind 0: all of tokenizer.json; others: all but vocab, merges)
+//! vocabulary: ids, count, text_len, slots: u32
+//!           text_end: u32[ids]           end of each token's text, bit 31 set where no token has this id
+//!           slot: u32[slots]             id + 1, open addressing by the token's text, 0 is free
+//!           text: u8[text_len]
+//! kind 1 (BPE): vocabulary
+//!           merges, merge_slots: u32
 //!           merge: (left, right, new): u32[3][merges], in rank order
 //!           merge_slot: u32[merge_slots] rank + 1, open addressing by (left, right), 0 is free
-//!           text: u8[text_len]
-//! kind 2:   pieces, sorted, text_len: u32, worst: f64 (the lowest score)
+//! kind 3 (WordPiece): vocabulary
+//! kind 2 (Unigram):   pieces, sorted, text_len: u32, worst: f64 (the lowest score)
 //!           score: f64[pieces]
 //!           text_end: u32[pieces]        end of each piece's text
 //!           sorted: u32[sorted]          ids in order of their texts, of one text the last
@@ -22,15 +25,17 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::flat_bpe::{BpeSettings, HOLE, hash_pair, hash_text, slots_for};
+use super::flat_bpe::{BpeSettings, hash_pair};
 use super::flat_unigram::UnigramSettings;
-use super::{Text, TextError, malformed};
+use super::vocabulary::{HOLE, hash_text, slots_for};
+use super::{Text, TextError, malformed, settings};
 
-pub(super) const MAGIC: [u8; 8] = *b"RCTOKEN\x01";
+pub(super) const MAGIC: [u8; 8] = *b"RCTOKEN\x02";
 pub(super) const HEADER_BYTES: usize = 16;
 pub(super) const KIND_JSON: u8 = 0;
 pub(super) const KIND_FLAT_BPE: u8 = 1;
 pub(super) const KIND_FLAT_UNIGRAM: u8 = 2;
+pub(super) const KIND_FLAT_WORDPIECE: u8 = 3;
 /// Ids above this are refused, so that no file can ask for a huge table.
 const MAX_TOKEN_ID: u64 = 1 << 24;
 
@@ -46,41 +51,17 @@ pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
     object.remove("padding");
     let truncate_left = truncation.as_ref().is_some_and(|t| t["direction"] == "Left");
 
-    let is_bpe = object.get("model").is_some_and(|model| model["type"] == "BPE" || (model["type"].is_null() && model["merges"].is_array()));
-    let is_unigram =
-        object.get("model").is_some_and(|model| model["type"] == "Unigram" || (model["type"].is_null() && model["vocab"].is_array()));
-    let flat = if is_unigram {
-        let model = object["model"].as_object_mut().ok_or_else(|| malformed("model: expected object"))?;
-        let vocab = model.remove("vocab").ok_or_else(|| malformed("model.vocab: missing"))?;
-        let settings = UnigramSettings::deserialize(&object["model"]).map_err(|e| malformed(format!("model: {e}")))?;
-        unigram_tables(&vocab, &settings)?
-    } else if is_bpe {
-        let model = object["model"].as_object_mut().ok_or_else(|| malformed("model: expected object"))?;
-        let vocab = model.remove("vocab").ok_or_else(|| malformed("model.vocab: missing"))?;
-        let merges = model.remove("merges").ok_or_else(|| malformed("model.merges: missing"))?;
-        let settings = BpeSettings::deserialize(&object["model"]).map_err(|e| malformed(format!("model: {e}")))?;
-        if settings.dropout.is_some_and(|p| p != 0.0) {
-            return Err(TextError::Unsupported("model.dropout: random tokenisation, expected null, found a probability".into()));
-        }
-        let added: BTreeSet<u32> = added_ids(object.get("added_tokens"))?.into_iter().map(|(id, _)| id).collect();
-        flat_tables(&vocab, &merges, &settings, &added)?
-    } else {
-        if let Some(model) = object.get("model") {
-            check_ids(model)?;
-        }
-        Vec::new()
-    };
     let added = added_ids(object.get("added_tokens"))?;
+    let (kind, flat) = match object.get_mut("model") {
+        Some(model) => flat_model(model, &added)?,
+        None => (KIND_JSON, vec![]),
+    };
 
     let json = serde_json::to_vec(&root).map_err(malformed)?;
     let json_len = u32::try_from(json.len()).map_err(|_| malformed("tokenizer.json is too large"))?;
     let mut out = Vec::with_capacity(HEADER_BYTES + json.len() + flat.len());
     out.extend_from_slice(&MAGIC);
-    out.push(match (is_bpe, is_unigram) {
-        (true, _) => KIND_FLAT_BPE,
-        (_, true) => KIND_FLAT_UNIGRAM,
-        _ => KIND_JSON,
-    });
+    out.push(kind);
     out.push(truncate_left.into());
     out.extend_from_slice(&[0; 2]);
     out.extend_from_slice(&json_len.to_le_bytes());
@@ -113,6 +94,41 @@ pub fn compact(tokenizer_json: &[u8]) -> Result<Vec<u8>, TextError> {
         Err(_) => return Err(malformed("the tokenizer's parts do not fit together")),
     }
     Ok(out)
+}
+
+/// The model's kind, and its tables, which are taken from it.
+fn flat_model(model: &mut Value, added: &[(u32, String)]) -> Result<(u8, Vec<u8>), TextError> {
+    let kind = match &model["type"] {
+        Value::String(name) if name == "BPE" => KIND_FLAT_BPE,
+        Value::String(name) if name == "Unigram" => KIND_FLAT_UNIGRAM,
+        Value::String(name) if name == "WordPiece" => KIND_FLAT_WORDPIECE,
+        Value::Null if model["merges"].is_array() => KIND_FLAT_BPE,
+        Value::Null if model["vocab"].is_array() => KIND_FLAT_UNIGRAM,
+        _ => KIND_JSON,
+    };
+    if kind == KIND_JSON {
+        check_ids(model)?;
+        return Ok((kind, vec![]));
+    }
+    let mut take = |key: &str| {
+        let fields = model.as_object_mut().ok_or_else(|| malformed("model: expected object"))?;
+        fields.remove(key).ok_or_else(|| malformed(format!("model.{key}: missing")))
+    };
+    let vocab = take("vocab")?;
+    let added: BTreeSet<u32> = added.iter().map(|(id, _)| *id).collect();
+    let flat = match kind {
+        KIND_FLAT_BPE => {
+            let merges = take("merges")?;
+            let settings: BpeSettings = settings(model)?;
+            if settings.dropout.is_some_and(|p| p != 0.0) {
+                return Err(TextError::Unsupported("model.dropout: random tokenisation, expected null, found a probability".into()));
+            }
+            bpe_tables(&vocab, &merges, &settings, &added)?
+        }
+        KIND_FLAT_UNIGRAM => unigram_tables(&vocab, &settings(model)?)?,
+        _ => vocabulary(&vocab, &added)?.0,
+    };
+    Ok((kind, flat))
 }
 
 fn added_ids(added: Option<&Value>) -> Result<Vec<(u32, String)>, TextError> {
@@ -163,7 +179,8 @@ fn vocab_id(token: &str, id: &Value) -> Result<u32, TextError> {
     check_id(token, number)
 }
 
-fn flat_tables(vocab: &Value, merges: &Value, settings: &BpeSettings, added: &BTreeSet<u32>) -> Result<Vec<u8>, TextError> {
+/// The tables of a vocabulary, and its ids by text.
+fn vocabulary<'v>(vocab: &'v Value, added: &BTreeSet<u32>) -> Result<(Vec<u8>, HashMap<&'v str, u32>), TextError> {
     let vocab = vocab.as_object().ok_or_else(|| malformed("model.vocab: expected object"))?;
     let mut by_text: HashMap<&str, u32> = HashMap::with_capacity(vocab.len());
     let mut by_id: Vec<Option<&str>> = Vec::new();
@@ -180,17 +197,39 @@ fn flat_tables(vocab: &Value, merges: &Value, settings: &BpeSettings, added: &BT
     if let Some(hole) = by_id.iter().zip(0u32..).find_map(|(token, id)| (token.is_none() && !added.contains(&id)).then_some(id)) {
         return Err(malformed(format!("model.vocab: id {hole} belongs to no token")));
     }
-    let merges = merge_triples(merges, &by_text, settings)?;
-
-    let token_slots = slots_for(vocab.len());
-    let mut token_slot = vec![0u32; token_slots];
+    let slots = slots_for(vocab.len());
+    let mut slot_ids = vec![0u32; slots];
     for (text, id) in vocab.keys().map(|text| (text.as_str(), by_text[text.as_str()])) {
-        let mut slot = hash_text(text) as usize & (token_slots - 1);
-        while token_slot[slot] != 0 {
-            slot = (slot + 1) & (token_slots - 1);
+        let mut slot = hash_text(text) as usize & (slots - 1);
+        while slot_ids[slot] != 0 {
+            slot = (slot + 1) & (slots - 1);
         }
-        token_slot[slot] = id + 1;
+        slot_ids[slot] = id + 1;
     }
+    let text_len: usize = by_id.iter().flatten().map(|t| t.len()).sum();
+    if text_len >= HOLE as usize {
+        return Err(malformed("model.vocab: more than 2 GB of text"));
+    }
+    let mut out = Vec::new();
+    put(&mut out, [by_id.len(), vocab.len(), text_len, slots].map(|value| value as u32));
+    let mut end = 0u32;
+    let ends = by_id.iter().map(|token| {
+        end += token.map_or(0, |text| text.len() as u32);
+        if token.is_some() { end } else { end | HOLE }
+    });
+    put(&mut out, ends);
+    put(&mut out, slot_ids);
+    by_id.iter().flatten().for_each(|text| out.extend_from_slice(text.as_bytes()));
+    Ok((out, by_text))
+}
+
+fn put(out: &mut Vec<u8>, values: impl IntoIterator<Item = u32>) {
+    values.into_iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes()));
+}
+
+fn bpe_tables(vocab: &Value, merges: &Value, settings: &BpeSettings, added: &BTreeSet<u32>) -> Result<Vec<u8>, TextError> {
+    let (mut out, by_text) = vocabulary(vocab, added)?;
+    let merges = merge_triples(merges, &by_text, settings)?;
     let merge_slots = slots_for(merges.len());
     let mut merge_slot = vec![0u32; merge_slots];
     for (&[left, right, _], rank) in merges.iter().zip(0u32..) {
@@ -205,32 +244,9 @@ fn flat_tables(vocab: &Value, merges: &Value, settings: &BpeSettings, added: &BT
         }
         merge_slot[slot] = rank + 1;
     }
-
-    let mut out = Vec::new();
-    let mut put = |value: u32| out.extend_from_slice(&value.to_le_bytes());
-    let text_len: usize = by_id.iter().flatten().map(|t| t.len()).sum();
-    if text_len >= HOLE as usize {
-        return Err(malformed("model.vocab: more than 2 GB of text"));
-    }
-    for value in [by_id.len(), vocab.len(), text_len, token_slots, merges.len(), merge_slots] {
-        put(value as u32);
-    }
-    let mut end = 0u32;
-    for token in &by_id {
-        match token {
-            Some(text) => {
-                end += text.len() as u32;
-                put(end);
-            }
-            None => put(end | HOLE),
-        }
-    }
-    token_slot.iter().for_each(|&v| put(v));
-    merges.iter().flatten().for_each(|&v| put(v));
-    merge_slot.iter().for_each(|&v| put(v));
-    for text in by_id.iter().flatten() {
-        out.extend_from_slice(text.as_bytes());
-    }
+    put(&mut out, [merges.len() as u32, merge_slots as u32]);
+    put(&mut out, merges.into_iter().flatten());
+    put(&mut out, merge_slot);
     Ok(out)
 }
 
@@ -250,17 +266,16 @@ fn unigram_tables(vocab: &Value, settings: &UnigramSettings) -> Result<Vec<u8>, 
     by_text.extend(vocab.iter().map(|(text, _)| text.as_str()).zip(0u32..));
     let worst = vocab.iter().map(|(_, score)| *score).fold(f64::INFINITY, f64::min);
     let mut out = Vec::new();
-    for value in [vocab.len(), by_text.len(), text_len] {
-        out.extend_from_slice(&(value as u32).to_le_bytes());
-    }
+    put(&mut out, [vocab.len(), by_text.len(), text_len].map(|value| value as u32));
     out.extend_from_slice(&worst.to_le_bytes());
     vocab.iter().for_each(|(_, score)| out.extend_from_slice(&score.to_le_bytes()));
     let mut end = 0u32;
-    for (text, _) in &vocab {
+    let ends = vocab.iter().map(|(text, _)| {
         end += text.len() as u32;
-        out.extend_from_slice(&end.to_le_bytes());
-    }
-    by_text.values().for_each(|id| out.extend_from_slice(&id.to_le_bytes()));
+        end
+    });
+    put(&mut out, ends);
+    put(&mut out, by_text.into_values());
     vocab.iter().for_each(|(text, _)| out.extend_from_slice(text.as_bytes()));
     Ok(out)
 }

@@ -1,15 +1,14 @@
 //! A BPE model that is searched where its tables lie.
 //!
-//! In: the tables behind the JSON of the compact form (see [`super::compact()`]). Out: the tokens of a word ([`FlatBpe::symbols`], then
-//! [`FlatBpe::merge_all`]), exactly those of the `tokenizers` crate.
+//! In: the tables behind the JSON of the compact form (see [`super::compact()`]). Out: the tokens of a word ([`FlatBpe::tokens`]), exactly
+//! those of the `tokenizers` crate.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use serde::Deserialize;
 
-/// Set in the end of a text where no token has its id.
-pub(super) const HOLE: u32 = 1 << 31;
+use super::vocabulary::{Rest, Table, Vocabulary};
 
 /// The settings of a BPE model, as in `tokenizer.json`.
 #[derive(Debug, Default, Deserialize)]
@@ -31,38 +30,23 @@ fn null_is_false<'de, D: serde::Deserializer<'de>>(d: D) -> Result<bool, D::Erro
     Ok(Option::<bool>::deserialize(d)?.unwrap_or(false))
 }
 
-/// Little-endian u32 table inside the compact form.
-#[derive(Clone, Copy)]
-pub(super) struct Table<'a>(pub(super) &'a [u8]);
-
-impl Table<'_> {
-    pub(super) fn get(&self, index: usize) -> Option<u32> {
-        let bytes = self.0.get(index * 4..index * 4 + 4)?;
-        Some(u32::from_le_bytes(bytes.try_into().ok()?))
-    }
-}
-
 /// A BPE model that is searched where it lies.
 ///
 /// Gives exactly the tokens of the crate's `BPE` without dropout: merges are applied in the order of (rank, position).
 pub(super) struct FlatBpe<'a> {
     pub(super) settings: BpeSettings,
-    pub(super) token_count: usize,
-    token_slots: usize,
+    pub(super) vocabulary: Vocabulary<'a>,
     merge_slots: usize,
-    pub(super) text_end: Table<'a>,
-    token_slot: Table<'a>,
     merge: Table<'a>,
     merge_slot: Table<'a>,
-    text: &'a [u8],
     /// Ids of `<0x00>` to `<0xFF>` for byte fallback.
     byte_tokens: Vec<Option<u32>>,
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Symbol {
-    pub(super) id: u32,
-    pub(super) len: usize,
+struct Symbol {
+    id: u32,
+    len: usize,
     prev: usize,
     next: usize,
 }
@@ -70,61 +54,18 @@ pub(super) struct Symbol {
 const NONE: usize = usize::MAX;
 
 impl<'a> FlatBpe<'a> {
-    pub(super) fn load(bytes: &'a [u8], settings: BpeSettings) -> Option<Self> {
-        let head = Table(bytes.get(..24)?);
-        let field = |i| head.get(i).map(|v| v as usize);
-        let (tokens, token_count, text_len) = (field(0)?, field(1)?, field(2)?);
-        let (token_slots, merges, merge_slots) = (field(3)?, field(4)?, field(5)?);
-        if !token_slots.is_power_of_two() || !merge_slots.is_power_of_two() {
+    pub(super) fn load(rest: &mut Rest<'a>, settings: BpeSettings) -> Option<Self> {
+        let vocabulary = Vocabulary::load(rest)?;
+        let [merges, merge_slots] = [rest.number()?, rest.number()?];
+        if !merge_slots.is_power_of_two() {
             return None;
         }
-        let mut rest = bytes.get(24..)?;
-        let mut take = |len: usize| {
-            let (head, tail) = rest.split_at_checked(len)?;
-            rest = tail;
-            Some(head)
+        let (merge, merge_slot) = (rest.table(merges.checked_mul(3)?)?, rest.table(merge_slots)?);
+        let byte_tokens = match settings.byte_fallback {
+            true => (0..=255u8).map(|b| vocabulary.id(&format!("<{b:#04X}>"))).collect(),
+            false => vec![],
         };
-        let mut model = Self {
-            settings,
-            token_count,
-            token_slots,
-            merge_slots,
-            text_end: Table(take(tokens * 4)?),
-            token_slot: Table(take(token_slots * 4)?),
-            merge: Table(take(merges * 12)?),
-            merge_slot: Table(take(merge_slots * 4)?),
-            text: take(text_len)?,
-            byte_tokens: Vec::new(),
-        };
-        if model.settings.byte_fallback {
-            model.byte_tokens = (0..=255u8).map(|b| model.id(&format!("<{b:#04X}>"))).collect();
-        }
-        Some(model)
-    }
-
-    pub(super) fn token(&self, id: u32) -> Option<&'a str> {
-        let end = self.text_end.get(id as usize)?;
-        if end & HOLE != 0 {
-            return None;
-        }
-        let begin = match id {
-            0 => 0,
-            _ => self.text_end.get(id as usize - 1)? & !HOLE,
-        };
-        std::str::from_utf8(self.text.get(begin as usize..end as usize)?).ok()
-    }
-
-    pub(super) fn id(&self, token: &str) -> Option<u32> {
-        let mask = self.token_slots - 1;
-        let mut slot = hash_text(token) as usize & mask;
-        for _ in 0..self.token_slots {
-            let id = self.token_slot.get(slot)?.checked_sub(1)?;
-            if self.token(id) == Some(token) {
-                return Some(id);
-            }
-            slot = (slot + 1) & mask;
-        }
-        None
+        Some(Self { settings, vocabulary, merge_slots, merge, merge_slot, byte_tokens })
     }
 
     /// (rank, new id) of a pair.
@@ -142,8 +83,23 @@ impl<'a> FlatBpe<'a> {
         None
     }
 
+    /// Tokens of `word`: id and length.
+    pub(super) fn tokens(&self, word: &str) -> tokenizers::Result<Vec<(u32, usize)>> {
+        if word.is_empty() {
+            return Ok(vec![]);
+        }
+        if self.settings.ignore_merges
+            && let Some(id) = self.vocabulary.id(word)
+        {
+            return Ok(vec![(id, word.len())]);
+        }
+        let mut symbols = self.symbols(word)?;
+        self.merge_all(&mut symbols);
+        Ok(symbols.iter().map(|symbol| (symbol.id, symbol.len)).collect())
+    }
+
     /// One symbol per character, before any merge.
-    pub(super) fn symbols(&self, word: &str) -> tokenizers::Result<Vec<Symbol>> {
+    fn symbols(&self, word: &str) -> tokenizers::Result<Vec<Symbol>> {
         let settings = &self.settings;
         let mut symbols: Vec<Symbol> = Vec::with_capacity(word.len());
         let push = |symbols: &mut Vec<Symbol>, id, len| {
@@ -169,7 +125,7 @@ impl<'a> FlatBpe<'a> {
                 decorated.push_str(suffix.unwrap_or(""));
                 piece = &decorated;
             }
-            if let Some(id) = self.id(piece) {
+            if let Some(id) = self.vocabulary.id(piece) {
                 if let Some((id, len)) = unknown.take() {
                     push(&mut symbols, id, len);
                 }
@@ -190,7 +146,7 @@ impl<'a> FlatBpe<'a> {
                         if let Some((id, len)) = other {
                             push(&mut symbols, id, len);
                         }
-                        let id = self.id(token).ok_or_else(|| format!("unknown token {token:?} has no id"))?;
+                        let id = self.vocabulary.id(token).ok_or_else(|| format!("unknown token {token:?} has no id"))?;
                         (id, len)
                     }
                 });
@@ -202,7 +158,7 @@ impl<'a> FlatBpe<'a> {
         Ok(symbols)
     }
 
-    pub(super) fn merge_all(&self, symbols: &mut Vec<Symbol>) {
+    fn merge_all(&self, symbols: &mut Vec<Symbol>) {
         let mut queue = BinaryHeap::with_capacity(symbols.len());
         for (at, pair) in symbols.windows(2).enumerate() {
             if let Some((rank, new)) = self.merge_of(pair[0].id, pair[1].id) {
@@ -235,19 +191,6 @@ impl<'a> FlatBpe<'a> {
         }
         symbols.retain(|s| s.len != 0);
     }
-}
-
-/// A power of two with at most half of the slots in use.
-pub(super) fn slots_for(entries: usize) -> usize {
-    (entries * 2).max(2).next_power_of_two()
-}
-
-pub(super) fn hash_text(text: &str) -> u64 {
-    let mut hash = 0xcbf2_9ce4_8422_2325u64;
-    for &byte in text.as_bytes() {
-        hash = (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
-    }
-    hash ^ (hash >> 29)
 }
 
 pub(super) fn hash_pair(left: u32, right: u32) -> u64 {

@@ -5,7 +5,7 @@
 
 use serde::Deserialize;
 
-use super::flat_bpe::Table;
+use super::vocabulary::{Rest, Table};
 
 /// What an unknown character has less than the worst piece.
 const UNKNOWN_PENALTY: f64 = 10.0;
@@ -25,7 +25,7 @@ pub(super) struct FlatUnigram<'a> {
     unknown_score: f64,
     /// Little-endian f64 of each piece.
     score: &'a [u8],
-    pub(super) text_end: Table<'a>,
+    text_end: Table<'a>,
     /// Ids in order of their texts' bytes; of one text the last id.
     sorted: Table<'a>,
     text: &'a [u8],
@@ -51,29 +51,27 @@ struct Span {
 }
 
 impl<'a> FlatUnigram<'a> {
-    pub(super) fn load(bytes: &'a [u8], settings: UnigramSettings) -> Option<Self> {
-        let (head, mut rest) = bytes.split_at_checked(20)?;
-        let field = |i| Table(head).get(i).map(|v| v as usize);
-        let (pieces, sorted, text_len) = (field(0)?, field(1)?, field(2)?);
-        let worst = f64::from_le_bytes(head[12..].try_into().ok()?);
-        let mut take = |len: usize| {
-            let (head, tail) = rest.split_at_checked(len)?;
-            rest = tail;
-            Some(head)
-        };
+    pub(super) fn load(rest: &mut Rest<'a>, settings: UnigramSettings) -> Option<Self> {
+        let [pieces, sorted, text_len] = [rest.number()?, rest.number()?, rest.number()?];
+        let worst = f64::from_le_bytes(rest.take(8)?.try_into().ok()?);
         let mut model = Self {
             settings,
             unknown_score: worst - UNKNOWN_PENALTY,
-            score: take(pieces * 8)?,
-            text_end: Table(take(pieces * 4)?),
-            sorted: Table(take(sorted * 4)?),
-            text: take(text_len)?,
+            score: rest.take(pieces.checked_mul(8)?)?,
+            text_end: rest.table(pieces)?,
+            sorted: rest.table(sorted)?,
+            text: rest.take(text_len)?,
             byte_tokens: Vec::new(),
         };
         if model.settings.byte_fallback {
             model.byte_tokens = (0..=255u8).map(|b| model.id(&format!("<0x{b:02X}>"))).collect();
         }
         Some(model)
+    }
+
+    /// Pieces.
+    pub(super) fn count(&self) -> usize {
+        self.text_end.len()
     }
 
     fn bytes_of(&self, id: u32) -> Option<&'a [u8]> {
@@ -100,7 +98,7 @@ impl<'a> FlatUnigram<'a> {
 
     /// All pieces.
     fn all(&self) -> Span {
-        Span { begin: 0, end: self.sorted.0.len() / 4 }
+        Span { begin: 0, end: self.sorted.len() }
     }
 
     /// The first place of the span whose piece is not `before`, which holds for a part of the span from its begin on.

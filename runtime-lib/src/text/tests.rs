@@ -171,10 +171,10 @@ fn flat_bpe_equals_the_crate_on_small_models() {
     }
 }
 
-/// Ids and places of a text, as the crate has them, and its errors.
-fn assert_as_the_crate(json: &str, input: &str) {
+/// Ids and places of a text, as the crate has them, and its errors; by a model of this kind.
+fn assert_as_the_crate(kind: u8, json: &str, input: &str) {
     let bytes = compact(json.as_bytes()).unwrap();
-    assert_eq!(bytes[8], KIND_FLAT_UNIGRAM);
+    assert_eq!(bytes[8], kind);
     let found = Text::load(&bytes).unwrap().inner.encode(input, true);
     let mut judge = tokenizers::Tokenizer::from_bytes(json).unwrap();
     judge.with_truncation(None).unwrap();
@@ -207,7 +207,7 @@ fn flat_unigram_equals_the_crate_on_small_models() {
         // Without a name of its kind.
         (toy(r#"{"unk_id":0,"vocab":[["<unk>",0],["a",-1.5]]}"#, ""), "aab"),
     ] {
-        assert_as_the_crate(&json, input);
+        assert_as_the_crate(KIND_FLAT_UNIGRAM, &json, input);
     }
     for (settings, vocab) in [(r#""unk_id":1"#, r#"[["a",0]]"#), (r#""unk_id":0"#, r#"[["a"]]"#), (r#""unk_id":0"#, r#"{"a":0}"#)] {
         assert_eq!(compact(unigram(settings, vocab).as_bytes()).unwrap_err().exit_code(), 4, "{settings} {vocab}");
@@ -230,7 +230,39 @@ fn flat_unigram_equals_the_crate_on_random_models() {
         // Few scores, so that many sums are equal.
         vocab.iter_mut().skip(1).for_each(|(_, score)| *score = -0.5 * random(6) as f64);
         let model = serde_json::json!({"type": "Unigram", "unk_id": 0, "byte_fallback": random(2) == 0, "vocab": vocab});
-        inputs.iter().for_each(|input| assert_as_the_crate(&toy(&model.to_string(), ""), input));
+        inputs.iter().for_each(|input| assert_as_the_crate(KIND_FLAT_UNIGRAM, &toy(&model.to_string(), ""), input));
+    }
+}
+
+#[test]
+fn flat_wordpiece_equals_the_crate() {
+    let model = |most: usize, prefix: &str, vocab: &serde_json::Map<String, Value>| {
+        let mut model = serde_json::json!({"type": "WordPiece", "unk_token": "[UNK]", "max_input_chars_per_word": most});
+        (model["continuing_subword_prefix"], model["vocab"]) = (prefix.into(), vocab.clone().into());
+        toy(&model.to_string(), "")
+    };
+    let vocab = |tokens: &[&str]| tokens.iter().zip(0u32..).map(|(token, id)| (token.to_string(), id.into())).collect();
+    let some = vocab(&["[UNK]", "a", "##b", "ab", "##é", "##bé", "é"]);
+    for input in ["abéb", "abbb", "éé", "ac", "c", "", "abbéé", "##b", "aaaaa"] {
+        assert_as_the_crate(KIND_FLAT_WORDPIECE, &model(100, "##", &some), input);
+        assert_as_the_crate(KIND_FLAT_WORDPIECE, &model(4, "##", &some), input);
+        assert_as_the_crate(KIND_FLAT_WORDPIECE, &model(100, "", &some), input);
+    }
+    // Nothing stands for what is not known.
+    let bare = vocab(&["a", "##a"]);
+    ["aaa", "ab"].iter().for_each(|input| assert_as_the_crate(KIND_FLAT_WORDPIECE, &model(100, "##", &bare), input));
+    let mut seed = 3u64;
+    let mut random = |below: usize| {
+        seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (seed >> 33) as usize % below
+    };
+    let alphabet = ["a", "b", "é", "日"];
+    for _ in 0..300 {
+        let mut text = |most: usize| (0..1 + random(most)).map(|_| alphabet[random(alphabet.len())]).collect::<String>();
+        let pieces = (0..24).map(|i| if i % 2 == 0 { text(3) } else { format!("##{}", text(3)) });
+        let tokens: std::collections::BTreeSet<String> = pieces.chain(["[UNK]".to_string()]).collect();
+        let some = vocab(&tokens.iter().map(String::as_str).collect::<Vec<_>>());
+        (0..4).map(|_| text(8)).for_each(|input| assert_as_the_crate(KIND_FLAT_WORDPIECE, &model(7, "##", &some), &input));
     }
 }
 
@@ -305,7 +337,8 @@ fn malformed_tokenizers_are_refused_by_name() {
 #[test]
 fn broken_compact_bytes_never_panic() {
     let unigram = r#"{"type":"Unigram","unk_id":0,"byte_fallback":true,"vocab":[["?",0],["a",-1],["bc",-2],["é",-3],["abc",-1]]}"#;
-    for model in [ABC, unigram] {
+    let pieces = r###"{"type":"WordPiece","unk_token":"?","continuing_subword_prefix":"##","max_input_chars_per_word":9,"vocab":{"?":0,"a":1,"##bc":2,"##a":3,"##é":4}}"###;
+    for model in [ABC, unigram, pieces] {
         broken_bytes_never_panic(&compact(toy(model, &added(5, "<s>")).as_bytes()).unwrap());
     }
 }
