@@ -5,7 +5,8 @@
 use super::DType;
 
 /// Bytes between panels that would begin whole pages apart. A few rows walk several panels side by side, which would all use the same set
-/// of the first cache. (docs/machines/zen3.md, docs/machines/sapphire-rapids.md)
+/// of the first cache. (docs/machines/zen3.md, docs/machines/sapphire-rapids.md) Panels of nibbles have none: a row that walks one stream of
+/// them is interrupted by gaps (Zen 5: decode 4 to 5 % slower; docs/machines/zen5.md).
 const GAP: u64 = 512;
 /// Shorter panels have none: it would be more than 3 % of the file.
 const GAP_FROM: u64 = 16 << 10;
@@ -175,10 +176,11 @@ impl Panels {
         self.bytes_before(self.padded_k(), dtype) + scales
     }
     /// Bytes from the beginning of one panel of one way to that of the next: between long ones that would lie whole pages apart there is a
-    /// gap of zeros, which nobody reads.
+    /// gap of zeros, which nobody reads, but for nibbles.
     pub fn panel_bytes(&self, dtype: DType) -> u64 {
         let filled = self.filled_bytes(dtype);
-        if self.nr >= GAP_COLUMNS && filled >= GAP_FROM && filled.is_multiple_of(PAGE) { filled + GAP } else { filled }
+        let has_gap = self.nr >= GAP_COLUMNS && filled >= GAP_FROM && !matches!(self.coding, Coding::Int4 { .. });
+        if has_gap && filled.is_multiple_of(PAGE) { filled + GAP } else { filled }
     }
     /// Bytes of all panels, without gaps: what reading them once takes.
     pub fn bytes_read(&self, dtype: DType) -> u64 {
@@ -212,6 +214,8 @@ mod tests {
         assert_eq!(panel(16, 2048, DType::U8, Coding::Int8 { group: 256 }), (32832, 32832));
         assert_eq!(panel(16, 2048, DType::U8, Coding::Int4 { group: 32, zeros: false }), (18432, 18432));
         assert_eq!(panel(16, 256, DType::Bf16, Coding::Elements), (8192, 8192));
+        // Nibbles are walked in one stream.
+        assert_eq!(panel(32, 2048, DType::U8, Coding::Int4 { group: 32, zeros: false }), (36864, 36864));
         for k in 1..3000 {
             let (filled, whole) = panel(32, k, DType::F32, Coding::Elements);
             let gap = if filled >= 16384 && filled % 4096 == 0 { 512 } else { 0 };
