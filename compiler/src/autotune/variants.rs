@@ -1,4 +1,4 @@
-//! Which tiles are tried: a few steps away from the heuristic, the most promising first.
+//! Which tiles are tried: a few steps away from the planner's choice, the most promising first.
 
 use crate::tuning::MatmulKey;
 use rcompile_codegen::program::{Fetch, MatmulTile, TILE_ROWS};

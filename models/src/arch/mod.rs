@@ -166,13 +166,16 @@ pub fn find(config: &ConfigReader<'_>, sentence_encoder: bool) -> Result<&'stati
 
 /// The class names that can be compiled, for messages.
 pub fn supported() -> String {
-    let names: Vec<&str> = REGISTRY.iter().flat_map(|e| e.class_names).copied().collect();
-    format!("one of {}", names.join(", "))
+    one_of(|_| true)
 }
 
-/// The class names of encoders, for messages.
+/// Those of encoders.
 pub fn encoders() -> String {
-    let names: Vec<&str> = REGISTRY.iter().filter(|e| e.task == Task::Embed).flat_map(|e| e.class_names).copied().collect();
+    one_of(|entry| entry.task == Task::Embed)
+}
+
+fn one_of(is_named: fn(&&ArchEntry) -> bool) -> String {
+    let names: Vec<&str> = REGISTRY.iter().filter(is_named).flat_map(|e| e.class_names).copied().collect();
     format!("one of {}", names.join(", "))
 }
 
