@@ -1,7 +1,7 @@
 //! The tokenizer: everything that can be wrong with `tokenizer.json` is found here, at build.
 //!
 //! In: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`. Out: the bytes of `tokenizer.json` as they
-//! are, and facts about it ([`Tokenizer`]). The `tokenizers` crate does the work at run time; it panics or runs forever on
+//! are, but for the tokens around a text where the reference's class decides about those, and facts about it ([`Tokenizer`]). The `tokenizers` crate does the work at run time; it panics or runs forever on
 //! some inputs that are valid JSON, so this module first checks what the crate takes on trust (ids, merges, patterns,
 //! templates, charsmaps), then lets the crate load the file and probes it, with panics caught.
 //!
@@ -42,7 +42,7 @@ const PROBE_TIME_MAX: Duration = Duration::from_secs(6);
 /// A checked tokenizer.
 #[derive(Clone, Debug)]
 pub struct Tokenizer {
-    /// The bytes of `tokenizer.json`.
+    /// The bytes of `tokenizer.json`, with another template where the reference's class makes one.
     pub json: Vec<u8>,
     /// What it says about itself.
     pub facts: TokenizerFacts,
