@@ -1,9 +1,9 @@
 //! The tokenizer: everything that can be wrong with `tokenizer.json` is found here, at build.
 //!
-//! In: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`. Out: the bytes of `tokenizer.json` as they
-//! are, but for the tokens around a text where the reference's class decides about those, and facts about it ([`Tokenizer`]). The `tokenizers` crate does the work at run time; it panics or runs forever on
-//! some inputs that are valid JSON, so this module first checks what the crate takes on trust (ids, merges, patterns,
-//! templates, charsmaps), then lets the crate load the file and probes it, with panics caught.
+//! In: `tokenizer.json`, `tokenizer_config.json`, `special_tokens_map.json`. Out: the bytes of `tokenizer.json` as they are, but for the
+//! tokens around a text where the reference's class decides about those, and facts about it ([`Tokenizer`]). The `tokenizers` crate does
+//! the work at run time; it panics or runs forever on some inputs that are valid JSON, so this module first checks what the crate takes on
+//! trust (ids, merges, patterns, templates, charsmaps), then lets the crate load the file and probes it, with panics caught.
 //!
 //! An id must belong to one token, and ids are dense: a hole or an id beyond the number of tokens is malformed.
 
