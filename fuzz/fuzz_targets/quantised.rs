@@ -60,7 +60,7 @@ fn layer(flags: u8, sizes: u8, bytes: &[u8]) -> Layer {
     let bits = if flags & 4 > 0 && method != Method::Awq { 8 } else { 4 };
     let (symmetric, desc_act) = (flags & 8 > 0, flags & 32 > 0);
     let inputs: usize = [32, 64, 96, 128, 256, 40, 384, 8][usize::from(sizes & 7)];
-    let outputs: usize = [8, 16, 4, 24][usize::from(sizes >> 3 & 3)];
+    let outputs: usize = [8, 16, 4, 0][usize::from(sizes >> 3 & 3)];
     let group_size = [None, Some(32), Some(64), Some(128), Some(8), Some(inputs), Some(96), Some(0)][usize::from(sizes >> 5)];
     let group = group_size.unwrap_or(inputs).clamp(1, inputs);
     let groups = inputs.div_ceil(group);

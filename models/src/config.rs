@@ -362,6 +362,18 @@ pub fn rope(config: &ConfigReader<'_>, max_positions: usize) -> Result<RopeConfi
     rope_section(section.as_ref(), &outer)
 }
 
+/// Places of RoPE parameters that no type knows. The reference leaves them out of account, too; other engines read some (`attn_factor`).
+pub fn unread_rope(config: &ConfigReader<'_>) -> Result<Vec<String>, Error> {
+    let known = |key: &str| ROPE_OF_ANY_TYPE.contains(&key) || ROPE_OF_A_TYPE.contains(&key);
+    let mut unread = Vec::new();
+    for name in ["rope_scaling", "rope_parameters"] {
+        let Some(section) = config.section(name)? else { continue };
+        let keys = section.map.keys().filter(|key| section.value(key).is_some() && !known(key));
+        unread.extend(keys.map(|key| section.place(key)));
+    }
+    Ok(unread)
+}
+
 /// Where the config says `field` of its RoPE parameters, for messages.
 pub fn rope_place(config: &ConfigReader<'_>, field: &str) -> String {
     for key in ["rope_scaling", "rope_parameters"] {
@@ -374,6 +386,24 @@ pub fn rope_place(config: &ConfigReader<'_>, field: &str) -> String {
     }
     config.place(field)
 }
+
+/// Parameters of a RoPE section that mean something to one of the types alone.
+const ROPE_OF_A_TYPE: [&str; 11] = [
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+    "mscale",
+    "mscale_all_dim",
+    "long_factor",
+    "short_factor",
+    "truncate",
+];
+/// Those of all types; `finetuned` is a note of how the model was made.
+const ROPE_OF_ANY_TYPE: [&str; 6] =
+    ["rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings", "finetuned"];
 
 /// What a RoPE section falls back on.
 struct Outer<'a, 'b> {
@@ -398,19 +428,7 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
     };
     let type_key = if s.value("rope_type").is_some() { "rope_type" } else { "type" };
     // Without a type they would count for nothing.
-    let of_a_type = [
-        "factor",
-        "low_freq_factor",
-        "high_freq_factor",
-        "beta_fast",
-        "beta_slow",
-        "attention_factor",
-        "mscale",
-        "mscale_all_dim",
-        "long_factor",
-        "short_factor",
-    ];
-    if s.value(type_key).is_none() && of_a_type.iter().any(|key| s.value(key).is_some()) {
+    if s.value(type_key).is_none() && ROPE_OF_A_TYPE.iter().any(|key| s.value(key).is_some()) {
         return Err(s.absent("rope_type", "a type for these parameters"));
     }
     let kind = match s.str_or(type_key, "default")? {
@@ -517,6 +535,15 @@ mod tests {
         }
         let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 16}});
         assert!(matches!(with(yarn, |c| rope(c, 64)).unwrap().kind, RopeKind::Yarn { factor: 4.0, .. }));
+    }
+
+    #[test]
+    fn rope_parameters_that_nothing_reads_are_named() {
+        let unread = |config: Value| with(config, |c| unread_rope(c)).unwrap();
+        let yarn = json!({"rope_type": "yarn", "factor": 4.0, "truncate": false, "finetuned": true, "attn_factor": 0.878, "other": null});
+        assert_eq!(unread(json!({ "rope_scaling": yarn })), ["rope_scaling.attn_factor"]);
+        assert_eq!(unread(json!({"rope_parameters": {"rope_theta": 1e4, "extra": 1}})), ["rope_parameters.extra"]);
+        assert!(unread(json!({"rope_theta": 1e4})).is_empty());
     }
 
     #[test]

@@ -165,6 +165,9 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
         let what = "names code in the model directory, which is never run; the built-in architecture is used";
         warnings.push(Warning::new(CONFIG, "auto_map", what));
     }
+    for place in if facts.rope.is_some() { config::unread_rope(&config)? } else { Vec::new() } {
+        warnings.push(Warning::new(CONFIG, place, "is no RoPE parameter that the reference reads; it is ignored"));
+    }
     let generation = generation::read_generation(&dir, &config, (entry.task, facts.vocab_size), &mut warnings)?;
     let pooling = match entry.task {
         Task::Embed => pooling::read_pooling(&dir, facts.hidden_size)?,
@@ -231,6 +234,9 @@ fn bounded<T>(options: &OpenOptions, bytes: u64, file: &str, place: &str, part: 
 
 /// Things that no architecture here supports, whatever its name: refused by name, inconsistent ones first.
 fn refuse_unsupported(config: &ConfigReader<'_>) -> Result<(), Error> {
+    if config.value("per_layer_config").and_then(Value::as_object).is_some_and(|layers| !layers.is_empty()) {
+        return Err(config.unsupported("per_layer_config", "settings of single layers", "the same settings for all layers"));
+    }
     let experts = ["num_local_experts", "num_experts", "n_routed_experts"];
     for key in experts {
         let count = config.usize_opt(key, 0..=config::SIZE_MAX)?.unwrap_or(0);

@@ -75,7 +75,9 @@ pub fn read_pooling(dir: &ModelDir, hidden_size: usize) -> Result<Option<Pooling
         }
     }
     let Some(mode) = mode else {
-        return malformed("type", "has no pooling", "a module sentence_transformers.models.Pooling", "none".to_string());
+        // As rerankers are saved, which say one number of two texts.
+        let (what, expected) = ("has no pooling, which is not supported", "Transformer, then Pooling, then Normalize");
+        return Err(Error::new(Kind::Unsupported, MODULES, "type", what, expected, "no Pooling"));
     };
     let settings = dir.read_if_present(TEXTS, SETTINGS_BYTES_MAX)?;
     let map = settings.map(|bytes| json::parse_object(TEXTS, &bytes)).transpose()?.unwrap_or_default();
@@ -117,10 +119,11 @@ fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<Pooling
     let file = if folder.is_empty() { "config.json".to_string() } else { format!("{folder}/config.json") };
     let map = json::parse_object(&file, &dir.open_file(&file)?.read_all(SETTINGS_BYTES_MAX)?)?;
     let c = ConfigReader::new(&file, &map);
-    if let Some(width) = c.usize_opt("word_embedding_dimension", 1..=SIZE_MAX)?.filter(|w| *w != hidden_size) {
-        let expected = format!("hidden_size {hidden_size} of config.json");
-        let place = "word_embedding_dimension";
-        return Err(Error::new(Kind::Disagree, &file, place, "is not the model's", expected, width));
+    for place in ["word_embedding_dimension", "embedding_dimension"] {
+        if let Some(width) = c.usize_opt(place, 1..=SIZE_MAX)?.filter(|w| *w != hidden_size) {
+            let expected = format!("hidden_size {hidden_size} of config.json");
+            return Err(Error::new(Kind::Disagree, &file, place, "is not the model's", expected, width));
+        }
     }
     let supported = "one of cls, mean, max, lasttoken";
     let of = |name: &str, key: &str| match name {
@@ -130,20 +133,27 @@ fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<Pooling
         "lasttoken" | "last" => Ok(PoolingMode::Last),
         other => Err(c.unsupported(key, other, supported)),
     };
-    if let Some(name) = c.str_opt("pooling_mode")? {
-        return of(name, "pooling_mode");
-    }
+    let named = match c.value("pooling_mode") {
+        Some(Value::Array(_)) => c.strings("pooling_mode")?.unwrap_or_default(),
+        _ => c.str_opt("pooling_mode")?.into_iter().collect(),
+    };
+    let is_named = !named.is_empty();
     let mut chosen = Vec::new();
-    for key in map.keys().filter(|key| key.starts_with("pooling_mode_")) {
+    for name in named {
+        chosen.push((name, of(name, "pooling_mode")?));
+    }
+    // An older form, which the newer wins against.
+    for key in map.keys().filter(|key| !is_named && key.starts_with("pooling_mode_")) {
         if c.bool_or(key, false)? {
-            chosen.push((key, of(&key["pooling_mode_".len()..], key)?));
+            chosen.push((key.as_str(), of(&key["pooling_mode_".len()..], key)?));
         }
     }
     match chosen.as_slice() {
         [(_, mode)] => Ok(*mode),
-        [] => Err(c.malformed("pooling_mode", "is not set", supported, "none")),
+        // As the reference has it.
+        [] => Ok(PoolingMode::Mean),
         several => {
-            let names: Vec<&str> = several.iter().map(|(key, _)| key.as_str()).collect();
+            let names: Vec<&str> = several.iter().map(|(name, _)| *name).collect();
             Err(c.unsupported("pooling_mode", names.join(" and "), "a single one"))
         }
     }
@@ -212,14 +222,26 @@ mod tests {
         for (modules, mode, exit) in [
             (json!([transformer, pool, module("Dense", "2_Dense")]), mean.clone(), 6),
             (json!([transformer, module("Pooling", "../x")]), mean.clone(), 3),
-            (json!([transformer]), mean.clone(), 4),
+            (json!([transformer]), mean.clone(), 6),
             (json!({}), mean.clone(), 4),
             (full.clone(), json!({"word_embedding_dimension": 9, "pooling_mode_mean_tokens": true}), 5),
+            (full.clone(), json!({"embedding_dimension": 9}), 5),
+            (full.clone(), json!({"pooling_mode": ["mean", "max"]}), 6),
+            (full.clone(), json!({"pooling_mode": [1]}), 4),
+            (full.clone(), json!({"pooling_mode": 1}), 4),
             (full.clone(), json!({"pooling_mode_mean_tokens": true, "pooling_mode_max_tokens": true}), 6),
             (full.clone(), json!({"pooling_mode_weightedmean_tokens": true}), 6),
-            (full.clone(), json!({}), 4),
         ] {
             assert_eq!(pooling(modules.clone(), mode.clone()).unwrap_err().exit_code(), exit, "{modules} {mode}");
+        }
+        for (mode, expected) in [
+            (json!({}), PoolingMode::Mean),
+            (json!({"pooling_mode_mean_tokens": false}), PoolingMode::Mean),
+            (json!({"pooling_mode": "lasttoken"}), PoolingMode::Last),
+            (json!({"pooling_mode": ["max"], "embedding_dimension": 8}), PoolingMode::Max),
+            (json!({"pooling_mode": "cls", "pooling_mode_mean_tokens": true}), PoolingMode::Cls),
+        ] {
+            assert_eq!(pooling(full.clone(), mode.clone()).unwrap().unwrap().mode, expected, "{mode}");
         }
     }
 }

@@ -23,7 +23,7 @@
 //! Sources: AutoGPTQ `QuantLinear.pack` and `convert_gptq_v1_to_v2_format`, GPTQModel `TorchQuantLinear` and
 //! `convert_gptq_v1_to_v2_format_module`; AutoAWQ `WQLinear_GEMM.from_linear`; transformers `GPTQConfig` and `AwqConfig`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 
 use rcompile_graph::quant;
@@ -197,19 +197,18 @@ pub struct CodedIndex {
 /// none.
 pub fn gather(weights: &WeightIndex, scheme: Scheme) -> Result<CodedIndex, Error> {
     let mut index = CodedIndex::default();
+    // Names of orders, by module and order.
+    let mut names: HashMap<(&str, Vec<u32>), String> = HashMap::new();
     for (layer, qweight) in weights.iter().filter_map(|t| Some((t.name.strip_suffix(".qweight")?, t))) {
         let (mut coded, order) = join(weights, scheme, layer, qweight)?;
         if let Some(order) = order {
             let module = layer.rsplit_once('.').map_or("", |(module, _)| module);
-            let beside = |name: &&String| name.rsplit_once('.').and_then(|(l, _)| l.rsplit_once('.')).is_some_and(|(m, _)| m == module);
-            let known = index.orders.iter().filter(|(name, _)| beside(name)).find(|(_, known)| **known == order);
-            let name = known.map_or_else(|| format!("{layer}.order"), |(name, _)| name.clone());
-            coded.order = Some(name.clone());
-            index.orders.entry(name).or_insert(order);
+            coded.order = Some(names.entry((module, order)).or_insert_with(|| format!("{layer}.order")).clone());
         }
         index.parts.extend(PARTS.iter().map(|part| format!("{layer}{part}")));
         index.matrices.insert(format!("{layer}.weight"), coded);
     }
+    index.orders = names.into_iter().map(|((_, order), name)| (name, order)).collect();
     if index.matrices.is_empty() {
         let place = "quantization_config";
         return Err(Error::new(Kind::Disagree, "config.json", place, "names codes", "tensors X.qweight", "no such tensor"));
@@ -240,6 +239,11 @@ fn join(weights: &WeightIndex, scheme: Scheme, layer: &str, qweight: &TensorInfo
     let (Some(inputs), Some(outputs)) = (inputs, outputs) else {
         return Err(weights.error(qweight, Kind::Limit, "is too large", &format!("at most {SIZE_MAX} rows and columns"), "more"));
     };
+    // Beside a 0 a shape may say anything.
+    if inputs == 0 || outputs == 0 {
+        let found = format!("{:?}", qweight.shape);
+        return Err(weights.error(qweight, Kind::Disagree, "has the wrong shape", "rows and columns", &found));
+    }
     let g_idx = weights.get(&format!("{layer}.g_idx")).filter(|_| scheme.method != Method::Awq);
     let size = scheme.group_size.unwrap_or(inputs);
     if size == 0 || scheme.method == Method::Awq && inputs % size != 0 {

@@ -49,6 +49,11 @@ pub fn evaluate(recipe: &Recipe, source: &dyn Fn(&str) -> Result<Tensor, String>
             let data = x.data[*start as usize * width..*end as usize * width].to_vec();
             Ok(Tensor { dtype: x.dtype, shape, data })
         }
+        // Part by part, as `pack` does: the checkpoint may store them in different types.
+        Recipe::Convert { of, dtype } if let Recipe::Concat(parts) = &**of => {
+            let convert = |of: &Recipe| Recipe::Convert { of: Box::new(of.clone()), dtype: *dtype };
+            evaluate(&Recipe::Concat(parts.iter().map(convert).collect()), source)
+        }
         Recipe::Convert { of, dtype } => {
             let mut x = evaluate(of, source)?;
             if dtype.has_zeros() {
@@ -234,6 +239,10 @@ mod tests {
         assert_eq!((bf16.dtype, bf16.data), (DType::BF16, vec![1.0, 1.5]));
         let i32 = value(convert("b", DType::I32)).unwrap();
         assert_eq!((i32.dtype, i32.data), (DType::I32, vec![7.0, 8.0, 9.0]));
+        // Parts may be stored in different types if all become one.
+        let mixed = Recipe::Concat(vec![Recipe::Slice { of: Box::new(leaf("a")), start: 0, end: 1 }, leaf("b")]);
+        let mixed = value(Recipe::Convert { of: Box::new(mixed), dtype: DType::BF16 }).unwrap();
+        assert_eq!((mixed.dtype, mixed.shape, mixed.data), (DType::BF16, vec![2, 3], vec![0.0, 1.0, 2.0, 7.0, 8.0, 9.0]));
         let q8 = DType::Q8(crate::quant::Group::Row);
         let coded = value(convert("fine", q8)).unwrap();
         assert_eq!((coded.dtype, coded.shape, coded.data), (q8, vec![1, 2], quantise(q8, &source("fine").unwrap())));

@@ -37,6 +37,18 @@ pub const CODES: &[Case] = &[
             }
         });
     }),
+    ("gptq_no_outputs", 5, &["down_proj.qweight", "rows and columns", ", 0]"], |t| {
+        let layer = "model.layers.1.mlp.down_proj";
+        gptq(t, |list| {
+            *of_gptq(list, "qweight") = ToyTensor::zeros(&format!("{layer}.qweight"), "I32", 4, &[1 << 40, 0]);
+            *of_gptq(list, "qzeros") = ToyTensor::zeros(&format!("{layer}.qzeros"), "I32", 4, &[1 << 38, 0]);
+            *of_gptq(list, "scales") = ToyTensor::zeros(&format!("{layer}.scales"), "F16", 2, &[1 << 38, 0]);
+            list.retain(|x| x.name != format!("{layer}.g_idx"));
+        });
+    }),
+    ("gptq_no_inputs", 5, &["down_proj.qweight", "rows and columns", "[0, "], |t| {
+        gptq(t, |list| *of_gptq(list, "qweight") = ToyTensor::zeros("model.layers.1.mlp.down_proj.qweight", "I32", 4, &[0, 64]));
+    }),
     ("gptq_qweight_type", 6, &["down_proj.qweight", "I64", "I32"], |t| {
         gptq(t, |list| *of_gptq(list, "qweight") = ToyTensor::zeros("model.layers.1.mlp.down_proj.qweight", "I64", 8, &[12, 64]));
     }),

@@ -103,8 +103,13 @@ pub const CONFIG: &[Case] = &[
         t.config("num_experts_per_tok", json!(9));
     }),
     ("moe", 6, &["num_local_experts"], |t| t.config("num_local_experts", json!(8))),
+    ("settings_of_a_layer", 6, &["per_layer_config"], |t| t.config("per_layer_config", json!({"1": {"rms_norm_eps": 1e-3}}))),
     ("special_id_ge_vocab", 5, &["eos_token_id", "64"], |t| t.config("eos_token_id", json!(VOCAB))),
     ("sentence_encoder_that_generates", 6, &["modules.json", "sentence encoder", "BertModel", "LlamaForCausalLM"], |t| {
+        t.json("modules.json", &json!([{"type": "sentence_transformers.models.Transformer", "path": ""}]));
+    }),
+    ("reranker", 6, &["modules.json", "no pooling"], |t| {
+        bert(t);
         t.json("modules.json", &json!([{"type": "sentence_transformers.models.Transformer", "path": ""}]));
     }),
     ("special_id_in_generation_config", 5, &["generation_config.json", "eos_token_id", "64"], |t| {
@@ -123,6 +128,10 @@ pub const CONFIG: &[Case] = &[
 pub const CONFIG_ACCEPTED: &[Accepted] = &[
     ("gpt2", "", |t| gpt2(t, |_| {})),
     ("causal", "", |t| t.config("is_causal", json!(true))),
+    ("rope_parameter_unknown", "rope_scaling.attn_factor: is no RoPE parameter that the reference reads", |t| {
+        t.config("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.878}));
+    }),
+    ("no_settings_of_layers", "", |t| t.config("per_layer_config", json!({}))),
     ("encoder_that_says_so", "", |t| {
         bert(t);
         t.config("is_causal", json!(false));

@@ -242,6 +242,8 @@ enum Windows {
     Never,
     /// `sliding_window` holds for every layer; the value where the field is absent.
     Every(Option<usize>),
+    /// `sliding_window` holds for the layers that `layer_types` says, without a list for every one; the value where the field is absent.
+    Listed(Option<usize>),
     /// `use_sliding_window`, `sliding_window`, and `layer_types` or `max_window_layers`.
     ByLayer,
 }
@@ -270,9 +272,10 @@ const fn entry(
 /// Llama 1 to 3.2, SmolLM, TinyLlama and many others that use the class.
 pub const LLAMA: ArchEntry = entry(&["LlamaForCausalLM"], &["llama"], |c| load(c, &FAMILY));
 
-/// Mistral 7B: a sliding window in every layer, unless `sliding_window` is null.
+/// Mistral 7B: a sliding window in every layer, unless `sliding_window` is null. With `layer_types` Ministral, as the reference loads it:
+/// windows where they say so.
 pub const MISTRAL: ArchEntry = entry(&["MistralForCausalLM"], &["mistral"], |c| {
-    let windows = Windows::Every(Some(4096));
+    let windows = Windows::Listed(Some(4096));
     let (qkv_bias, mlp_bias) = (Some(false), false);
     load(c, &Family { kv_heads: Some(8), max_positions: 131_072, windows, qkv_bias, mlp_bias, ..FAMILY })
 });
@@ -385,16 +388,21 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
 /// The window of each layer.
 fn windows(c: &ConfigReader<'_>, family: &Family, layers: usize) -> Result<Vec<Option<usize>>, Error> {
     let types = config::layer_types(c, layers)?;
+    let listed: Option<Vec<bool>> = types.as_ref().map(|types| types.iter().map(|t| *t == "sliding_attention").collect());
     let (window, sliding): (Option<usize>, Vec<bool>) = match family.windows {
         Windows::Never => (None, vec![false; layers]),
         Windows::Every(default) => {
             let window = if c.has("sliding_window") { window_of(c)? } else { default };
             let full = types.iter().flatten().find(|t| **t != "sliding_attention");
             if let (Some(_), Some(full)) = (window, full) {
-                // These classes have one window for all layers.
+                // The class has one window for all layers.
                 return Err(c.unsupported("layer_types", full, "sliding_attention, as sliding_window is set"));
             }
             (window, vec![window.is_some(); layers])
+        }
+        Windows::Listed(default) => {
+            let window = if c.has("sliding_window") { window_of(c)? } else { default };
+            (window, listed.unwrap_or_else(|| vec![window.is_some(); layers]))
         }
         Windows::ByLayer => {
             let on = c.bool_or("use_sliding_window", false)?;
@@ -404,11 +412,8 @@ fn windows(c: &ConfigReader<'_>, family: &Family, layers: usize) -> Result<Vec<O
                 false => None,
             };
             let first = c.usize_or("max_window_layers", 0..=SIZE_MAX, 28)?;
-            let sliding: Vec<bool> = match &types {
-                Some(types) => types.iter().map(|t| *t == "sliding_attention").collect(),
-                None => (0..layers).map(|layer| window.is_some() && layer >= first).collect(),
-            };
-            (window, sliding)
+            let upper = || (0..layers).map(|layer| window.is_some() && layer >= first).collect();
+            (window, listed.unwrap_or_else(upper))
         }
     };
     if window.is_none() && sliding.contains(&true) {
@@ -496,7 +501,7 @@ mod tests {
         let config = base(more);
         let reader = ConfigReader::new("config.json", config.as_object().unwrap());
         let family = match entry.class_names[0] {
-            "MistralForCausalLM" => Family { windows: Windows::Every(Some(4096)), ..FAMILY },
+            "MistralForCausalLM" => Family { windows: Windows::Listed(Some(4096)), ..FAMILY },
             _ => Family { windows: Windows::ByLayer, ..FAMILY },
         };
         windows(&reader, &family, 3).unwrap()
@@ -507,6 +512,8 @@ mod tests {
         assert_eq!(windows_of(&MISTRAL, json!({})), vec![Some(4096); 3]);
         assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": null})), vec![None; 3]);
         assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": 5})), vec![Some(5); 3]);
+        let types = ["full_attention", "sliding_attention", "full_attention"];
+        assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": 5, "layer_types": types})), vec![None, Some(5), None]);
         assert_eq!(windows_of(&QWEN2, json!({"sliding_window": 5})), vec![None; 3]);
         let on = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 1});
         assert_eq!(windows_of(&QWEN2, on), vec![None, Some(5), Some(5)]);
@@ -531,6 +538,8 @@ mod tests {
             (&LLAMA, json!({"head_dim": 5}), 6, "head_dim"),
             (&MISTRAL, json!({"sliding_window": 0}), 4, "sliding_window"),
             (&MISTRAL, json!({"sliding_window": -1}), 4, "sliding_window"),
+            (&MISTRAL, json!({"sliding_window": null, "layer_types": vec!["sliding_attention"; 3]}), 5, "layer_types and sliding_window"),
+            (&PHI3, json!({"sliding_window": 5, "layer_types": vec!["full_attention"; 3]}), 6, "layer_types"),
             (&QWEN2, json!({"layer_types": ["full_attention"]}), 5, "layer_types and num_hidden_layers"),
             (&QWEN2, json!({"layer_types": vec!["sliding_attention"; 3]}), 5, "layer_types and sliding_window"),
             (&PHI3, json!({"rope_scaling": {"type": "yarn", "factor": 2}}), 6, "rope_scaling.type"),
