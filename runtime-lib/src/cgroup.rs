@@ -18,17 +18,23 @@ pub fn memory_limit() -> Option<u64> {
     *LIMIT.get_or_init(|| Groups::of_process()?.memory().into_iter().map(|m| m.limit).min())
 }
 
-/// Bytes that are left below every limit if the group lets go of the files that it has read. None without a limit that ends a process:
-/// what exceeds one may be swapped out.
+/// The tightest limit that ends a process, in bytes, as it was when this was first asked: what exceeds another is swapped out.
+pub fn deadly_limit() -> Option<u64> {
+    static LIMIT: OnceLock<Option<u64>> = OnceLock::new();
+    *LIMIT.get_or_init(|| {
+        memory_limit()?;
+        Groups::of_process()?.deadly(machine_swaps()).map(|m| m.limit).min()
+    })
+}
+
+/// Bytes that are left below every limit that ends a process, if the group lets go of the files that it has read.
 pub fn memory_room() -> Option<u64> {
     memory_limit()?;
-    let swaps = machine_swaps();
-    let ends = |m: &Memory| !(swaps && m.swaps);
-    Groups::of_process()?.memory().into_iter().filter(ends).map(|m| m.limit.saturating_sub(m.held)).min()
+    Groups::of_process()?.deadly(machine_swaps()).map(|m| m.limit.saturating_sub(m.held)).min()
 }
 
 /// Whether the machine has anything to swap to.
-pub fn machine_swaps() -> bool {
+fn machine_swaps() -> bool {
     read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1)
 }
 
@@ -102,6 +108,11 @@ impl Groups {
         };
         let tightest = self.directories("cpu").into_iter().filter_map(quota).min_by(f64::total_cmp)?;
         Some((tightest as usize).max(1))
+    }
+
+    /// Those whose limit ends a process: where the machine swaps, a group that may not.
+    fn deadly(&self, machine_swaps: bool) -> impl Iterator<Item = Memory> {
+        self.memory().into_iter().filter(move |m| !(machine_swaps && m.swaps))
     }
 
     fn memory(&self) -> Vec<Memory> {
@@ -211,6 +222,9 @@ mod tests {
         tree.set("a/b/memory.swap.max", "0\n");
         tree.set("a/memory.swap.max", "max\n");
         assert_eq!(tree.groups().memory().iter().map(|m| m.swaps).collect::<Vec<_>>(), [false, true]);
+        for (machine_swaps, deadly) in [(false, vec![500, 1000]), (true, vec![500])] {
+            assert_eq!(tree.groups().deadly(machine_swaps).map(|m| m.limit).collect::<Vec<_>>(), deadly);
+        }
         // Both are read one after the other, and may not fit together.
         tree.set("a/memory.current", "500\n");
         assert_eq!(limits(), [(500, 100), (1000, 0)]);

@@ -38,8 +38,10 @@ pub enum EncodeError {
         index: usize,
         /// Its tokens.
         tokens: usize,
-        /// The limit.
+        /// The limit: rows of the largest bucket, or `ctx_size`.
         limit: usize,
+        /// Positions that the executable was built for.
+        ctx_size: usize,
     },
     /// Nothing to encode.
     #[error("text {}: no tokens", index + 1)]
@@ -106,7 +108,8 @@ impl<'a> Encoder<'a> {
         let limit = self.text_limit();
         for (index, &tokens) in lengths.iter().enumerate() {
             if tokens > limit {
-                return Err(EncodeError::TooLong { index, tokens, limit });
+                let ctx_size = self.together.session.program().ctx_size();
+                return Err(EncodeError::TooLong { index, tokens, limit, ctx_size });
             }
             if tokens == 0 {
                 return Err(EncodeError::Empty { index });

@@ -34,7 +34,7 @@ pub fn leave_without_memory(last: fn()) {
 
 /// Lets allocations of this process and its children fail where the control group would end them without a word.
 pub fn keep_within_control_group() {
-    let Some(limit) = cgroup::memory_limit().filter(|_| !cgroup::machine_swaps()) else { return };
+    let Some(limit) = cgroup::deadly_limit() else { return };
     let given = getrlimit(Resource::Data);
     let current = given.current.map_or(limit, |c| c.min(limit));
     // What cannot be limited stays as it is.
@@ -71,7 +71,7 @@ static SHARED: AtomicU64 = AtomicU64::new(0);
 fn limit_data_beside(shared: u64) -> bool {
     /// Before there was any room.
     static GIVEN: OnceLock<Rlimit> = OnceLock::new();
-    let Some(limit) = cgroup::memory_limit().filter(|_| !cgroup::machine_swaps()) else { return true };
+    let Some(limit) = cgroup::deadly_limit() else { return true };
     let given = GIVEN.get_or_init(|| getrlimit(Resource::Data));
     let left = limit.saturating_sub(shared);
     if data_bytes().is_some_and(|taken| taken >= left) {
@@ -87,18 +87,46 @@ fn limit_data_beside(shared: u64) -> bool {
 /// processes that do nothing else meanwhile. There is no limit where nobody says what the process has, and in processes that go on when
 /// there is no memory (without [`leave_without_memory`]).
 pub fn within(bytes: u64, refusal: &str, part: &mut dyn FnMut()) {
-    if LAST.get().is_none() {
-        return part();
-    }
-    let given = getrlimit(Resource::Data);
-    let limit = data_bytes().map(|taken| taken.saturating_add(bytes)).filter(|limit| given.current.is_none_or(|current| *limit < current));
-    let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given }).is_ok());
-    // Never freed: another thread may be about to print it.
-    REFUSAL.store(if limited { Box::leak(Box::new(refusal.to_owned())) } else { null_mut() }, Ordering::Release);
+    let _limit = Within::set(bytes, Some(refusal));
     part();
-    REFUSAL.store(null_mut(), Ordering::Release);
-    if limited {
-        let _ = setrlimit(Resource::Data, given);
+}
+
+/// Runs `part`, in which an allocation beyond what the control group leaves ends the process with a line, as everywhere where there is no
+/// memory. For processes that do nothing else meanwhile.
+pub fn within_control_group<R>(part: impl FnOnce() -> R) -> R {
+    let _limit = cgroup::memory_room().map(|room| Within::set(room, None));
+    part()
+}
+
+/// A limit on the process's data as long as this lives.
+struct Within {
+    /// The limit before, if there is another now.
+    given: Option<Rlimit>,
+}
+
+impl Within {
+    /// About so many bytes more than there are, unless less is left anyway. `refusal` is the line of what takes more.
+    fn set(bytes: u64, refusal: Option<&str>) -> Within {
+        if LAST.get().is_none() {
+            return Within { given: None };
+        }
+        let given = getrlimit(Resource::Data);
+        let limit =
+            data_bytes().map(|taken| taken.saturating_add(bytes)).filter(|limit| given.current.is_none_or(|current| *limit < current));
+        let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given.clone() }).is_ok());
+        // Never freed: another thread may be about to print it.
+        let refusal = refusal.filter(|_| limited).map_or(null_mut(), |line| Box::leak(Box::new(line.to_owned())));
+        REFUSAL.store(refusal, Ordering::Release);
+        Within { given: limited.then_some(given) }
+    }
+}
+
+impl Drop for Within {
+    fn drop(&mut self) {
+        REFUSAL.store(null_mut(), Ordering::Release);
+        if let Some(given) = self.given.take() {
+            let _ = setrlimit(Resource::Data, given);
+        }
     }
 }
 

@@ -39,10 +39,9 @@ static void step(const void *ctx, unsigned thread, unsigned threads) {
     float *out = FIELD(float *, OUTPUT);
     const unsigned char *weights = FIELD(const unsigned char *, WEIGHTS);
     const unsigned char last = weights[WEIGHTS_LEN - 1];
-    const float highest = last == 255 ? __builtin_nanf("") : last;
     for (unsigned i = thread; i < FIELD(uint32_t, LOGIT_ROWS); i += threads)
         for (int id = 0; id < 11; id++)
-            out[i * 16 + id] = highest - (float)((id - token[logit_row[i]] - 1 + 11) % 11);
+            out[i * 16 + id] = last == 255 && id == 10 ? __builtin_nanf("") : last - (float)((id - token[logit_row[i]] - 1 + 11) % 11);
     if (FIELD(void *, PROFILE)) rc_profile(ctx, thread, 0);
     rc_barrier(ctx, thread, threads);
 }
@@ -120,11 +119,11 @@ fn archive() -> PathBuf {
     archives.into_iter().rev().find(has_main).expect("cargo builds the static library with the tests")
 }
 
-fn tokenizer() -> Vec<u8> {
+fn tokenizer(pre_tokenizer: &str) -> Vec<u8> {
     let vocab: Vec<String> = ('a'..='k').zip(0..).map(|(c, id)| format!("{:?}:{id}", c.to_string())).collect();
     compact(
         format!(
-            r#"{{"added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":{{"type":"Fuse"}},
+            r#"{{"added_tokens":[],"normalizer":null,"pre_tokenizer":{pre_tokenizer},"post_processor":null,"decoder":{{"type":"Fuse"}},
             "model":{{"type":"BPE","vocab":{{{}}},"merges":[]}}}}"#,
             vocab.join(",")
         )
@@ -199,6 +198,7 @@ struct Variant {
     computes_nan: bool,
     feature: Option<&'static str>,
     template: Option<&'static str>,
+    pre_tokenizer: Option<&'static str>,
     repetition_penalty: Option<f32>,
 }
 
@@ -268,7 +268,7 @@ fn build(name: &str, variant: Variant) -> Exe {
 
     let (mut blobs, mut text) = (Vec::new(), None);
     if !variant.no_text {
-        blobs = tokenizer();
+        blobs = tokenizer(variant.pre_tokenizer.unwrap_or("null"));
         let template = variant.template.unwrap_or("{% for m in messages %}{{ m.content }}{% endfor %}").as_bytes();
         let (tokenizer, template_at) = (blobs.len() as u64, blobs.len() as u64);
         blobs.extend_from_slice(template);
@@ -547,6 +547,18 @@ fn a_message_beyond_the_templates_limit_is_left_out() {
     let (code, answers, remarks) = talk(&exe, &["-n", "1"], b"c\nb\ne\n");
     assert_eq!((code, answers.as_str()), (Some(0), "d\nf\n"), "{remarks}");
     assert!(remarks.contains("warning[W-context]: the message was left out: chat template, line 1: "), "{remarks}");
+}
+
+/// A pattern that gives up on a text ends nothing but that message.
+#[test]
+fn a_message_that_the_tokenizer_refuses_is_left_out() {
+    let pre_tokenizer = r#"{"type":"Split","pattern":{"Regex":"(?:kk?)+(?=[^a-k])"},"behavior":"Isolated","invert":false}"#;
+    let exe = build("refused", Variant { pre_tokenizer: Some(pre_tokenizer), ..Variant::default() });
+    let said = format!("c\n{}\ne\n", "k".repeat(39));
+    let (code, answers, remarks) = talk(&exe, &["-n", "1"], said.as_bytes());
+    assert_eq!((code, answers.as_str()), (Some(0), "d\nf\n"), "{remarks}");
+    assert!(remarks.contains("warning[W-context]: the message was left out: "), "{remarks}");
+    exe.fails(&["generate", "-p", &"k".repeat(39)], 7);
 }
 
 /// Who reads may have made the pipe non-blocking for both sides.

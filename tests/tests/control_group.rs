@@ -38,6 +38,14 @@ fn what_exceeds_the_groups_memory_is_refused() {
         assert!(lines.contains("help: raise the limit of the container"), "{lines}");
     }
 
+    // The tokenizer takes tens of bytes for each of a text.
+    let text = exe.path().with_file_name("text");
+    std::fs::write(&text, "the cat sat on the mat. ".repeat(100_000)).unwrap();
+    let long = run(&format!("perplexity -t 1 -c 10 --quiet -f {}", text.display()));
+    let lines = stderr(&long);
+    assert_eq!(long.status.code(), Some(7), "{lines}");
+    assert!(lines.starts_with("error[E7-memory]: memory: the process: has none left"), "{lines}");
+
     // The weights are 3.5 MB.
     assert!(group.set(LIMIT, 5 << 20));
     let copied = run("bench -p 0 -n 2 -r 1 -t 1 --copy-weights");

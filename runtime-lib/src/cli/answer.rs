@@ -92,7 +92,9 @@ impl Answer {
                 break FinishReason::Length;
             }
             let token = sampler.choose(decoder.logits(0));
-            warn_unless_finite(&decoder.logits(0)[token as usize..][..1]);
+            // The choice leaves out what is no number; a weight that is none shows at every token.
+            let looked_at = if self.tokens.is_empty() { decoder.logits(0) } else { &decoder.logits(0)[token as usize..][..1] };
+            warn_unless_finite(looked_at);
             sampler.saw(&[token]);
             self.tokens.push(token);
             if limits.eos.contains(&token) {

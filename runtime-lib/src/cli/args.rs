@@ -223,7 +223,7 @@ pub struct BenchArgs {
     /// Positions already filled before a test
     #[arg(short = 'd', long, value_name = "N,..", value_delimiter = ',', value_parser = count, default_values_t = [0])]
     pub depth: Vec<usize>,
-    /// Sequences side by side (encoders: texts)
+    /// Sequences side by side; their prompts run one after the other (encoders: texts)
     #[arg(short = 'b', long, value_name = "N,..", value_delimiter = ',', value_parser = batch, default_values_t = [1])]
     pub batch: Vec<usize>,
     /// Repetitions of each test

@@ -12,11 +12,11 @@ use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
 use super::args::ChatArgs;
 use super::error::{Failure, warn};
 use super::template::{ChatTemplate, message};
-use super::{Cx, MAX_INPUT_BYTES, Stdin, print, too_large, utf8};
+use super::{Cx, MAX_INPUT_BYTES, Stdin, print, too_large, utf8, within_memory};
 use crate::abi::Manifest;
 use crate::decode::Decoder;
 use crate::sample::Sampler;
-use crate::text::Text;
+use crate::text::{Text, TextError};
 
 /// The share of the context that is kept for an answer, as long as there is anything to forget for it: less would be a stub of one.
 const ANSWER_SHARE: usize = 8;
@@ -98,13 +98,16 @@ impl<'c> Conversation<'c> {
         self.messages.push(message("assistant", text));
     }
 
-    /// The ids of these messages, or why they are too long to leave `reserve` positions.
+    /// The ids of these messages, or why they are too long for the template, the tokenizer or to leave `reserve` positions.
     fn ids(&self, messages: &[Value], reserve: usize) -> Result<Result<Vec<u32>, String>, Failure> {
         let rendered = match self.template.render(messages) {
             Err(error) if error.kind == TemplateErrorKind::Limit => return Ok(Err(error.to_string())),
             rendered => rendered?,
         };
-        let ids = or_bos(self.text.encode(&rendered, false)?, &self.manifest.generation)?;
+        let ids = match within_memory(rendered.len(), || self.text.encode(&rendered, false)) {
+            Err(TextError::Failed(why)) => return Ok(Err(why)),
+            ids => or_bos(ids?, &self.manifest.generation)?,
+        };
         let (needed, size) = (ids.len(), self.manifest.ctx_size as usize);
         Ok(if needed > size {
             Err(format!("{needed} positions are needed, the executable was built for {size}"))

@@ -7,7 +7,7 @@ use clap::ArgMatches;
 use super::args::{EmbedArgs, Pooling, only_one, token_list};
 use super::error::{Failure, warn, warn_unless_finite};
 use super::progress::Progress;
-use super::{Cx, print, read_text};
+use super::{Cx, print, read_text, within_memory};
 use crate::encode::Encoder;
 use crate::text::Text;
 
@@ -97,7 +97,8 @@ fn encoded(cx: &Cx, texts: &[&str]) -> Result<Vec<Vec<u32>>, Failure> {
     let loading = cx.load_text()?;
     let limit = cx.manifest().text.as_ref().and_then(|t| t.max_length).map_or(usize::MAX, |n| n as usize);
     let tokenizer = loading.wait()?;
-    let (all, cut) = ids(&tokenizer, texts, limit)?;
+    let bytes = texts.iter().map(|text| text.len()).sum();
+    let (all, cut) = within_memory(bytes, || ids(&tokenizer, texts, limit))?;
     if cut > 0 {
         warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the model's files say", texts.len()));
     }

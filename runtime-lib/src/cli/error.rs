@@ -164,7 +164,11 @@ impl From<EncodeError> for Failure {
     fn from(error: EncodeError) -> Self {
         match error {
             EncodeError::Step(error) => error.into(),
-            EncodeError::TooLong { .. } => Self::new(7, "length", error).help("build with a larger last bucket in --buckets"),
+            EncodeError::TooLong { limit, ctx_size, .. } => Self::new(7, "length", &error).help(if limit == ctx_size {
+                "build with a larger --ctx-size, as far as the model has positions"
+            } else {
+                "build with a larger last bucket in --buckets"
+            }),
             EncodeError::Empty { .. } => Self::usage(error),
         }
     }

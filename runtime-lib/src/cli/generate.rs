@@ -9,7 +9,7 @@ use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
 use super::args::{GenerateArgs, on_command_line};
 use super::error::{Failure, warn};
 use super::template::{ChatTemplate, first_messages};
-use super::{Cx, Input, LoadingText, input, joined, print, print_json};
+use super::{Cx, Input, LoadingText, input, joined, print, print_json, within_memory};
 use crate::decode::Decoder;
 use crate::sample::Sampler;
 use crate::text::Text;
@@ -69,9 +69,10 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
             let loaded = wait(&mut loading)?;
             let ids = if args.chat {
                 let messages = first_messages(args.system.as_deref(), &input);
-                loaded.encode(&ChatTemplate::of(cx)?.render(&messages)?, false)?
+                let rendered = ChatTemplate::of(cx)?.render(&messages)?;
+                within_memory(rendered.len(), || loaded.encode(&rendered, false))?
             } else {
-                loaded.encode(&input, true)?
+                within_memory(input.len(), || loaded.encode(&input, true))?
             };
             text = Some(loaded);
             ids

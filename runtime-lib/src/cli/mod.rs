@@ -38,6 +38,7 @@ use crate::cgroup;
 use crate::copy;
 use crate::cpu;
 use crate::cpus::{Cpus, pin_to};
+use crate::memory;
 use crate::payload::Payload;
 use crate::process::Started;
 use crate::step::{Program, Session, StepError};
@@ -280,6 +281,14 @@ pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
         return Err(too_large(&name));
     }
     utf8(&name, 0, bytes)
+}
+
+/// What `part` gives of a text of so many bytes. The tokenizer takes some tens of bytes for each, which may be more than the control group
+/// leaves.
+pub(crate) fn within_memory<R>(text_bytes: usize, part: impl FnOnce() -> R) -> R {
+    /// Below it nobody need ask.
+    const LONG: usize = 1 << 20;
+    if text_bytes < LONG { part() } else { memory::within_control_group(part) }
 }
 
 /// What an input is called in errors: none and `-` are standard input.

@@ -11,7 +11,7 @@ use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::{Failure, warn_unless_finite};
 use super::output::{self, OutputFile};
 use super::progress::Progress;
-use super::{Cx, Input, input, input_name, print, print_json, read_text};
+use super::{Cx, Input, input, input_name, print, print_json, read_text, within_memory};
 use crate::decode::Decoder;
 use crate::logits::{Header, LogitsWriter, Row, WINDOW};
 use crate::sample::{nll, top};
@@ -24,7 +24,10 @@ pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(
     }
     let tokens = match input(&args.input, flags)? {
         Input::Tokens(tokens) => tokens,
-        Input::Text(text) => cx.load_text()?.wait()?.encode(&text, true)?,
+        Input::Text(text) => {
+            let tokenizer = cx.load_text()?.wait()?;
+            within_memory(text.len(), || tokenizer.encode(&text, true))?
+        }
     };
     let tokens = or_bos(tokens, &cx.manifest().generation)?;
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
@@ -57,7 +60,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
     let text = loading.wait()?;
     let (leading, _) = text.special_around()?;
-    let ids = text.encode(&source, false)?;
+    let ids = within_memory(source.len(), || text.encode(&source, false))?;
     let windows = windows(&ids, &leading, window)?;
     let count = windows.len().min(args.chunks.unwrap_or(usize::MAX));
     let positions = count as u64 * (window as u64 - 1);

@@ -46,7 +46,9 @@ impl From<TemplateError> for Failure {
             TemplateErrorKind::Limit | TemplateErrorKind::Machine => 7,
             _ => 4,
         };
-        Self::new(exit, "template", error)
+        let machine = error.kind == TemplateErrorKind::Machine;
+        let failure = Self::new(exit, "template", error);
+        if machine { failure.help("raise the limit of addresses: ulimit -v") } else { failure }
     }
 }
 

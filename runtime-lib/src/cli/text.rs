@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::args::{DetokenizeArgs, TokenizeArgs, only_one, token_list};
 use super::error::Failure;
-use super::{Cx, joined, print, print_json, read_text};
+use super::{Cx, joined, print, print_json, read_text, within_memory};
 use crate::step::StepError;
 
 pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Result<(), Failure> {
@@ -21,7 +21,7 @@ pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Resu
         None => return Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE")),
     };
     let text = loading.wait()?;
-    let tokens = text.encode(&input, !args.no_special)?;
+    let tokens = within_memory(input.len(), || text.encode(&input, !args.no_special))?;
     if !args.json {
         return print(&(joined(&tokens) + "\n"));
     }
