@@ -240,9 +240,9 @@ mod tests {
         let i32 = value(convert("b", DType::I32)).unwrap();
         assert_eq!((i32.dtype, i32.data), (DType::I32, vec![7.0, 8.0, 9.0]));
         // Parts may be stored in different types if all become one.
-        let mixed = Recipe::Concat(vec![Recipe::Slice { of: Box::new(leaf("a")), start: 0, end: 1 }, leaf("b")]);
+        let mixed = Recipe::Concat(vec![leaf("fine"), Recipe::Transpose(Box::new(leaf("a")))]);
         let mixed = value(Recipe::Convert { of: Box::new(mixed), dtype: DType::BF16 }).unwrap();
-        assert_eq!((mixed.dtype, mixed.shape, mixed.data), (DType::BF16, vec![2, 3], vec![0.0, 1.0, 2.0, 7.0, 8.0, 9.0]));
+        assert_eq!((mixed.dtype, mixed.shape, mixed.data), (DType::BF16, vec![4, 2], vec![1.0, 1.5, 0.0, 3.0, 1.0, 4.0, 2.0, 5.0]));
         let q8 = DType::Q8(crate::quant::Group::Row);
         let coded = value(convert("fine", q8)).unwrap();
         assert_eq!((coded.dtype, coded.shape, coded.data), (q8, vec![1, 2], quantise(q8, &source("fine").unwrap())));
