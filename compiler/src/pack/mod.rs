@@ -95,8 +95,9 @@ pub struct Packed {
 /// Bytes of memory that an item takes.
 const ITEM_BYTES: u64 = 8 << 20;
 
-/// The same of a batch of items, which are evaluated at once where there are as many threads.
-const BATCH_BYTES: u64 = 256 << 20;
+/// The same of a batch of items, which are evaluated at once where there are as many threads. What came of the batch before, at most as
+/// much, lies beside it.
+const BATCH_BYTES: u64 = 192 << 20;
 
 /// One piece of a job: panels (of all ways) or rows `units` of it.
 struct Item {
@@ -340,12 +341,13 @@ fn items(table: &WeightTable, views: &[View]) -> Result<Vec<Item>, Error> {
         end = job.offset + job.bytes;
         let view = &views[index];
         let (units, unit_bytes, sources) = match job.layout {
-            Layout::Plain => (view.rows(), view.row_bytes(), 0),
+            Layout::Plain => (view.rows(), view.row_bytes(), view.cols() * view.scratch()),
             Layout::Panels(p) => {
                 let rows = u64::from(p.ways) * u64::from(p.nr);
                 // Codes are made of floats, by way of f32 and bytes.
-                let by_way = if p.coding == Coding::Elements { 0 } else { view.cols() * 5 };
-                (u64::from(p.panels()), p.panel_bytes(job.dtype) * u64::from(p.ways), rows * (view.row_bytes() + by_way))
+                let by_way = if p.coding == Coding::Elements { 0 } else { 5 };
+                let source = view.row_bytes() + view.cols() * (by_way + view.scratch());
+                (u64::from(p.panels()), p.panel_bytes(job.dtype) * u64::from(p.ways), rows * source)
             }
         };
         if unit_bytes == 0 {

@@ -151,8 +151,36 @@ fn batches_are_bounded() {
     };
     assert_eq!(lengths(&[], 8), [0; 0]);
     assert_eq!(lengths(&[8; 20], 8), [8, 8, 4]);
-    assert_eq!(lengths(&[8; 70], 384), [32, 32, 6]);
-    assert_eq!(lengths(&[200, 100, 1000, 56, 200], 8), [1, 1, 1, 2]);
+    assert_eq!(lengths(&[8; 60], 384), [24, 24, 12]);
+    assert_eq!(lengths(&[190, 100, 1000, 36, 156], 8), [1, 1, 1, 2]);
+}
+
+/// Items count what they are made of.
+#[test]
+fn conversions_and_transposed_matrices_count() {
+    let m = Memory(vec![("x", DType::F32, vec![4096, 1024], vec![]), ("h", DType::F16, vec![4096, 1024], vec![])]);
+    let to = |of: Recipe, dtype| Recipe::Convert { of: Box::new(of), dtype };
+    let turned = |of: Recipe| Recipe::Transpose(Box::new(of));
+    for (recipe, scratch) in [
+        (source("x"), 0),
+        (to(source("x"), DType::F32), 0),
+        (to(source("x"), DType::BF16), 4),
+        (to(to(source("h"), DType::F32), DType::BF16), 6),
+        (turned(source("h")), 2),
+        (to(turned(source("x")), DType::BF16), 6),
+        (Recipe::Concat(vec![source("x"), to(source("h"), DType::F32)]), 2),
+        (Recipe::Slice { of: Box::new(to(source("x"), DType::F16)), start: 1, end: 2 }, 4),
+    ] {
+        assert_eq!(View::new(&recipe, &m).unwrap().scratch(), scratch, "{recipe:?}");
+    }
+    let memory = |recipe: &Recipe| {
+        let mut table = WeightTable::default();
+        table.place("p", recipe, P::F32, &[4096, 1024], Layout::Plain);
+        let items = items(&table, &[View::new(recipe, &m).unwrap()]).unwrap();
+        assert_eq!(items.iter().map(|item| item.bytes).sum::<u64>(), 16 << 20);
+        items[0].memory as f64 / items[0].bytes as f64
+    };
+    assert_eq!((memory(&source("x")), memory(&to(source("h"), DType::F32))), (1.0, 1.5));
 }
 
 #[test]

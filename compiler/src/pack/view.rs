@@ -123,6 +123,23 @@ impl View {
         self.cols() * self.dtype.size()
     }
 
+    /// Bytes that reading takes for each element, beside the element.
+    pub fn scratch(&self) -> u64 {
+        let converted = |stored: DType, conversions: &[DType]| match conversions {
+            [] => 0,
+            [between @ .., _] => stored.size() + between.iter().map(|dtype| dtype.size()).sum::<u64>(),
+        };
+        match &self.node {
+            // Codes are read as they are.
+            Node::Source { stored, .. } if !stored.is_float() => 0,
+            Node::Source { stored, conversions, .. } => converted(*stored, conversions),
+            Node::Rope { conversions, .. } => converted(DType::F32, conversions).max(4),
+            Node::Transpose(of) => of.dtype.size() + of.scratch(),
+            Node::Concat(parts) => parts.iter().map(View::scratch).max().unwrap_or(0),
+            Node::Slice { of, .. } => of.scratch(),
+        }
+    }
+
     /// Rows as codes of `dtype`: rounded to nearest, or as they are stored.
     pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, seen: &mut Seen) -> Result<CodedRows, Error> {
         let width = self.cols() as usize;
