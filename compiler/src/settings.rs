@@ -148,7 +148,7 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
             let what = format!("--keep {pattern}: expected tensors of floats, found {name}, which are codes and stay as they are");
             return Err(Error::Usage { what, help: None });
         }
-        kept.extend(named.map(|t| Keep { pattern: t.name.to_string(), dtype: keep.dtype }));
+        kept.extend(named.map(|t| Keep { pattern: model.facts().read_for(&t.name).to_string(), dtype: keep.dtype }));
         if kept.len() == before {
             let pattern = rcompile_models::error::escape(&keep.pattern);
             return Err(Error::Usage {

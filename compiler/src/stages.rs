@@ -558,7 +558,7 @@ fn run_passes(
 fn unread_patterns(asked: &[Keep], model: &Model, products: &Products) -> Vec<String> {
     let is_read = |keep: &&Keep| {
         let mut named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
-        named.any(|t| products.tensors.contains(&*t.name))
+        named.any(|t| products.tensors.contains(model.facts().read_for(&t.name)))
     };
     let unread = asked.iter().filter(|keep| keep.dtype.is_some() && !is_read(keep));
     unread.map(|keep| rcompile_models::error::escape(&keep.pattern).to_string()).collect()

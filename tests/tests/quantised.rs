@@ -197,6 +197,25 @@ fn info_says_what_was_quantised() {
     }
 }
 
+/// A tied head that is stored as well: its name speaks of the embedding.
+#[test]
+fn a_tied_head_is_kept_by_its_name() {
+    let toy = Toy { vocab: 72, hidden: 64, heads: 4, kv_heads: 2, intermediate: 96, layers: 1 };
+    let dir = model_dir("tied-twice", |dir| {
+        let mut tensors = toy.tensors();
+        let (_, shape, table) = tensors.iter().find(|t| t.0 == "model.embed_tokens.weight").unwrap().clone();
+        tensors.push(("lm_head.weight".into(), shape, table));
+        let typed = |(name, shape, values): (String, Vec<usize>, Vec<f32>)| {
+            (name, Dtype::F32, shape, values.iter().flat_map(|x| x.to_le_bytes()).collect())
+        };
+        write_model(dir, &toy.config(), &tensors.into_iter().map(typed).collect::<Vec<_>>());
+    });
+    for (keep, name) in [("", "int4 by 32, head int8"), ("--keep lm_head.weight=auto", "int4 by 32, head none")] {
+        let exe = build(&dir, &format!("{BASE} --buckets 1 --quantize int4 --compute f32 {keep}"));
+        assert_eq!(exe.json(["info"])["quantization"], name, "{keep}");
+    }
+}
+
 /// Matrices of several types that are computed together: their codes are of the values that they have.
 #[test]
 fn merged_matrices_of_several_types() {

@@ -20,7 +20,7 @@ const HELP: &str = "--calibrate takes a text like those that the model will read
 const BYTES_MAX: u64 = 64 << 20;
 /// Of longer texts each chunk is tokenised by itself: a tokenizer takes some hundred bytes for each byte of a text.
 const WHOLE_BYTES: usize = 1 << 20;
-/// Unless that gives few chunks, as where words are very long, and the text is not longer than this.
+/// Unless that gives few chunks, as where words are very long, and the text is not longer than this; or none, and it is this much of it.
 const WHOLE_BYTES_MAX: usize = 8 << 20;
 /// How far into a part a word may reach that begins before it.
 const WORD_BYTES: usize = 256;
@@ -78,6 +78,7 @@ fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error>
         false => vec![],
     };
     if bodies.is_empty() || bodies.len() < CHUNKS / 2 && text.len() <= WHOLE_BYTES_MAX {
+        let text = &text[..text.floor_char_boundary(WHOLE_BYTES_MAX)];
         let ids = tokenizer.encode(text, false).map_err(failed)?;
         let whole = ids.len() / room;
         if whole == 0 {

@@ -94,6 +94,13 @@ pub struct Facts {
     pub head: Option<&'static str>,
 }
 
+impl Facts {
+    /// Canonical name of the tensor that is read for `name`: of a head that is tied the embedding's.
+    pub fn read_for<'n>(&self, name: &'n str) -> &'n str {
+        if self.tied_head && self.head == Some(name) { self.embedding } else { name }
+    }
+}
+
 /// A tensor that an architecture asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
