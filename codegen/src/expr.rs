@@ -162,10 +162,10 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
     pub fn store(&self, stores: &[Store]) {
         let value = |s: &Store| match self.scope.exprs.get(s.value) {
             // The store rounds, too.
-            Expr::Round(dtype, exact) if dtype == self.scope.operands[s.operand.index()].dtype => exact,
-            _ => s.value,
+            Expr::Round(dtype, exact) if dtype == self.scope.operands[s.operand.index()].dtype => self.before_rounding(dtype, exact),
+            _ => self.eval(s.value),
         };
-        let evaluated: Vec<_> = stores.iter().map(|s| (s.operand, self.eval(s.index), self.float(value(s)))).collect();
+        let evaluated: Vec<_> = stores.iter().map(|s| (s.operand, self.eval(s.index), self.lanes(&value(s)))).collect();
         for (operand, index, value) in evaluated {
             self.store_value(operand, &index, value);
         }
@@ -207,6 +207,19 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
         val
     }
 
+    /// Value of a node that is rounded to `dtype` and not used otherwise.
+    fn before_rounding(&self, dtype: DType, id: ExprId) -> Val<'c> {
+        let (f, a): (fn(&Fb<'_, 'c>, Value<'c>) -> Value<'c>, _) = match (dtype, self.scope.exprs.get(id)) {
+            (DType::Bf16, Expr::Unary(UnaryOp::Gelu, a)) => (math::gelu_for_bf16, a),
+            (DType::Bf16, Expr::Unary(UnaryOp::GeluTanh, a)) => (math::gelu_tanh_for_bf16, a),
+            _ => return self.eval(id),
+        };
+        match self.eval(a) {
+            Val::Uniform(v, _) => Val::Uniform(f(self.fb, v), 1),
+            other => Val::Lanes(f(self.fb, self.lanes(&other))),
+        }
+    }
+
     fn compute(&self, id: ExprId) -> Val<'c> {
         let fb = self.fb;
         let uniform = |v: Value<'c>| Val::Uniform(v, 1);
@@ -241,7 +254,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
                 Val::Uniform(v, _) => uniform(self.unary(op, v)),
                 other => Val::Lanes(self.unary(op, self.lanes(&other))),
             },
-            Expr::Round(dtype, a) => match self.eval(a) {
+            Expr::Round(dtype, a) => match self.before_rounding(dtype, a) {
                 Val::Uniform(v, _) => uniform(fb.round(dtype, v)),
                 other => Val::Lanes(fb.round(dtype, self.lanes(&other))),
             },
@@ -261,6 +274,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
             UnaryOp::Tanh => math::tanh(fb, v),
             UnaryOp::Erf => math::erf(fb, v),
             UnaryOp::Gelu => math::gelu(fb, v),
+            UnaryOp::GeluTanh => math::gelu_tanh(fb, v),
             UnaryOp::Sigmoid => math::sigmoid(fb, v),
             UnaryOp::Sqrt => fb.sqrt(v),
             UnaryOp::Rsqrt => fb.div(fb.f32s(1.0, v.lanes()), fb.sqrt(v)),

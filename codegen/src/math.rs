@@ -105,6 +105,64 @@ pub fn gelu<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
 /// `|x|` beyond which the smaller side of [`gelu`] counts as nothing: it is 2^-114 there.
 const GELU_END: f32 = 10.0;
 
+/// `x (1 + tanh(u)) / 2` with `u = sqrt(2 / pi) (x + 0.044715 x^3)`, as `x sigmoid(2 u)`: without a difference of nearly equal numbers.
+pub fn gelu_tanh<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let [first, third] = [GELU_TANH_SLOPE, GELU_TANH_SLOPE * GELU_TANH_THIRD].map(|c| fb.f32s(c as f32, x.lanes()));
+    let slope = fb.add(first, fb.mul(third, fb.mul(x, x)));
+    fb.mul(x, sigmoid(fb, fb.mul(x, slope)))
+}
+
+/// `2 sqrt(2 / pi)`.
+const GELU_TANH_SLOPE: f64 = 1.595_769_121_605_730_7;
+const GELU_TANH_THIRD: f64 = 0.044_715;
+
+/// [`gelu`] of which a bf16 is wanted: error below `2^-15 |gelu|` from -1 on, below 7e-6 everywhere; below -4.77 it is 0.
+pub fn gelu_for_bf16<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    by_parabolas(fb, x, |a| 0.5 * libm::erfc(a * std::f64::consts::FRAC_1_SQRT_2)).unwrap_or_else(|| gelu(fb, x))
+}
+
+/// [`gelu_tanh`] of which a bf16 is wanted, with the same errors.
+pub fn gelu_tanh_for_bf16<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
+    let below = |a: f64| 1.0 / (1.0 + libm::exp(GELU_TANH_SLOPE * (a + GELU_TANH_THIRD * a * a * a)));
+    by_parabolas(fb, x, below).unwrap_or_else(|| gelu_tanh(fb, x))
+}
+
+/// `x gate(x)`, where `gate(-a) = below(a)` and `gate(a) = 1 - below(a)`, by a parabola for each of [`PIECES`] pieces of `|x|`: a third of
+/// the instructions. None where the target looks nothing up in registers.
+fn by_parabolas<'c>(fb: &Fb<'_, 'c>, x: Value<'c>, below: impl Fn(f64) -> f64) -> Option<Value<'c>> {
+    if !fb.isa().looks_up_in_registers() {
+        return None;
+    }
+    let k = |v: f32| fb.f32s(v, x.lanes());
+    // One more piece would begin at the end.
+    let a = fb.min(k(PIECES as f32 / PIECES_OF_ONE * 0.999_99), fb.abs(x));
+    let at = fb.fma(a, k(PIECES_OF_ONE), k(-0.5));
+    let shifted = fb.add(at, k(ROUND_MAGIC));
+    let from_middle = fb.sub(at, fb.sub(shifted, k(ROUND_MAGIC)));
+    let piece = fb.bitcast(shifted, x.ty().with(Elem::I32));
+    let [c0, c1, c2] = parabolas(below).map(|table| fb.look_up(&table, piece));
+    let below = fb.fma(fb.fma(c2, from_middle, c1), from_middle, c0);
+    // x - x below for x > 0, x below for the others.
+    Some(fb.fma(fb.neg(a), below, fb.max(k(0.0), x)))
+}
+
+const PIECES: usize = 32;
+/// From a number to the next.
+const PIECES_OF_ONE: f32 = 6.5;
+
+/// Coefficients by piece of the parabola through three points of `f`, Chebyshev's, in pieces from the middle; those of the last are 0.
+fn parabolas(f: impl Fn(f64) -> f64) -> [[f32; PIECES]; 3] {
+    let mut tables = [[0.0; PIECES]; 3];
+    for piece in 0..PIECES - 1 {
+        let value = |from_middle: f64| f((piece as f64 + 0.5 + from_middle) / f64::from(PIECES_OF_ONE));
+        let d = 3f64.sqrt() / 4.0;
+        let [low, middle, high] = [value(-d), value(0.0), value(d)];
+        let coefficients = [middle, (high - low) / (2.0 * d), (high - 2.0 * middle + low) / (2.0 * d * d)];
+        tables.iter_mut().zip(coefficients).for_each(|(table, c)| table[piece] = c as f32);
+    }
+    tables
+}
+
 /// Hyperbolic tangent, relative error below 3e-7.
 pub fn tanh<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());

@@ -133,6 +133,37 @@ fn gelu() {
 }
 
 #[test]
+fn gelu_tanh() {
+    let special = [(NAN, NAN), (INF, INF), (0.0, 0.0), (-0.0, -0.0), (20.0, 20.0), (3e38, 3e38), (1e-30, 5e-31)];
+    let (relative, _) = errors(math::gelu_tanh, gelu_tanh_reference, |x| x > -1.0, &special);
+    assert!(relative < 1e-6, "{relative:e}");
+    let (_, absolute) = errors(math::gelu_tanh, gelu_tanh_reference, |x| x < 0.0, &[]);
+    assert!(absolute < 2e-7, "{absolute:e}");
+}
+
+fn gelu_tanh_reference(x: f64) -> f64 {
+    // 1 + tanh(u) of a large negative u as a quotient.
+    let u = (2.0 / std::f64::consts::PI).sqrt() * (x + 0.044_715 * x * x * x);
+    x / (1.0 + (-2.0 * u).exp())
+}
+
+/// Where there is nothing to look up with they are the exact ones.
+#[test]
+fn gelu_for_bf16() {
+    let special = [(NAN, NAN), (INF, INF), (0.0, 0.0), (-0.0, -0.0), (20.0, 20.0), (3e38, 3e38)];
+    let normal = |x: f64| x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
+    for (f, reference) in [
+        (math::gelu_for_bf16 as for<'c> fn(&Fb<'_, 'c>, Value<'c>) -> Value<'c>, normal as fn(f64) -> f64),
+        (math::gelu_tanh_for_bf16, gelu_tanh_reference),
+    ] {
+        let (relative, _) = errors(f, reference, |x| x > -1.0, &special);
+        assert!(relative < 3e-5, "{relative:e}");
+        let (_, absolute) = errors(f, reference, |x| x < 0.0, &[]);
+        assert!(absolute < 7e-6, "{absolute:e}");
+    }
+}
+
+#[test]
 fn sigmoid() {
     let special = [(NAN, NAN), (INF, 1.0), (-INF, 0.0), (0.0, 0.5), (-88.5, 0.0), (-1e30, 0.0), (1e30, 1.0)];
     let (relative, _) = errors(math::sigmoid, |x| 1.0 / (1.0 + (-x).exp()), |x| (-85.0..1e9).contains(&x), &special);

@@ -287,6 +287,11 @@ impl Isa {
         }
     }
 
+    /// Is there an instruction that looks up 32-bit elements in tables of 32?
+    pub fn looks_up_in_registers(&self) -> bool {
+        self.arch == Arch::X86_64 && self.lanes == 16
+    }
+
     /// Does LLVM's truncation of f32 to bf16 become one instruction (and not a library call)?
     pub fn bf16_rounds_by_truncation(&self) -> bool {
         self.arch == Arch::Aarch64 && self.has("bf16")

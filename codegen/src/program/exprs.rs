@@ -54,7 +54,7 @@ pub enum Expr {
     },
 }
 
-/// f32 functions. `Exp`, `Tanh`, `Erf`, `Gelu` are polynomials of our own; their errors stand at the functions of [`math`](crate::math).
+/// f32 functions. `Exp`, `Tanh`, `Erf`, `Gelu`, `GeluTanh` and `Sigmoid` are polynomials of our own; their errors stand at the functions of [`math`](crate::math).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum UnaryOp {
@@ -65,6 +65,8 @@ pub enum UnaryOp {
     Erf,
     /// x (1 + erf(x / sqrt 2)) / 2
     Gelu,
+    /// The same with tanh, see [`math::gelu_tanh`](crate::math::gelu_tanh)
+    GeluTanh,
     /// 1 / (1 + exp(-x))
     Sigmoid,
     Sqrt,

@@ -489,7 +489,6 @@ fn convert(k: &mut KernelBuilder, x: ExprId, from: g::DType, to: g::DType) -> Lo
 fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
     let apply = |k: &mut KernelBuilder, op: UnaryOp, x: ExprId| k.exprs.add(Expr::Unary(op, x));
     let mul = |k: &mut KernelBuilder, a: ExprId, b: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Mul, a, b));
-    let add = |k: &mut KernelBuilder, a: ExprId, b: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Add, a, b));
     Ok(match op {
         Unary::Neg => apply(k, UnaryOp::Neg, x),
         Unary::Abs => apply(k, UnaryOp::Abs, x),
@@ -510,17 +509,7 @@ fn unary(k: &mut KernelBuilder, op: Unary, x: ExprId) -> Lowered {
             k.exprs.add(Expr::Binary(BinaryOp::Max, x, zero))
         }
         Unary::Gelu => apply(k, UnaryOp::Gelu, x),
-        // (1 + tanh(u)) / 2 = sigmoid(2 u), without a difference of nearly equal numbers.
-        Unary::GeluTanh => {
-            let root = (8.0 / std::f64::consts::PI).sqrt();
-            let [first, third] = [root, root * 0.044_715].map(|c| k.exprs.float(c as f32));
-            let square = mul(k, x, x);
-            let third = mul(k, third, square);
-            let slope = add(k, first, third);
-            let twice = mul(k, x, slope);
-            let gate = apply(k, UnaryOp::Sigmoid, twice);
-            mul(k, x, gate)
-        }
+        Unary::GeluTanh => apply(k, UnaryOp::GeluTanh, x),
     })
 }
 

@@ -74,6 +74,23 @@ impl<'c> Fb<'_, 'c> {
             }
         }
     }
+    /// `table[index % 32]` of i32 indices. Panics where the target has no such instruction, see `Isa::looks_up_in_registers`.
+    pub fn look_up(&self, table: &[f32; 32], index: Value<'c>) -> Value<'c> {
+        assert!(self.isa().looks_up_in_registers(), "no look-up on this target");
+        let (lanes, all) = (index.ty.lanes, 16);
+        if lanes < all {
+            let wide =
+                if lanes == 1 { self.splat(index, all) } else { self.shuffle(index, index, &Vec::from_iter((0..all).map(|l| l % lanes))) };
+            let found = self.look_up(table, wide);
+            return if lanes == 1 { self.extract(found, 0) } else { self.shuffle(found, found, &Vec::from_iter(0..lanes)) };
+        }
+        let half = |part: &[f32]| {
+            let bits = self.int_vec(Elem::I32, &Vec::from_iter(part.iter().map(|x| i64::from(x.to_bits()))));
+            self.bitcast(bits, bits.ty.with(Elem::F32))
+        };
+        let (low, high) = table.split_at(16);
+        self.intrinsic("llvm.x86.avx512.vpermi2var.ps.512", index.ty.with(Elem::F32), &[half(low), index, half(high)])
+    }
     /// int8 matrix product of signed codes: `acc: i32[2 rows][2 columns]` plus `a: [2 rows][8 k]` times `b: [2 columns][8 k]` (Arm only).
     pub fn smmla(&self, acc: Value<'c>, a: Value<'c>, b: Value<'c>) -> Value<'c> {
         self.intrinsic("llvm.aarch64.neon.smmla.v4i32.v16i8", acc.ty, &[acc, a, b])
