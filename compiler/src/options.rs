@@ -68,7 +68,7 @@ pub struct Inspect {
     /// --scaling: read bandwidth of the socket [default: the table's for the CPU]
     #[arg(long, value_name = "GB/s", value_parser = parse_bandwidth, requires = "scaling")]
     pub bandwidth: Option<f64>,
-    /// Of a directory: CPU to plan for [default: native]
+    /// Of a directory: CPU to plan for [default: as `build`]
     #[arg(long, value_name = "NAME")]
     pub cpu: Option<String>,
     /// Of a directory: triple to plan for [default: the host's]
@@ -161,13 +161,13 @@ pub struct Build {
     /// Executable to write
     #[arg(short, long = "output", value_name = "OUT")]
     pub output: Option<PathBuf>,
-    /// Threads of this build [default: all CPUs]
+    /// Threads that compile and pack [default: all CPUs]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub jobs: Option<u32>,
     /// Print the report as JSON on stdout
     #[arg(long)]
     pub json: bool,
-    /// No progress, no report; errors only
+    /// No progress, no report; errors and what is asked for only
     #[arg(long)]
     pub quiet: bool,
     /// Rows per step: `1,8,64,512`, `8-512*8`, `8-64+8`

@@ -103,7 +103,8 @@ pub(crate) fn check_inputs(o: &Build, model: &Model) -> Result<(), Error> {
     let inputs: HashSet<(u64, u64)> = read.chain(others).filter_map(|path| identity(&path)).collect();
     let beside = std::fs::read_dir(&o.model).into_iter().flatten().flatten().map(|entry| entry.path());
     let beside: HashSet<(u64, u64)> = beside.filter_map(|path| identity(&path)).collect();
-    let is_rebuild = o.exe_path().is_some_and(|exe| matches!(payload::identity(exe), Ok(Some(_))));
+    // Nothing but a file is opened: a pipe would be waited for.
+    let is_rebuild = o.exe_path().is_some_and(|exe| exe.is_file() && matches!(payload::identity(exe), Ok(Some(_))));
     for output in &outputs {
         let Some(id) = identity(&output.path) else { continue };
         if inputs.contains(&id) {
@@ -159,10 +160,10 @@ impl Output {
         if self.path.components().any(|c| long(&c)) {
             return Err(self.refuse("has too long a name"));
         }
-        let there = self.path.ancestors().find(|a| a.as_os_str().is_empty() || a.exists()).unwrap_or(Path::new("."));
+        let there = self.path.ancestors().find(|a| a.as_os_str().is_empty() || a.symlink_metadata().is_ok()).unwrap_or(Path::new("."));
         let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
         if !there.is_dir() {
-            return Err(self.refuse("cannot be a directory, expected a name that is free or a directory's, found a file"));
+            return Err(self.refuse("cannot be a directory, expected a name that is free or a directory's, found another file"));
         }
         rustix::fs::access(there, Access::WRITE_OK).map_err(|e| self.failed(&e.into()))?;
         let missing = self.path.strip_prefix(there).unwrap_or(&self.path);

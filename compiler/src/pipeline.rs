@@ -104,6 +104,7 @@ pub fn run(options: &Build) -> Result<Report, Error> {
     let passes = chosen_passes(options)?;
     let last = last_stage(options, &passes)?;
     outputs::check(options)?;
+    cache::check(&options.cache)?;
     let mut pool = rayon::ThreadPoolBuilder::new();
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);

@@ -419,6 +419,7 @@ impl<'o> Building<'o> {
             loaded = None;
             exe.clear_weights()?;
             packed = pack_all(contents, &exe, o.allow_nonfinite, &|_| {})?;
+            model.weights.check_unchanged()?;
             sealed = exe.seal(packed.hash)?;
         }
         if !sealed {

@@ -119,6 +119,11 @@ fn pipes_and_directories_are_no_entries() {
     assert!(bytes == expected && counts(&report).2 == 2 && warnings(&report).len() == 1, "{report}");
     assert_eq!(case.entries(), entries);
     assert_eq!(counts(&case.build("third", &[]).0).2, 0);
+    let tag = case.entries()[0].ancestors().nth(3).unwrap().join("CACHEDIR.TAG");
+    fs::remove_file(&tag).unwrap();
+    assert!(Command::new("mkfifo").arg(&tag).status().unwrap().success());
+    let (report, bytes) = case.build("fourth", &[]);
+    assert!(bytes == expected && warnings(&report).iter().any(|w| w.contains("CACHEDIR.TAG is no regular file")), "{report}");
 }
 
 #[test]
@@ -241,6 +246,8 @@ fn the_limit_holds() {
     assert!(bytes(&case) <= all / 2 && bytes(&case) > 0, "{} of {all}", bytes(&case));
     let refused = build("much");
     assert_eq!(refused.status.code(), Some(2));
+    let without = case.command("out", &["--no-cache"]).env("RCOMPILE_CACHE_SIZE", "much").output().unwrap();
+    assert_eq!(without.status.code(), Some(0), "{without:?}");
     assert!(String::from_utf8_lossy(&refused.stderr).contains("RCOMPILE_CACHE_SIZE"), "{refused:?}");
 }
 

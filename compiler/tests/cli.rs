@@ -365,6 +365,7 @@ fn outputs_are_checked_first() {
     let long = format!("{out}/{}", "n".repeat(256));
     let link = case.dir.path().join("link");
     std::os::unix::fs::symlink(&*out, &link).expect("a link");
+    std::os::unix::fs::symlink("/nowhere/dir", case.dir.path().join("astray")).expect("a link");
     for (flags, code, words) in [
         ("-o OUT/x --emit graph=OUT/a,graph=OUT/b", 2, ["--emit", "graph twice"]),
         ("-o OUT/x --emit graph --emit graph=OUT/b", 2, ["--emit", "graph twice"]),
@@ -384,6 +385,8 @@ fn outputs_are_checked_first() {
         ("-o OUT/x --dump-dir OUT/none/../x", 8, ["none/../x", "through .."]),
         ("-o OUT/x --emit asm=/nope/x", 8, ["/nope/x", "lies in no directory"]),
         ("-o OUT/x --emit obj=/dev/null/x", 8, ["/dev/null/x", "cannot be a directory"]),
+        ("-o OUT/x --emit obj=ASTRAY", 8, ["astray", "cannot be a directory"]),
+        ("-o OUT/x --dump-dir ASTRAY/d", 8, ["astray/d", "cannot be a directory"]),
         ("-o OUT/x --emit asm=OUT", 8, ["out", "is a directory"]),
         ("-o OUT/x --emit asm=LONG", 8, ["nnnn", "too long"]),
         ("-o OUT/x --emit obj=LONG", 8, ["nnnn", "too long"]),
@@ -395,7 +398,7 @@ fn outputs_are_checked_first() {
         ("-o OUT/x --autotune fast --tuning /nope/t", 8, ["/nope/t", "lies in no directory"]),
     ] {
         let flags = flags.replace("OUT/", &format!("{out}/")).replace("=OUT", &format!("={out}")).replace("LONG", &long);
-        let flags = flags.replace("LINK", &link.to_string_lossy());
+        let flags = flags.replace("LINK", &link.to_string_lossy()).replace("ASTRAY", &link.with_file_name("astray").to_string_lossy());
         let output = rcompile().args("build --model /nowhere --quiet --no-tokenizer".split(' ')).args(flags.split(' ')).output();
         refused(&case, &output.expect("rcompile runs"), code, &words);
     }
@@ -404,6 +407,18 @@ fn outputs_are_checked_first() {
     let mut command = rcompile();
     let output = command.args(["build", "--quiet", "--model", "/nowhere", "-o", "/dev/stdout"]).stdout(file).output();
     refused(&case, &output.expect("rcompile runs"), 8, &["/dev/stdout", "no regular file"]);
+}
+
+/// What has the name of an executable that is not made is not opened: nobody writes to this pipe.
+#[test]
+fn a_pipe_is_not_waited_for() {
+    let case = Case::new("llama-gqa-tied");
+    let pipe = case.dir.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().expect("mkfifo").success());
+    let mut command = Command::new("timeout");
+    command.arg("20").arg(rcompile().get_program()).args(["build", "--no-tokenizer", "--buckets", "1", "--stop-after", "trace", "--model"]);
+    let output = command.arg(case.model()).arg("-o").arg(&pipe).output().expect("rcompile runs");
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Texts go where a name leads: through links, and into what is open already.

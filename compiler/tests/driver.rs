@@ -262,7 +262,7 @@ fn an_old_output_stays_when_a_build_fails() {
 /// Starts a build that SIGHUP ends, also where the tests run under `nohup`.
 fn spawn(build: &Command) -> Child {
     let mut command = Command::new("env");
-    command.arg("--default-signal=HUP,INT,TERM").arg(build.get_program()).args(build.get_args());
+    command.arg("--default-signal=HUP,INT,TERM,QUIT,XCPU,USR1").arg(build.get_program()).args(build.get_args());
     command.envs(build.get_envs().filter_map(|(name, value)| Some((name, value?))));
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
@@ -401,7 +401,7 @@ fn what_calibration_shares_counts_for_the_control_group() {
 
 #[test]
 fn signals_clean_up() {
-    for (signal, expected) in [("INT", 130), ("TERM", 143), ("HUP", 129)] {
+    for (signal, expected) in [("INT", 130), ("TERM", 143), ("HUP", 129), ("QUIT", 131), ("XCPU", 152), ("USR1", 138)] {
         let (dir, tools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (child, sleeper) = hanging_build(dir.path(), tools.path());
         assert_eq!(names(dir.path()).len(), 1);

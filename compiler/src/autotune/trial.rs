@@ -9,7 +9,7 @@ use crate::plan::{Planned, Plans};
 use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::program::{DType, Item, Kernel, Program};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -33,7 +33,10 @@ pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Res
     match first {
         Some(first) => {
             let of_first = payload::weights_path(first);
-            std::fs::hard_link(&of_first, &beside).map_err(|e| Error::output(&beside, "linking", &e))?;
+            // Not every file system has links of both kinds.
+            let linked = std::fs::hard_link(&of_first, &beside);
+            let linked = linked.or_else(|_| symlink(of_first.file_name().unwrap_or_default(), &beside));
+            linked.map_err(|e| Error::output(&beside, "linking", &e))?;
         }
         None => fill(cx.work, &plans, exe.sink())?,
     }

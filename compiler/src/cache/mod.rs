@@ -8,7 +8,7 @@
 //! The key of an object holds all its inputs. Packed weights are found, and copied, by what is known of the files before they have been
 //! read, which takes as long as the copy; that their content is what the entry was packed from, by sha256, is known before the executable
 //! gets its name ([`Cache::weights_hold`]). So an entry never becomes wrong, and an executable has the same bytes with and without the
-//! cache. What is new is kept in memory until the build has succeeded ([`Cache::commit`]): a build that fails leaves the cache as it was. A
+//! cache. What is new is kept in memory until the build has succeeded ([`Cache::commit`]): a build that fails adds nothing. A
 //! damaged entry is removed and made anew; a directory that cannot be used is a warning. Units of which texts are wanted (`--emit
 //! llvm-ir,asm`) are always compiled.
 
@@ -26,6 +26,7 @@ use entry::{Description, Header, Key};
 use rcompile_codegen::{Compiled, Unit, compile};
 use rcompile_models::dir::InputFile;
 use rcompile_models::error::escape;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +48,8 @@ pub struct Cache {
     misses: AtomicU64,
     compiled: AtomicU64,
     damaged: Mutex<Vec<Kind>>,
-    new_objects: Mutex<Vec<(Key, String, Vec<u8>)>>,
+    /// What this build has compiled, with the units' symbols: autotuning and calibration want the same again.
+    new_objects: Mutex<BTreeMap<Key, (String, Vec<u8>)>>,
     new_weights: Option<NewWeights>,
     weights_hit: Option<bool>,
 }
@@ -91,10 +93,11 @@ impl Cache {
 
     /// The cache of these options, and a warning where its directory cannot be used. Errors: `RCOMPILE_CACHE_SIZE` (2).
     pub fn open(options: &CacheOptions) -> Result<(Cache, Option<String>), Error> {
-        let mut cache = Cache { limit: limit()?, with_weights: options.cache_weights, ..Cache::none() };
+        let mut cache = Cache { with_weights: options.cache_weights, ..Cache::none() };
         let Some(dir) = directory(options) else {
             return Ok((cache, options.cache_weights.then(|| format!("warning[W-cache]: --cache-weights keeps nothing: {NO_DIRECTORY}"))));
         };
+        cache.limit = limit()?;
         match Store::open(&dir) {
             Ok(store) => cache.store = Some(store),
             Err(e) => return Ok((cache, Some(warning(&dir, &format!("cannot be used, the build goes on without a cache: {e}"))))),
@@ -102,21 +105,27 @@ impl Cache {
         Ok((cache, None))
     }
 
-    /// The object of a unit: from the cache, else from LLVM.
+    /// The object of a unit: of this build, else from the cache, else from LLVM.
     pub fn compile(&self, unit: &Unit<'_>) -> Result<Compiled, rcompile_codegen::Error> {
-        let store = self.store.as_ref().filter(|_| !unit.has_texts());
         let key = key(fingerprint::objects(), &[unit.key.as_bytes()]);
-        if let Some(store) = store
-            && let Some(object) = self.seen(Kind::Object, store.get(Kind::Object, &key))
+        if !unit.has_texts()
+            && let Some(object) = self.known(&key)
         {
             return Ok(Compiled { object, llvm_ir: None, asm: None });
         }
         self.compiled.fetch_add(1, Ordering::Relaxed);
         let compiled = compile(unit)?;
-        if store.is_some() {
-            lock(&self.new_objects).push((key, unit.symbol.clone(), compiled.object.clone()));
+        if !unit.has_texts() {
+            lock(&self.new_objects).insert(key, (unit.symbol.clone(), compiled.object.clone()));
         }
         Ok(compiled)
+    }
+
+    fn known(&self, key: &Key) -> Option<Vec<u8>> {
+        if let Some((_, object)) = lock(&self.new_objects).get(key) {
+            return Some(object.clone());
+        }
+        self.seen(Kind::Object, self.store.as_ref()?.get(Kind::Object, key))
     }
 
     /// Are packed weights looked up and kept?
@@ -195,7 +204,7 @@ impl Cache {
         if objects.is_empty() && weights.is_none() {
             return None;
         }
-        let of_objects = objects.iter().map(|(key, symbol, object)| store.put(Kind::Object, key, describe(symbol), object));
+        let of_objects = objects.iter().map(|(key, (symbol, object))| store.put(Kind::Object, key, describe(symbol), object));
         let mut results: Vec<std::io::Result<()>> = of_objects.collect();
         let mut too_large = None;
         if let Some(w) = &weights {
@@ -243,6 +252,11 @@ fn default_directory() -> Option<PathBuf> {
     let absolute = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|p| p.is_absolute());
     let base = absolute("XDG_CACHE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".cache")));
     base.map(|base| base.join("rcompile"))
+}
+
+/// Refuses a limit that is none, where there is a cache (2).
+pub fn check(options: &CacheOptions) -> Result<(), Error> {
+    directory(options).map_or(Ok(()), |_| limit().map(drop))
 }
 
 /// Most bytes of the cache.

@@ -93,7 +93,12 @@ impl Store {
         let store = Store::at(dir);
         let tag = dir.join("CACHEDIR.TAG");
         // Also one that a full disk had cut; another tool's stays.
-        let found = if tag.exists() { fs::read(&tag)? } else { vec![] };
+        let found = match fs::metadata(&tag) {
+            Ok(meta) if meta.is_file() => fs::read(&tag)?,
+            // A pipe, say, would be waited for.
+            Ok(_) => return Err(io::Error::new(ErrorKind::InvalidInput, "CACHEDIR.TAG is no regular file")),
+            Err(_) => vec![],
+        };
         if found.len() < TAG.len() && TAG.as_bytes().starts_with(&found) {
             fs::write(&tag, TAG)?;
         }

@@ -33,6 +33,21 @@ fn sizes() {
     }
 }
 
+/// What autotuning has compiled is not compiled again, also without a directory.
+#[test]
+fn objects_of_this_build_are_known() {
+    let dir = tempfile::tempdir().unwrap();
+    for store in [None, Some(Store::open(dir.path()).unwrap())] {
+        let mut cache = Cache { store, limit: DEFAULT_LIMIT, ..Cache::none() };
+        let [first, second] = [key("f", &[b"a"]), key("f", &[b"b"])];
+        lock(&cache.new_objects).insert(first, ("unit".into(), vec![1, 2, 3]));
+        assert_eq!((cache.known(&first), cache.known(&second)), (Some(vec![1, 2, 3]), None));
+        assert_eq!(cache.commit(), None);
+        // Here in the directory, there still in memory.
+        assert_eq!(cache.known(&first), Some(vec![1, 2, 3]));
+    }
+}
+
 #[test]
 fn keys_depend_on_every_part() {
     let base = key("f", &[b"ab", b"c"]);
@@ -175,7 +190,7 @@ fn a_failed_entry_is_the_only_one() {
     // A file is where the folder of its entry should be.
     std::fs::write(store.dir().join("objects/02"), "").unwrap();
     for n in [2, 3] {
-        lock(&cache.new_objects).push((Key([n; 32]), "unit".into(), vec![n; 10]));
+        lock(&cache.new_objects).insert(Key([n; 32]), ("unit".into(), vec![n; 10]));
     }
     let warning = cache.commit().unwrap();
     assert!(warning.contains("cannot be written"), "{warning}");

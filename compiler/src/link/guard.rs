@@ -1,9 +1,8 @@
-//! Nothing is left behind: the work directory, its lock, other temporary files, child processes, and what SIGINT, SIGTERM and SIGHUP do to
-//! them.
+//! Nothing is left behind: the work directory, its lock, other temporary files, child processes, and what signals do to them.
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
-//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL
-//! or loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead one does
+//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL,
+//! a crash or loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead one does
 //! not, and a text that took an hour to write is of a dead one.
 
 use crate::error::Error;
@@ -12,7 +11,7 @@ use rcompile_models::error::escape;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+use signal_hook::consts::{SIGALRM, SIGHUP, SIGINT, SIGPROF, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGVTALRM, SIGXCPU, SIGXFSZ};
 use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -50,14 +49,17 @@ fn alive() -> MutexGuard<'static, Alive> {
     ALIVE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// From now on SIGINT, SIGTERM and SIGHUP kill children, remove temporary files, print one line and end the process with 128 + signal; a
+/// Signals that end a process from outside: by its user, a scheduler, a limit of time.
+const ENDING: [i32; 10] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF];
+
+/// From now on the [`ENDING`] signals kill children, remove temporary files, print one line and end the process with 128 + signal; a
 /// file beyond the size limit is an error of the write and no signal.
 pub fn handle_signals() -> Result<(), Error> {
     let failed = |e: std::io::Error| Error::bug("signal handler", e);
     // A handler that does nothing: unlike an ignored signal it is the default again in the programs that we start.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map_err(failed)?;
     // `nohup rcompile ..` outlives its terminal, and a script's `trap ''` is for its children.
-    let handled = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|s| !is_ignored(*s));
+    let handled = ENDING.into_iter().filter(|s| !is_ignored(*s));
     let mut signals = signal_hook::iterator::Signals::new(handled).map_err(failed)?;
     std::thread::Builder::new()
         .name("signals".into())

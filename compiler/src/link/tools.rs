@@ -13,6 +13,21 @@ const TIMEOUT: Duration = Duration::from_secs(120);
 /// A disk with less is full.
 const FULL_BYTES: u64 = 1 << 20;
 
+/// Variables of compilers and linkers that would change what is linked, and with it the bytes of the executable.
+const CHANGING: [&str; 11] = [
+    "LDFLAGS",
+    "CFLAGS",
+    "CPATH",
+    "C_INCLUDE_PATH",
+    "LIBRARY_PATH",
+    "LD_RUN_PATH",
+    "GCC_EXEC_PREFIX",
+    "COMPILER_PATH",
+    "CCC_OVERRIDE_OPTIONS",
+    "QA_OVERRIDE_GCC3_OPTIONS",
+    "LLD_VERSION",
+];
+
 /// What the user installs when something is missing.
 pub fn install_cc(triple: &str) -> String {
     match triple == HOST_TRIPLE {
@@ -167,8 +182,7 @@ impl Tools {
         let program = self.driver.display().to_string();
         let failed = |what: String, help: Option<String>| Err(Error::Toolchain { program: program.clone(), what, help });
         let mut command = Command::new(&self.driver);
-        // Variables that would change what is linked, and with it the bytes of the executable.
-        for name in ["LDFLAGS", "CFLAGS", "CPATH", "C_INCLUDE_PATH", "LIBRARY_PATH", "LD_RUN_PATH", "GCC_EXEC_PREFIX", "COMPILER_PATH"] {
+        for name in CHANGING {
             command.env_remove(name);
         }
         command.args(&self.driver_args).args(args).env("SOURCE_DATE_EPOCH", "0").env("TMPDIR", dir);

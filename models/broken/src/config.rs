@@ -129,7 +129,7 @@ pub const CONFIG_ACCEPTED: &[Accepted] = &[
     ("gpt2", "", |t| gpt2(t, |_| {})),
     ("causal", "", |t| t.config("is_causal", json!(true))),
     ("rope_parameter_unknown", "rope_scaling.attn_factor: is no RoPE parameter that the reference reads", |t| {
-        t.config("rope_scaling", json!({"rope_type": "yarn", "factor": 4.0, "attn_factor": 0.878}));
+        t.config("rope_scaling", json!({"rope_type": "default", "attn_factor": 0.878}));
     }),
     ("no_settings_of_layers", "", |t| t.config("per_layer_config", json!({}))),
     ("encoder_that_says_so", "", |t| {
