@@ -196,6 +196,7 @@ impl From<crate::plan::PlanError> for Error {
             crate::plan::PlanError::StateTooLarge(_) => {
                 Error::Limit { place: "--ctx-size, --parallel".into(), what: format!("too large for this model: {error}") }
             }
+            crate::plan::PlanError::TooVaried(_) => Error::Limit { place: "layers".into(), what: error.to_string() },
             crate::plan::PlanError::Unsupported(what) => {
                 Error::Unsupported { place: "graph".into(), what: format!("{what} is not supported"), help: None }
             }

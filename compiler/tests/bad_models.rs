@@ -9,6 +9,8 @@ mod common;
 
 use assert_cmd::cargo::cargo_bin;
 use common::strace;
+use rcompile_broken::toy::ToyTensor;
+use rcompile_broken::variants::gpt2;
 use rcompile_broken::{Accepted, Case, Toy, accepted, refused};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -306,6 +308,32 @@ fn accepted_from_outside() {
     let sound = Sound::new();
     let cases: Vec<&Accepted> = accepted().collect();
     every(&cases, |case| case.0, |case| look_at_accepted(case, &sound));
+}
+
+/// Code for each layer takes time without end.
+#[test]
+fn layers_that_all_differ() {
+    for (layers, code) in [(60, 0), (200, 7)] {
+        let place = Place::new(|_| {});
+        let toy = Toy::write(&place.model());
+        gpt2(&toy, |list| {
+            let of_layer: Vec<_> = list.iter().filter(|t| t.name.contains(".h.0.")).cloned().collect();
+            list.extend((1..layers).flat_map(|i| {
+                of_layer.iter().cloned().map(move |t| ToyTensor { name: t.name.replace(".h.0.", &format!(".h.{i}.")), ..t })
+            }));
+        });
+        toy.config("n_layer", layers.into());
+        toy.config("scale_attn_by_inverse_layer_idx", true.into());
+        let seen = place.build(&cache(), &["--dry-run"]);
+        assert_eq!(seen.status.code(), Some(code), "{}", seen.stderr);
+        assert!(seen.time < TIME_MAX, "{:?}", seen.time);
+        assert_eq!(
+            seen.stderr.contains("layers: layers differ from their neighbours in more than 128 places"),
+            code == 7,
+            "{}",
+            seen.stderr
+        );
+    }
 }
 
 /// A stored buffer has no say in the types, however large it is.

@@ -11,6 +11,9 @@ use rcompile_graph as g;
 use rcompile_graph::{Op, ParamId, StateId, ValueId};
 use std::collections::{HashMap, HashSet};
 
+/// Most loops over layers. Each has kernels of its own: real models have one or two, or one for each layer where a scale depends on it.
+const LOOPS_MAX: usize = 128;
+
 impl Plan<'_> {
     /// Calls of outlined layers, from `first` on: loops over runs of equal (or periodic) callees.
     pub(super) fn calls(&mut self, frame: &mut Frame<'_>, first: ValueId, done: &mut HashSet<ValueId>) -> Result<(), PlanError> {
@@ -59,6 +62,9 @@ impl Plan<'_> {
 
     /// A loop of `count` iterations of `period` layers; its body is what `plan` plans.
     fn layer_loop(&mut self, period: usize, count: usize, plan: impl FnOnce(&mut Self) -> Result<(), PlanError>) -> Result<(), PlanError> {
+        if self.body.iter().filter(|item| matches!(item, Item::Layers { .. })).count() == LOOPS_MAX {
+            return Err(PlanError::TooVaried(LOOPS_MAX));
+        }
         let outer_body = std::mem::take(&mut self.body);
         self.in_layers = true;
         if self.weights.enter_layers() == 1 {

@@ -67,6 +67,9 @@ pub enum PlanError {
     /// The KV cache takes this many bytes, more than any process can address.
     #[error("the KV cache takes {0} bytes")]
     StateTooLarge(u128),
+    /// The layers come in more runs of equal ones than this, each of which would have code of its own.
+    #[error("layers differ from their neighbours in more than {0} places")]
+    TooVaried(usize),
     /// A mistake of ours.
     #[error("planner: {0}")]
     Internal(String),
