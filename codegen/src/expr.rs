@@ -207,7 +207,7 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
         val
     }
 
-    /// Value of a node that is rounded to `dtype` and not used otherwise.
+    /// Value of a node for a use that rounds it to `dtype`.
     fn before_rounding(&self, dtype: DType, id: ExprId) -> Val<'c> {
         let (f, a): (fn(&Fb<'_, 'c>, Value<'c>) -> Value<'c>, _) = match (dtype, self.scope.exprs.get(id)) {
             (DType::Bf16, Expr::Unary(UnaryOp::Gelu, a)) => (math::gelu_for_bf16, a),

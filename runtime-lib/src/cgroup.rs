@@ -27,6 +27,9 @@ pub fn deadly_limit() -> Option<u64> {
     })
 }
 
+/// What is to be left of [`memory_room`] for memory beside what is counted: tables of pages, texts, stacks, the rest of large pages.
+pub const MARGIN: u64 = 8 << 20;
+
 /// Bytes that are left below every limit that ends a process, if the group lets go of the files that it has read.
 pub fn memory_room() -> Option<u64> {
     memory_limit()?;
@@ -116,20 +119,26 @@ impl Groups {
     }
 
     fn memory(&self) -> Vec<Memory> {
-        self.directories("memory").into_iter().filter_map(|(version, group)| Memory::of(version, &group)).collect()
+        // From the outermost in: what one forbids holds for all within it.
+        let mut swaps = true;
+        let directories = self.directories("memory").into_iter().rev();
+        let found = directories.filter_map(|(version, group)| {
+            swaps &= may_swap(version, &group);
+            Memory::of(version, &group, swaps)
+        });
+        let mut found: Vec<Memory> = found.collect();
+        found.reverse();
+        found
     }
 }
 
 impl Memory {
-    fn of(version: Version, group: &Path) -> Option<Memory> {
-        /// What version 1 says where there is no limit: the largest number of pages.
-        const NONE: u64 = i64::MAX as u64 & !0xffff;
+    fn of(version: Version, group: &Path, swaps: bool) -> Option<Memory> {
         let (limit, usage, prefix) = match version {
             Version::V1 => ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
             Version::V2 => ("memory.max", "memory.current", ""),
         };
-        let bytes = |name| read_to_string(group.join(name)).ok()?.trim().parse::<u64>().ok();
-        let limit = bytes(limit).filter(|l| *l < NONE)?;
+        let limit = bytes(&group.join(limit))?;
         let stat = read_to_string(group.join("memory.stat")).unwrap_or_default();
         let given_back = |line: &str| {
             let (name, bytes) = line.split_once(' ')?;
@@ -137,12 +146,26 @@ impl Memory {
             matches!(name, "active_file" | "inactive_file" | "slab_reclaimable").then(|| bytes.parse::<u64>().ok())?
         };
         let given_back: u64 = stat.lines().filter_map(given_back).sum();
-        let swaps = match version {
-            Version::V1 => bytes("memory.memsw.limit_in_bytes").is_none_or(|both| both > limit),
-            Version::V2 => bytes("memory.swap.max") != Some(0),
-        };
-        Some(Memory { limit, held: bytes(usage)?.saturating_sub(given_back), swaps })
+        Some(Memory { limit, held: bytes(&group.join(usage))?.saturating_sub(given_back), swaps })
     }
+}
+
+/// Whether a group may swap, as far as it is up to itself.
+fn may_swap(version: Version, group: &Path) -> bool {
+    match version {
+        Version::V1 => match (bytes(&group.join("memory.limit_in_bytes")), bytes(&group.join("memory.memsw.limit_in_bytes"))) {
+            (Some(limit), Some(both)) => both > limit,
+            _ => true,
+        },
+        Version::V2 => bytes(&group.join("memory.swap.max")) != Some(0),
+    }
+}
+
+/// What a file of a group limits or counts; none without a limit.
+fn bytes(path: &Path) -> Option<u64> {
+    /// What version 1 says where there is no limit: the largest number of pages.
+    const NONE: u64 = i64::MAX as u64 & !0xffff;
+    read_to_string(path).ok()?.trim().parse().ok().filter(|bytes| *bytes < NONE)
 }
 
 fn number(path: &Path) -> Option<f64> {
@@ -225,6 +248,9 @@ mod tests {
         for (machine_swaps, deadly) in [(false, vec![500, 1000]), (true, vec![500])] {
             assert_eq!(tree.groups().deadly(machine_swaps).map(|m| m.limit).collect::<Vec<_>>(), deadly);
         }
+        tree.set("a/memory.swap.max", "0\n");
+        tree.set("a/b/memory.swap.max", "max\n");
+        assert_eq!(tree.groups().memory().iter().map(|m| m.swaps).collect::<Vec<_>>(), [false, false]);
         // Both are read one after the other, and may not fit together.
         tree.set("a/memory.current", "500\n");
         assert_eq!(limits(), [(500, 100), (1000, 0)]);

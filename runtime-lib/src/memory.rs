@@ -94,7 +94,7 @@ pub fn within(bytes: u64, refusal: &str, part: &mut dyn FnMut()) {
 /// Runs `part`, in which an allocation beyond what the control group leaves ends the process with a line, as everywhere where there is no
 /// memory. For processes that do nothing else meanwhile.
 pub fn within_control_group<R>(part: impl FnOnce() -> R) -> R {
-    let _limit = cgroup::memory_room().map(|room| Within::set(room, None));
+    let _limit = cgroup::memory_room().map(|room| Within::set(room.saturating_sub(cgroup::MARGIN), None));
     part()
 }
 

@@ -68,7 +68,7 @@ pub enum PlanError {
     #[error("the KV cache takes {0} bytes")]
     StateTooLarge(u128),
     /// The layers come in more runs of equal ones than this, each of which would have code of its own.
-    #[error("layers differ from their neighbours in more than {0} places")]
+    #[error("layers come in more than {0} runs of equal ones")]
     TooVaried(usize),
     /// A mistake of ours.
     #[error("planner: {0}")]

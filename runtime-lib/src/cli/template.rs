@@ -48,7 +48,7 @@ impl From<TemplateError> for Failure {
         };
         let machine = error.kind == TemplateErrorKind::Machine;
         let failure = Self::new(exit, "template", error);
-        if machine { failure.help("raise the limit of addresses: ulimit -v") } else { failure }
+        if machine { failure.help("raise the limit of addresses (ulimit -v), or of threads (ulimit -u)") } else { failure }
     }
 }
 

@@ -10,8 +10,6 @@ use crate::cgroup;
 /// A large page: what is given where a byte of it is written to, if the kernel has one left. (The first small pages of keys and values are
 /// ordinary ones.)
 const LARGE_PAGE: u64 = 2 << 20;
-/// Memory beside what is counted: tables of pages, texts, the rest of the large pages of arena, scratch and output.
-const MARGIN: u64 = 4 * LARGE_PAGE;
 
 /// Bytes of a session's areas, as far as steps have written to them. What a small step leaves of the arena counts as written to.
 #[derive(Clone)]
@@ -67,7 +65,7 @@ impl Growth {
 
 /// Whether the control group has room for `bytes` more.
 pub(crate) fn room_for(what: &'static str, bytes: u64) -> Result<(), StepError> {
-    let bytes = bytes.saturating_add(MARGIN);
+    let bytes = bytes.saturating_add(cgroup::MARGIN);
     match cgroup::memory_room() {
         Some(room) if room < bytes => Err(StepError::Room { what, bytes, room }),
         _ => Ok(()),

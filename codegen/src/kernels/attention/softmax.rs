@@ -123,5 +123,5 @@ impl Pairs {
 
 /// `exp(x)` for `x <= 0`, but zero where it is nothing beside the 1 of the maximum.
 pub(super) fn weight<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
-    math::exp_of_negative(fb, fb.max(fb.f32s(-88.0, x.lanes()), x))
+    math::exp_of_negative(fb, fb.max(fb.f32s(math::EXP_END, x.lanes()), x))
 }
