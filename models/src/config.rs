@@ -539,7 +539,7 @@ mod tests {
 
     #[test]
     fn rope_parameters_that_nothing_reads_are_named() {
-        let unread = |config: Value| with(config, |c| unread_rope(c)).unwrap();
+        let unread = |config: Value| with(config, unread_rope).unwrap();
         let yarn = json!({"rope_type": "yarn", "factor": 4.0, "truncate": false, "finetuned": true, "attn_factor": 0.878, "other": null});
         assert_eq!(unread(json!({ "rope_scaling": yarn })), ["rope_scaling.attn_factor"]);
         assert_eq!(unread(json!({"rope_parameters": {"rope_theta": 1e4, "extra": 1}})), ["rope_parameters.extra"]);

@@ -113,7 +113,7 @@ impl Within {
         let given = getrlimit(Resource::Data);
         let limit =
             data_bytes().map(|taken| taken.saturating_add(bytes)).filter(|limit| given.current.is_none_or(|current| *limit < current));
-        let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given.clone() }).is_ok());
+        let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given }).is_ok());
         // Never freed: another thread may be about to print it.
         let refusal = refusal.filter(|_| limited).map_or(null_mut(), |line| Box::leak(Box::new(line.to_owned())));
         REFUSAL.store(refusal, Ordering::Release);

@@ -52,8 +52,8 @@ fn alive() -> MutexGuard<'static, Alive> {
 /// Signals that end a process from outside: by its user, a scheduler, a limit of time.
 const ENDING: [i32; 10] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, SIGUSR2, SIGXCPU, SIGVTALRM, SIGPROF];
 
-/// From now on the [`ENDING`] signals kill children, remove temporary files, print one line and end the process with 128 + signal; a
-/// file beyond the size limit is an error of the write and no signal.
+/// From now on signals that end a process from outside kill children, remove temporary files, print one line and end the process with 128 +
+/// signal; a file beyond the size limit is an error of the write and no signal.
 pub fn handle_signals() -> Result<(), Error> {
     let failed = |e: std::io::Error| Error::bug("signal handler", e);
     // A handler that does nothing: unlike an ignored signal it is the default again in the programs that we start.
