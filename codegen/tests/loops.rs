@@ -135,6 +135,66 @@ fn norms_and_softmax_with_every_tail() {
     }
 }
 
+/// Each of the two has its own table where bf16 is stored, and is exact where f32 is.
+#[test]
+fn both_kinds_of_gelu() {
+    let (rows, stride) = (2u32, 320u32);
+    let normal = |x: f64| x * 0.5 * libm::erfc(-x * std::f64::consts::FRAC_1_SQRT_2);
+    let by_tanh = |x: f64| x / (1.0 + (-1.595_769_121_605_730_7 * (x + 0.044_715 * x.powi(3))).exp());
+    let list = buffers(&[
+        ("x", DType::F32, rows, stride),
+        ("normal", DType::Bf16, rows, stride),
+        ("tanh", DType::Bf16, rows, stride),
+        ("normal f32", DType::F32, rows, stride),
+        ("tanh f32", DType::F32, rows, stride),
+    ]);
+    let lengths = [1u32, 7, 16, 23, 300];
+    let nests = lengths.iter().map(|&n| {
+        let mut e = E::default();
+        let (row, d) = (e.var(0), e.var(1));
+        let at = e.at(row, stride.into(), d);
+        let x = e.load(0, at);
+        let [normal, tanh] = [UnaryOp::Gelu, UnaryOp::GeluTanh].map(|op| e.un(op, x));
+        let rounded = e.0.add(Expr::Round(DType::Bf16, tanh));
+        let operands = (0..5u32).zip(&list).map(|(i, b)| operand(Place::Buffer(BufferId(i)), b.dtype)).collect();
+        let stored =
+            vec![store(1, at, e.0.add(Expr::Round(DType::Bf16, normal))), store(2, at, rounded), store(3, at, normal), store(4, at, tanh)];
+        LoopNest { outer: vec![(VarId(0), Extent::Rows)], operands, exprs: e.0, stages: vec![stores(1, n, stored)] }
+    });
+    let p = program(list.clone(), vec![], nests.collect());
+    let x: Vec<f32> = (0..rows * stride).map(|i| i as f32 / 53.0 - 6.0).collect();
+    for isa in support::isas() {
+        let compiled = build(&p, &isa);
+        for (unit, &n) in lengths.iter().enumerate() {
+            let mut memory = Memory { rows, arena: vec![0; p.arena_bytes as usize / 8], ..Default::default() };
+            Memory::put_floats(&mut memory.arena, 0, DType::F32, &x);
+            compiled.kernel(unit, &mut memory, 1, 0);
+            for (b, f, relative, absolute) in [
+                // Half a unit in the last place, where that is largest.
+                (1, &normal as &dyn Fn(f64) -> f64, 1.001 / 256.0, 7e-6),
+                (2, &by_tanh, 1.001 / 256.0, 7e-6),
+                (3, &normal, 3e-7, 7e-8),
+                (4, &by_tanh, 1e-6, 2e-7),
+            ] {
+                for row in 0..rows {
+                    let begin = u64::from(row * stride);
+                    let got = Memory::get_floats(&memory.arena, list[b].offset + begin * list[b].dtype.size(), list[b].dtype, n as usize);
+                    for (x, got) in x[begin as usize..].iter().zip(&got) {
+                        let want = f(f64::from(*x));
+                        let error = (f64::from(*got) - want).abs();
+                        assert!(
+                            error <= relative * want.abs() + absolute,
+                            "{} {} n {n}: {got:e} at {x}, not {want:e}",
+                            isa.name,
+                            list[b].name
+                        );
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// Rotate-half RoPE of q and k heads and the append to a paged cache `[256 / 16][head_dim][16]`, as a group nest would do it.
 #[test]
 fn rope_and_append() {

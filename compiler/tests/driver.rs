@@ -314,7 +314,11 @@ fn signals_while_stdout_is_full() {
     let mut command = rcompile(&["build", "--no-tokenizer", "--quiet", "--stop-after", "plan", "--emit", "graph=-,program=-"]);
     command.args(["--buckets", "1,2,4,8,16,32,64", "--model"]).arg(golden("llama-gqa-tied"));
     let child = spawn(&command);
-    std::thread::sleep(Duration::from_secs(2));
+    let start = Instant::now();
+    while rustix::io::ioctl_fionread(child.stdout.as_ref().unwrap()).unwrap() < 64 << 10 {
+        assert!(start.elapsed() < Duration::from_secs(60), "the pipe does not get full");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     let start = Instant::now();
     kill(&child, "TERM");
     let mut child = child;

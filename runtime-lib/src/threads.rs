@@ -364,6 +364,32 @@ mod tests {
         }
     }
 
+    /// Whoever waits long gives the CPU back, whether it has one of its own or not.
+    #[test]
+    fn a_long_wait_takes_no_cpu() {
+        let cpu = || {
+            let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: writes the time there.
+            assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+            Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+        };
+        for own_cpu in [false, true] {
+            let gate = Gate::default();
+            let seen = gate.now();
+            let used = std::thread::scope(|scope| {
+                let waiter = scope.spawn(|| {
+                    let before = cpu();
+                    gate.wait(seen, own_cpu);
+                    cpu() - before
+                });
+                std::thread::sleep(Duration::from_millis(200));
+                gate.open();
+                waiter.join().unwrap()
+            });
+            assert!(used < Duration::from_millis(20), "{used:?}");
+        }
+    }
+
     #[test]
     fn work_runs_once_on_every_thread() {
         for threads in [1, 2, 5] {

@@ -1032,6 +1032,7 @@ fn a_damaged_file_is_refused() {
     bad[last] ^= 1;
     place(&exe.path, &bad);
     exe.ok(&["info"]);
+    assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n", "weights were read at start");
     assert!(exe.fails(&["verify"], 9).contains("weights"));
     // strip moves parts of the file around; the payload stays whole.
     for strip in ["strip", "llvm-strip-19"] {
@@ -1287,6 +1288,15 @@ fn a_file_is_on_the_disk_before_it_gets_its_name() {
     assert!(matches!(calls[..], ["write", "fsync", name] if name.starts_with("rename")), "{log}");
 }
 
+/// Until there is a third file beside executable and text.
+fn wait_for_draft(exe: &Exe) {
+    let begin = Instant::now();
+    while names(exe).len() == 2 {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no output was begun");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 #[test]
 fn a_signal_leaves_no_part_of_a_file() {
     let exe = build("part", Variant::default());
@@ -1296,9 +1306,7 @@ fn a_signal_leaves_no_part_of_a_file() {
     for (signal, code) in [(Signal::INT, 130), (Signal::HUP, 129)] {
         let args = ["perplexity", "-f", path, "-c", "10", "--quiet", "--logits", logits.to_str().unwrap()];
         let mut run = with_default(&exe, "INT,HUP").args(args).stdout(Stdio::null()).spawn().unwrap();
-        while names(&exe).len() == 2 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_draft(&exe);
         // It stands still while this process looks, however long that takes on a busy machine.
         let send = |signal| kill_process(Pid::from_child(&run), signal).unwrap();
         send(Signal::STOP);
@@ -1323,9 +1331,7 @@ fn a_rare_signal_leaves_no_part_of_a_file() {
     for signal in from_outside.into_iter().chain(by_itself).chain(others) {
         let script = ["-c", "ulimit -c 0; exec env --default-signal \"$0\" \"$@\""];
         let mut run = Command::new("sh").args(script).arg(&exe.path).args(args).stdout(Stdio::null()).spawn().unwrap();
-        while names(&exe).len() == 2 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_for_draft(&exe);
         // SAFETY: a child that is not waited for yet.
         assert_eq!(unsafe { libc::kill(run.id() as i32, signal) }, 0, "{signal}");
         assert_eq!(run.wait().unwrap().signal(), Some(signal));
@@ -1355,9 +1361,7 @@ fn closed_standard_files_stay_out_of_others() {
     let args = ["perplexity", "-f", text.to_str().unwrap(), "-c", "10", "--logits", logits.to_str().unwrap()];
     let script = ["-c", "exec \"$0\" \"$@\" <&- >&- 2>&-"];
     let mut run = Command::new("sh").args(script).arg(&exe.path).args(args).spawn().unwrap();
-    while names(&exe).len() == 2 {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    wait_for_draft(&exe);
     for fd in 0..=2 {
         let file = fs::read_link(format!("/proc/{}/fd/{fd}", run.id())).unwrap();
         assert_eq!(file, Path::new("/dev/null"), "{fd}");

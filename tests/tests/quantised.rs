@@ -194,6 +194,8 @@ fn info_says_what_was_quantised() {
         let exe = build(&golden(model), &format!("--no-tokenizer --buckets 1 --compute f32 {options}"));
         let info = exe.json(["info"]);
         assert_eq!((&info["quantization"], &info["compute"]), (&Value::from(name), &Value::from("f32")), "{info}");
+        // Texts side by side by default.
+        assert_eq!(info["slots"], if model == "bert" { 16 } else { 1 });
     }
 }
 
