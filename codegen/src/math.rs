@@ -36,8 +36,7 @@ pub fn exp_beside_one<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
 }
 
 /// `e^x` from [`EXP_END`] (where it ends at 0) to 0 (where it is 1): relative error below `3e-7 + 3e-8 |x|`, for weights that are summed
-/// beside a 1. NaN stays NaN. Three instructions less than [`exp_beside_one`]; six, of those that multiply five of ten, where powers are
-/// looked up in registers.
+/// beside a 1. NaN stays NaN. Three instructions less than [`exp_beside_one`], five where powers are looked up in registers.
 pub fn exp_of_negative<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     let k = |v: f32| fb.f32s(v, x.lanes());
     if fb.isa().looks_up_in_registers() {
@@ -152,8 +151,8 @@ pub fn gelu_tanh_for_bf16<'c>(fb: &Fb<'_, 'c>, x: Value<'c>) -> Value<'c> {
     by_parabolas(fb, x, below).unwrap_or_else(|| gelu_tanh(fb, x))
 }
 
-/// `x gate(x)`, where `gate(-a) = below(a)` and `gate(a) = 1 - below(a)`, by a parabola for each of [`PIECES`] pieces of `|x|`: a third of
-/// the instructions. None where the target looks nothing up in registers.
+/// `x gate(x)`, where `gate(-a) = below(a)` and `gate(a) = 1 - below(a)`, by a parabola for each of [`PIECES`] pieces of `|x|`: 13
+/// instructions instead of 23, of which 4 instead of 15 multiply. None where the target looks nothing up in registers.
 fn by_parabolas<'c>(fb: &Fb<'_, 'c>, x: Value<'c>, below: impl Fn(f64) -> f64) -> Option<Value<'c>> {
     if !fb.isa().looks_up_in_registers() {
         return None;

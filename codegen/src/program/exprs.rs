@@ -54,7 +54,8 @@ pub enum Expr {
     },
 }
 
-/// f32 functions. `Exp`, `Tanh`, `Erf`, `Gelu`, `GeluTanh` and `Sigmoid` are polynomials of our own; their errors stand at the functions of [`math`](crate::math).
+/// f32 functions. `Exp`, `Tanh`, `Erf`, `Gelu`, `GeluTanh` and `Sigmoid` are polynomials of our own; their errors stand at the functions of
+/// [`math`](crate::math).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)]
 pub enum UnaryOp {

@@ -2,8 +2,8 @@
 //!
 //! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
 //! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL,
-//! a crash or loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead one does
-//! not, and a text that took an hour to write is of a dead one.
+//! a crash or loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead
+//! one does not, and a text that took an hour to write is of a dead one.
 
 use crate::error::Error;
 use crate::report;
