@@ -207,6 +207,37 @@ fn no_frame_steps_over_a_guard_page() {
     assert!(frames > 100, "{frames}: the instruction is spelled otherwise");
 }
 
+/// The same on Arm: `sub sp, sp, #1, lsl #12` is a page, and `str xzr, [sp]` behind it touches it, or, in a loop, once `cmp sp, x9` has said
+/// that there are more.
+#[test]
+fn no_frame_steps_over_a_guard_page_on_arm() {
+    let mut pages = 0;
+    for cpu in ["neoverse-n1", "neoverse-v1"] {
+        let dir = tempfile::tempdir().expect("temporary directory");
+        let (emit, model) = (format!("obj={}", dir.path().display()), golden("bert").display().to_string());
+        let target = ["--target", "aarch64-unknown-linux-gnu", "--cpu", cpu];
+        rcompile([&["--no-tokenizer", "--buckets", "1,64", "--emit", &emit, "--model", &model][..], &target].concat())
+            .unwrap_or_else(|e| panic!("{cpu}: {e}"));
+        for entry in std::fs::read_dir(dir.path()).expect("objects") {
+            let path = entry.expect("entry").path();
+            let bytes = std::fs::read(&path).expect("object");
+            let file = object::File::parse(&*bytes).expect("object");
+            for section in file.sections().filter(|s| s.kind() == SectionKind::Text) {
+                let code = section.data().expect("code").as_chunks::<4>().0;
+                for pair in code.windows(2).map(|pair| [0, 1].map(|i| u32::from_le_bytes(pair[i]))) {
+                    // An immediate of 12 bits, in pages.
+                    if pair[0] & 0xffc0_03ff == 0xd140_03ff {
+                        let (count, next) = (pair[0] >> 10 & 0xfff, pair[1]);
+                        assert!(count == 1 && [0xf900_03ff, 0xeb29_63ff].contains(&next), "{cpu}: {}: {count}, {next:#x}", stem(&path));
+                        pages += 1;
+                    }
+                }
+            }
+        }
+    }
+    assert!(pages >= 2, "{pages}: the instruction is spelled otherwise");
+}
+
 /// The generated objects define one symbol each, need nothing of a C library, and are marked for a stack that is not executable.
 #[test]
 fn objects_are_closed() {
