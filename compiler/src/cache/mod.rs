@@ -75,7 +75,7 @@ pub struct Loaded {
 }
 
 impl Cache {
-    /// A cache that keeps nothing.
+    /// A cache without a directory: it knows what this build has compiled.
     pub fn none() -> Cache {
         Cache {
             store: None,

@@ -1,9 +1,9 @@
 //! Nothing is left behind: the work directory, its lock, other temporary files, child processes, and what signals do to them.
 //!
-//! All files of a build lie in one directory `.rcompile-XXXXXX.tmp` beside the output (so that the last step is a rename within one file
-//! system); a text beside it is written as `.rcompile-emitXXXXXX` and renamed. Both are removed when the build ends in any way but SIGKILL,
-//! a crash or loss of power. What is left then is swept by the next build beside it: a living build holds a lock on its directory, a dead
-//! one does not, and a text that took an hour to write is of a dead one.
+//! All files of a build lie in one directory beside the output, named `.rcompile-`, some letters and `.tmp` (so that the last step is a
+//! rename within one file system); a text beside it is written under a name that begins with `.rcompile-emit`, and renamed. Both are
+//! removed when the build ends in any way but SIGKILL, a crash or loss of power. What is left then is swept by the next build beside it: a
+//! living build holds a lock on its directory, a dead one does not, and a text that took an hour to write is of a dead one.
 
 use crate::error::Error;
 use crate::report;
