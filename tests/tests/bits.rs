@@ -356,6 +356,8 @@ fn builds_are_reproducible() {
             .current_dir(cwd)
             .env(CHILD, args);
         child.env("TZ", zone).env("LANG", "tr_TR.UTF-8").env("HOME", "/nowhere").env("TMPDIR", temp.path());
+        // What LLD writes into its files, if it is let.
+        child.env("LLD_VERSION", zone);
         let output = child.output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         let found = std::fs::read(cwd.join(format!("out-{jobs}"))).unwrap();
