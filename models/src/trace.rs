@@ -5,8 +5,8 @@
 
 use crate::arch::{Architecture, Task};
 use crate::weights::WeightIndex;
-use rcompile_graph::build::{Built, TypeError};
-use rcompile_graph::{Binary, Builder, DType, Dim, Module, Pool, Recipe, Reduce, State, StateId, Type, Unary, ValueId};
+use rcompile_graph::build::Built;
+use rcompile_graph::{Binary, Builder, DType, Dim, Module, Pool, Recipe, Reduce, State, StateId, Type, TypeError, Unary, ValueId};
 
 /// What a bucket is traced for.
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 //! paired with the wrong neighbour, a window off by one, a norm omitted, kv heads swapped, a bias ignored, and some more. A fault
 //! that a model has no place for (no window, one kv head) is not made.
 
-use rcompile_graph::build::infer;
+use rcompile_graph::infer;
 use rcompile_graph::{AttnExpr, Binary, Dim, Function, Module, Node, Op, Reduce, Type, Unary, ValueId};
 
 /// A wrong module.

@@ -1,6 +1,7 @@
 //! The graph IR: types, ops, builder, text form, verifier, interpreter. Depends on nothing else of ours.
 
 pub mod build;
+pub mod infer;
 pub mod interp;
 pub mod ops;
 pub mod parse;
@@ -13,7 +14,8 @@ pub mod tensor;
 pub mod types;
 pub mod verify;
 
-pub use build::{Builder, TypeError};
+pub use build::Builder;
+pub use infer::{TypeError, infer};
 pub use interp::{Interp, InterpError};
 pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, OpClass, Pool, Reduce, Unary};
 pub use parse::{ParseError, parse};

@@ -309,6 +309,48 @@ pub enum OpClass {
 }
 
 impl Op {
+    /// Name in the text form and in messages.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Op::Input { .. } => "input",
+            Op::Param(_) => "param",
+            Op::Const(_) => "const",
+            Op::Unary(u) => u.name(),
+            Op::Binary(b) => b.name(),
+            Op::Compare(c) => c.name(),
+            Op::Where => "where",
+            Op::Convert => "convert",
+            Op::Reshape => "reshape",
+            Op::Permute { .. } => "permute",
+            Op::Slice { .. } => "slice",
+            Op::Cat { .. } => "cat",
+            Op::Expand => "expand",
+            Op::Embedding => "embedding",
+            Op::IndexSelect => "index_select",
+            Op::Mm { .. } => "mm",
+            Op::Reduce { op: Reduce::Sum, .. } => "sum",
+            Op::Reduce { op: Reduce::Mean, .. } => "mean",
+            Op::Reduce { op: Reduce::Amax, .. } => "amax",
+            Op::Softmax => "softmax",
+            Op::RmsNorm { .. } => "rms_norm",
+            Op::LayerNorm { .. } => "layer_norm",
+            Op::Rope => "rope",
+            Op::KvAppend { .. } => "kv_append",
+            Op::Sdpa { .. } => "sdpa",
+            Op::Pool(Pool::Mean) => "pool_mean",
+            Op::Pool(Pool::Cls) => "pool_cls",
+            Op::Pool(Pool::Max) => "pool_max",
+            Op::Pool(Pool::Last) => "pool_last",
+            Op::Call { .. } => "call",
+        }
+    }
+    /// Which function a call goes to, for what walks call chains.
+    pub fn callee(&self) -> Option<FuncId> {
+        match self {
+            Op::Call { func, .. } => Some(*func),
+            _ => None,
+        }
+    }
     /// Its class.
     pub fn class(&self) -> OpClass {
         match self {

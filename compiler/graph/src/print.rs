@@ -20,7 +20,6 @@
 //!   after `@` and `%`) are quoted with Rust's escapes, so a checkpoint's tensor names cannot break out of the text.
 //! - Ids out of range print as `?7`, so that the verifier can show a broken module; such text does not parse.
 
-use crate::build::op_name;
 use crate::ops::{AttnExpr, AttnVar, Binary, Compare, Op, Unary};
 use crate::types::{Dim, FuncId, Function, Module, Node, ParamId, Recipe, StateId, Type, ValueId};
 use std::fmt::{self, Display, Write};
@@ -143,7 +142,7 @@ fn node_line(module: &Module, f: &Function, id: ValueId) -> String {
     let node = f.node(id);
     let listed =
         matches!(node.op, Op::Input { index } if f.inputs.get(index as usize) == Some(&id) && f.input_names.len() > index as usize);
-    let mut text = format!("    {} = {}", ValueText(f, id), op_name(&node.op));
+    let mut text = format!("    {} = {}", ValueText(f, id), node.op.name());
     match &node.op {
         // The header has the type.
         Op::Input { .. } if listed => {}

@@ -4,7 +4,8 @@
 //! Values stay moderate: products have a squashed factor, weights are scaled by their width, and functions with poles get arguments away
 //! from them; so two correct executors agree within the usual tolerances.
 
-use crate::build::{Builder, infer};
+use crate::build::Builder;
+use crate::infer::infer;
 use crate::ops::{AttnExpr, Binary, Compare, Op, Pool, Reduce, Unary};
 use crate::tensor::Tensor;
 use crate::types::{DType, Dim, FuncId, Function, Module, Node, ParamId, Recipe, State, Type, ValueId};
@@ -525,7 +526,7 @@ mod tests {
             let mut observer = |_: &Function, _: ValueId, t: &Tensor| all_finite &= t.data.iter().all(|x| x.is_finite());
             interp.run_observed(&inputs, &mut observer).unwrap_or_else(|e| panic!("seed {seed}: {e}\n{module}"));
             finite += usize::from(all_finite);
-            ops.extend(module.functions.iter().flat_map(|f| &f.nodes).map(|n| crate::build::op_name(&n.op)));
+            ops.extend(module.functions.iter().flat_map(|f| &f.nodes).map(|n| n.op.name()));
         }
         assert!(finite >= 280, "values explode in {} modules", 300 - finite);
         let all = [

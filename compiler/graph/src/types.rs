@@ -344,6 +344,17 @@ pub struct Module {
 }
 
 impl Module {
+    /// Shape as text for messages: `[T, 64]`.
+    pub fn shape_text(&self, shape: &[Dim]) -> String {
+        let dims: Vec<String> = shape
+            .iter()
+            .map(|d| match d {
+                Dim::Const(n) => n.to_string(),
+                Dim::Sym(s) => self.symbols.get(s.index()).map_or_else(|| format!("?{}", s.0), |s| s.name.clone()),
+            })
+            .collect();
+        format!("[{}]", dims.join(", "))
+    }
     /// The entry function.
     pub fn main(&self) -> &Function {
         &self.functions[self.main.index()]

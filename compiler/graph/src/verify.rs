@@ -15,7 +15,7 @@
 //!
 //! Node
 //! - Operands are earlier nodes of the same function. Parameters, states, functions and symbols named exist.
-//! - The type is what [`crate::build::infer`] gives. At the symbols' bounds a value has less than 2^48 elements.
+//! - The type is what [`crate::infer::infer`] gives. At the symbols' bounds a value has less than 2^48 elements.
 //! - A `reshape` has at most one symbolic dimension. An integer or bool `const` is a value of its type. `eps` is finite and at least 0.
 //! - Quantised values are operands of `mm`, `embedding` (the first) and `call` only.
 //! - State tokens are operands of `sdpa` (the second), `kv_append` (after the fourth) and `call` only.
@@ -28,7 +28,7 @@
 //! - No function calls itself, directly or through others. A call replaces all `params` by ones of the same type and all `states` by ones
 //!   of the same heads, width, type and persistence, and the callee has one output.
 
-use crate::build::{callee, infer};
+use crate::infer::infer;
 use crate::ops::{AttnExpr, AttnVar, Binary, Op, Unary};
 use crate::parse::ATTN_DEPTH_MAX;
 use crate::print::{self, Place};
@@ -375,7 +375,7 @@ impl<'m> Verifier<'m> {
         let callees: Vec<HashSet<usize>> = m
             .functions
             .iter()
-            .map(|f| f.nodes.iter().filter_map(|n| callee(&n.op)).map(|c| c.index()).filter(|c| *c < count).collect())
+            .map(|f| f.nodes.iter().filter_map(|n| n.op.callee()).map(|c| c.index()).filter(|c| *c < count).collect())
             .collect();
         let reached: Vec<Vec<bool>> = (0..count)
             .map(|start| {
@@ -391,7 +391,7 @@ impl<'m> Verifier<'m> {
             .collect();
         for (i, f) in m.functions.iter().enumerate() {
             for (n, node) in f.nodes.iter().enumerate() {
-                if callee(&node.op).and_then(|c| reached.get(c.index())).is_some_and(|r| r[i]) {
+                if node.op.callee().and_then(|c| reached.get(c.index())).is_some_and(|r| r[i]) {
                     self.error(Place::Node(i, n), "calls may not be recursive");
                 }
             }

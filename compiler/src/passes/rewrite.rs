@@ -4,7 +4,7 @@
 //! Types of new nodes are inferred and checked; nodes without users stay until `dce`.
 
 use super::PassError;
-use rcompile_graph::build::infer;
+use rcompile_graph::infer;
 use rcompile_graph::{Binary, FuncId, Function, Module, Node, Op, Type, ValueId};
 
 /// The function under construction.

@@ -30,7 +30,7 @@ impl Plan<'_> {
         }
         let mut at = 0;
         while at < chain.len() {
-            let callees: Vec<_> = chain[at..].iter().map(|c| g::build::callee(&frame.func.node(*c).op)).collect();
+            let callees: Vec<_> = chain[at..].iter().map(|c| frame.func.node(*c).op.callee()).collect();
             let (period, count) = period(&callees);
             self.layer_loop(period, count, |plan| {
                 for j in 0..period {

@@ -173,7 +173,7 @@ impl Plan<'_> {
             }
             _ => {}
         }
-        let home = self.buffer(frame, v, g::build::op_name(&node.op), self.row_width(frame, v), Cols::Plain)?;
+        let home = self.buffer(frame, v, node.op.name(), self.row_width(frame, v), Cols::Plain)?;
         let nest = self.retry(frame, |plan, frame| plan.value_nest(frame, v, &home))?;
         self.region(&region_name(frame, v), Kernel::Loops(nest));
         frame.homes.insert(v, home);
@@ -247,5 +247,5 @@ fn region_name(frame: &Frame<'_>, v: ValueId) -> String {
             None => name.clone(),
         };
     }
-    g::build::op_name(&node.op).to_string()
+    node.op.name().to_string()
 }

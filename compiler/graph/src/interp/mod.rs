@@ -13,7 +13,6 @@ mod ops;
 #[cfg(test)]
 mod tests;
 
-use crate::build::op_name;
 use crate::ops::Op;
 pub use crate::tensor::Tensor;
 use crate::tensor::round_all;
@@ -200,7 +199,7 @@ impl<'m> Interp<'m> {
                     let result = self.node(node, &operands, frame, symbols).map_err(|what| InterpError::Node {
                         function: function.name.clone(),
                         value: id.0,
-                        op: op_name(&node.op),
+                        op: node.op.name(),
                         origin: node.origin.clone(),
                         what,
                     })?;
@@ -254,7 +253,7 @@ impl<'m> Interp<'m> {
 
 /// Checks a tensor against a declared type and binds the symbols of its shape.
 fn bind(module: &Module, ty: &Type, tensor: &Tensor, symbols: &mut Symbols) -> Result<(), String> {
-    let wrong = || format!("is {}{:?}, declared {}{}", tensor.dtype, tensor.shape, ty.dtype, crate::build::shape_text(module, &ty.shape));
+    let wrong = || format!("is {}{:?}, declared {}{}", tensor.dtype, tensor.shape, ty.dtype, module.shape_text(&ty.shape));
     if tensor.dtype != ty.dtype || tensor.shape.len() != ty.rank() || tensor.data.len() != tensor.shape.iter().product::<usize>() {
         return Err(wrong());
     }

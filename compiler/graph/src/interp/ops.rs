@@ -3,7 +3,6 @@
 //! In: an op, operands and the shape of its value. Out: the value's elements, not yet rounded; or why there are none.
 
 use super::Tensor;
-use crate::build::op_name;
 use crate::ops::{Binary, Compare, Op, Pool, Reduce, Unary};
 use crate::quant;
 use crate::tensor::{convert, wrap};
@@ -148,7 +147,7 @@ pub(super) fn evaluate(op: &Op, dtype: DType, operands: &[&Tensor], shape: &[usi
         Op::Rope => rope(x(), operands[1], operands[2]),
         Op::Pool(pool) => self::pool(*pool, x(), operands[1]),
         Op::Input { .. } | Op::Param(_) | Op::Call { .. } | Op::KvAppend { .. } | Op::Sdpa { .. } => {
-            unreachable!("{} is evaluated by the caller", op_name(op))
+            unreachable!("{} is evaluated by the caller", op.name())
         }
     })
 }

@@ -3,7 +3,7 @@
 use super::attention;
 use super::tokens::{Lexer, Tok};
 use super::{At, Fail, Parsed, fail, number};
-use crate::build::infer;
+use crate::infer::infer;
 use crate::ops::{AttnExpr, Binary, Compare, Op, Pool, Reduce, Unary};
 use crate::types::{DType, Dim, FuncId, Function, Module, Node, Param, ParamId, Recipe, State, StateId, Symbol, SymbolId, Type, ValueId};
 use std::collections::HashMap;

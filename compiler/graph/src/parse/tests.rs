@@ -78,7 +78,7 @@ fn callees_may_come_later() {
     let text = "module { func @a(%x: f32[2]) { %y = call @b(%x) : f32[2] return %y }
                 func @b(%x: f32[2]) { %y = neg %x return %y } main @a }";
     let module = parse(text).unwrap();
-    assert_eq!(crate::build::callee(&module.main().nodes[1].op), Some(FuncId(1)));
+    assert_eq!(module.main().nodes[1].op.callee(), Some(FuncId(1)));
     let error = parse(&text.replace("@b(%x) : f32[2]", "@b(%x)")).unwrap_err();
     assert!(error.what.contains("type cannot be inferred"), "{error}");
     assert_eq!(parse(&text.replace("@b(%x) :", "@c(%x) :")).unwrap_err().to_string(), "1:42: no function @c");
