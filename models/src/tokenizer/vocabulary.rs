@@ -19,95 +19,134 @@ pub(super) struct Vocabulary<'a> {
 
 /// Collects all tokens and checks that ids are unique and dense.
 pub(super) fn read<'a>(root: &'a Map<String, Value>, model: &'a Map<String, Value>) -> Result<Vocabulary<'a>, Error> {
+    let kind = kind(model)?;
+    let (listed, added) = (listed(model, kind)?, added(root)?);
+    let mut table = Table::new(listed.len() + added.len());
+    listed.iter().try_for_each(|(text, id)| table.list(text, *id))?;
+    added.iter().try_for_each(|(text, id)| table.add(text, *id))?;
+    let size = table.dense_size()?;
+    let ids = table.ids;
+    let longest_chars = ids.keys().map(|text| text.chars().count()).max().unwrap_or(0);
+    let added = added.into_iter().map(|(text, _)| (text, ids[text])).collect();
+    Ok(Vocabulary { model: kind, size, ids, added, longest_chars })
+}
+
+/// Which kind of model it is.
+fn kind(model: &Map<String, Value>) -> Result<&str, Error> {
     let kinds = ["BPE", "WordPiece", "WordLevel", "Unigram"];
-    let kind = match model.get("type") {
-        Some(Value::String(kind)) if kinds.contains(&kind.as_str()) => kind.as_str(),
+    match model.get("type") {
+        Some(Value::String(kind)) if kinds.contains(&kind.as_str()) => Ok(kind),
         Some(other) => {
             let expected = format!("one of {}", kinds.join(", "));
-            return Err(Error::new(Kind::Unsupported, FILE, "model.type", "is not supported", expected, json::show(other)));
+            Err(Error::new(Kind::Unsupported, FILE, "model.type", "is not supported", expected, json::show(other)))
         }
         // Files from before the field: the crate tries the kinds in this order.
-        None if model.contains_key("merges") => "BPE",
-        None if model.get("vocab").is_some_and(Value::is_array) => "Unigram",
-        None if model.contains_key("continuing_subword_prefix") => "WordPiece",
-        None => "WordLevel",
-    };
-    let mut tokens: Vec<(&str, u64)> = Vec::new();
+        None if model.contains_key("merges") => Ok("BPE"),
+        None if model.get("vocab").is_some_and(Value::is_array) => Ok("Unigram"),
+        None if model.contains_key("continuing_subword_prefix") => Ok("WordPiece"),
+        None => Ok("WordLevel"),
+    }
+}
+
+/// Tokens of the model with their ids, as listed.
+fn listed<'a>(model: &'a Map<String, Value>, kind: &str) -> Result<Vec<(&'a str, u64)>, Error> {
     match model.get("vocab") {
-        Some(Value::Object(map)) if kind != "Unigram" => {
-            for (text, id) in map {
-                let id = id.as_u64().ok_or_else(|| malformed(text, "has no id", "an integer >= 0", json::show(id)))?;
-                tokens.push((text, id));
-            }
-        }
-        Some(Value::Array(pieces)) if kind == "Unigram" => {
-            for (id, piece) in pieces.iter().enumerate() {
-                let text = piece.get(0).and_then(Value::as_str);
-                let score = piece.get(1).and_then(Value::as_f64);
-                let (Some(text), Some(_)) = (text, score) else {
-                    return Err(malformed(&format!("model.vocab[{id}]"), "is malformed", "[text, score]", json::show(piece)));
-                };
-                tokens.push((text, id as u64));
-            }
-        }
+        Some(Value::Object(map)) if kind != "Unigram" => map
+            .iter()
+            .map(|(text, id)| match id.as_u64() {
+                Some(id) => Ok((text.as_str(), id)),
+                None => Err(malformed(text, "has no id", "an integer >= 0", json::show(id))),
+            })
+            .collect(),
+        Some(Value::Array(pieces)) if kind == "Unigram" => pieces
+            .iter()
+            .enumerate()
+            .map(|(id, piece)| match (piece.get(0).and_then(Value::as_str), piece.get(1).and_then(Value::as_f64)) {
+                (Some(text), Some(_)) => Ok((text, id as u64)),
+                _ => Err(malformed(&format!("model.vocab[{id}]"), "is malformed", "[text, score]", json::show(piece))),
+            })
+            .collect(),
         other => {
             let expected = if kind == "Unigram" { "a list" } else { "an object" };
-            return Err(malformed("model.vocab", "is missing", expected, other.map_or("nothing", json::kind_of)));
+            Err(malformed("model.vocab", "is missing", expected, other.map_or("nothing", json::kind_of)))
         }
     }
-    let mut added = Vec::new();
+}
+
+/// Added tokens with their ids, as listed.
+fn added(root: &Map<String, Value>) -> Result<Vec<(&str, u64)>, Error> {
     let list = match root.get("added_tokens") {
         None | Some(Value::Null) => &[],
         Some(Value::Array(list)) => list.as_slice(),
         Some(other) => return Err(malformed("added_tokens", "has the wrong type", "a list", json::kind_of(other))),
     };
-    for (index, token) in list.iter().enumerate() {
-        let (text, id) = (token.get("content").and_then(Value::as_str), token.get("id").and_then(Value::as_u64));
-        let (Some(text), Some(id)) = (text, id) else {
-            let place = format!("added_tokens[{index}]");
-            return Err(malformed(&place, "is malformed", "an object with id and content", json::show(token)));
-        };
-        added.push((text, id));
-    }
+    list.iter()
+        .enumerate()
+        .map(|(index, token)| match (token.get("content").and_then(Value::as_str), token.get("id").and_then(Value::as_u64)) {
+            (Some(text), Some(id)) => Ok((text, id)),
+            _ => {
+                let place = format!("added_tokens[{index}]");
+                Err(malformed(&place, "is malformed", "an object with id and content", json::show(token)))
+            }
+        })
+        .collect()
+}
 
-    // No id can be as large as the number of tokens, so no table is larger than the file.
-    let bound = tokens.len() + added.len();
-    let mut text_of: Vec<Option<&str>> = vec![None; bound];
-    let mut ids: HashMap<&str, u32> = HashMap::with_capacity(bound);
-    let place = |text: &str| if text.is_empty() { "\"\"".to_string() } else { text.to_string() };
-    for (text, id) in &tokens {
-        let too_large = || malformed(&place(text), "has an id that leaves holes", &format!("an id below {bound}"), id);
-        let slot = usize::try_from(*id).ok().and_then(|id| text_of.get_mut(id)).ok_or_else(too_large)?;
+/// Ids by text and texts by id, as they are filled.
+struct Table<'a> {
+    ids: HashMap<&'a str, u32>,
+    /// As long as there are tokens: no id can be larger, so that no table is larger than the file.
+    text_of: Vec<Option<&'a str>>,
+}
+
+impl<'a> Table<'a> {
+    fn new(tokens: usize) -> Table<'a> {
+        Table { ids: HashMap::with_capacity(tokens), text_of: vec![None; tokens] }
+    }
+    /// A token of the model, which has an id of its own.
+    fn list(&mut self, text: &'a str, id: u64) -> Result<(), Error> {
+        let slot = self.slot(text, id)?;
         if let Some(other) = slot {
             let found = format!("{id}, which {} has", cut(other, 40));
             return Err(malformed(&place(text), "shares its id", "an id of its own", found));
         }
         *slot = Some(text);
-        if let Some(first) = ids.insert(text, *id as u32) {
-            return Err(malformed(&place(text), "is listed twice", &format!("one id, as {first}"), id));
+        match self.ids.insert(text, id as u32) {
+            Some(first) => Err(malformed(&place(text), "is listed twice", &format!("one id, as {first}"), id)),
+            None => Ok(()),
         }
     }
-    for (text, id) in &added {
+    /// An added token, which may be listed before with the same id.
+    fn add(&mut self, text: &'a str, id: u64) -> Result<(), Error> {
+        let known = self.ids.get(text).copied();
         let conflict = |expected: String| Error::new(Kind::Disagree, FILE, place(text), "is added with a taken id", expected, id);
-        let too_large = || malformed(&place(text), "has an id that leaves holes", &format!("an id below {bound}"), id);
-        let slot = usize::try_from(*id).ok().and_then(|id| text_of.get_mut(id)).ok_or_else(too_large)?;
-        match (ids.get(text), *slot) {
-            (Some(known), _) if u64::from(*known) != *id => return Err(conflict(format!("id {known}, as listed before"))),
+        let slot = self.slot(text, id)?;
+        match (known, *slot) {
+            (Some(known), _) if u64::from(known) != id => return Err(conflict(format!("id {known}, as listed before"))),
             (None, Some(other)) => return Err(conflict(format!("an id that is not {}'s", cut(other, 40)))),
-            _ => {}
+            _ => *slot = Some(text),
         }
-        *slot = Some(text);
-        ids.insert(text, *id as u32);
+        self.ids.insert(text, id as u32);
+        Ok(())
     }
-    let size = text_of.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
-    if let Some(hole) = text_of[..size].iter().position(Option::is_none) {
-        let after = text_of[hole..].iter().flatten().next().copied().unwrap_or_default();
-        let found = format!("id {} after {hole} tokens", ids.get(after).copied().unwrap_or_default());
-        return Err(malformed(&place(after), "follows a hole", &format!("a token with id {hole}"), found));
+    fn slot(&mut self, text: &str, id: u64) -> Result<&mut Option<&'a str>, Error> {
+        let bound = self.text_of.len();
+        let slot = usize::try_from(id).ok().and_then(|id| self.text_of.get_mut(id));
+        slot.ok_or_else(|| malformed(&place(text), "has an id that leaves holes", &format!("an id below {bound}"), id))
     }
-    let longest_chars = ids.keys().map(|text| text.chars().count()).max().unwrap_or(0);
-    let added = added.into_iter().map(|(text, id)| (text, id as u32)).collect();
-    Ok(Vocabulary { model: kind, size, ids, added, longest_chars })
+    /// How many tokens there are, which have the ids from 0 on.
+    fn dense_size(&self) -> Result<usize, Error> {
+        let size = self.text_of.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        let Some(hole) = self.text_of[..size].iter().position(Option::is_none) else { return Ok(size) };
+        let after = self.text_of[hole..].iter().flatten().next().copied().unwrap_or_default();
+        let found = format!("id {} after {hole} tokens", self.ids.get(after).copied().unwrap_or_default());
+        Err(malformed(&place(after), "follows a hole", &format!("a token with id {hole}"), found))
+    }
+}
+
+/// A token's text as the place of an error.
+fn place(text: &str) -> String {
+    if text.is_empty() { "\"\"".to_string() } else { text.to_string() }
 }
 
 /// Merges and unknown tokens.
