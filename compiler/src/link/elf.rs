@@ -11,12 +11,16 @@ use crate::error::Error;
 use object::LittleEndian;
 use object::elf::{
     DT_FLAGS, DT_FLAGS_1, DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_TEXTREL, EM_AARCH64, EM_X86_64, ET_DYN, FileHeader64, PF_W, PF_X, PT_DYNAMIC,
-    PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, ProgramFlags,
+    PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, ProgramFlags, ProgramHeader64,
 };
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 use rcompile_runtime::abi::{PAYLOAD_SECTION, PAYLOAD_VADDR, WEIGHTS_ALIGN};
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
+
+type Header = FileHeader64<LittleEndian>;
+type Segment = ProgramHeader64<LittleEndian>;
 
 const PROGRAM_HEADER_BYTES: u64 = 56;
 const SECTION_HEADER_BYTES: u64 = 64;
@@ -50,90 +54,44 @@ pub(super) struct Image {
 ///
 /// `bytes` is the file up to the payload, or more.
 pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Error> {
-    let broken = |what: String| Error::Output {
+    image(bytes, triple).map_err(|what| Error::Output {
         path: path.display().to_string(),
         what: format!("the linked file is not as expected: {what}"),
         help: Some("another linker may help: apt-get install lld-19, or gcc and binutils of the distribution".into()),
-    };
-    let parse = |e: object::read::Error| broken(e.to_string());
-    let header = FileHeader64::<LittleEndian>::parse(bytes).map_err(parse)?;
-    let e = header.endian().map_err(parse)?;
+    })
+}
+
+/// What is not as expected.
+type Broken = Cow<'static, str>;
+
+fn unreadable(e: object::read::Error) -> Broken {
+    e.to_string().into()
+}
+
+fn image(bytes: &[u8], triple: &str) -> Result<Image, Broken> {
+    let header = Header::parse(bytes).map_err(unreadable)?;
+    let e = header.endian().map_err(unreadable)?;
     let machine = if triple.starts_with("aarch64") { EM_AARCH64 } else { EM_X86_64 };
     if header.e_machine(e) != machine {
-        return Err(broken(format!("machine, expected {machine:?}, found {:?}", header.e_machine(e))));
+        return Err(format!("machine, expected {machine:?}, found {:?}", header.e_machine(e)).into());
     }
     if header.e_type(e) != ET_DYN {
-        return Err(broken("not position independent".into()));
+        return Err("not position independent".into());
     }
-    let segments = header.program_headers(e, bytes).map_err(parse)?;
+    let segments = header.program_headers(e, bytes).map_err(unreadable)?;
+    hardened(segments, e, bytes)?;
     let program_header = |index: usize| header.e_phoff(e) + index as u64 * PROGRAM_HEADER_BYTES;
-    let headers_end = program_header(segments.len());
-    let mut payload = None;
-    let mut loaded = Vec::new();
-    let mut code = Vec::new();
-    let mut stack = false;
-    let mut relro = false;
-    let mut now = false;
-    for (index, s) in segments.iter().enumerate() {
-        let vaddr = s.p_vaddr(e);
-        let has = |flag| s.p_flags(e) & flag != ProgramFlags(0);
-        match s.p_type(e) {
-            PT_INTERP => return Err(broken("it asks for a dynamic loader".into())),
-            PT_GNU_STACK if has(PF_X) => return Err(broken("executable stack".into())),
-            PT_GNU_STACK => stack = true,
-            PT_GNU_RELRO => relro = true,
-            PT_LOAD => {
-                if has(PF_W) && has(PF_X) {
-                    return Err(broken("a segment is writable and executable".into()));
-                }
-                if vaddr == PAYLOAD_VADDR {
-                    if has(PF_W) || has(PF_X) {
-                        return Err(broken("the payload segment is not read-only".into()));
-                    }
-                    payload = Some((index, s.p_offset(e)..s.p_offset(e).saturating_add(s.p_filesz(e))));
-                    continue;
-                }
-                if vaddr.saturating_add(s.p_memsz(e)) > PAYLOAD_VADDR {
-                    return Err(broken("a segment lies at or behind the payload".into()));
-                }
-                if has(PF_X) {
-                    code.push((loaded.len(), vaddr..vaddr.saturating_add(s.p_filesz(e))));
-                }
-                let end = s.p_offset(e).saturating_add(s.p_filesz(e));
-                loaded.push(s.p_offset(e).max(headers_end).min(end)..end);
-            }
-            PT_DYNAMIC => {
-                for entry in s.dynamic(e, bytes).map_err(parse)?.unwrap_or_default() {
-                    let value = entry.d_val(e);
-                    match entry.d_tag(e) {
-                        DT_NEEDED => return Err(broken("it needs a shared library".into())),
-                        DT_RPATH | DT_RUNPATH => return Err(broken("it has a library search path".into())),
-                        DT_TEXTREL => return Err(broken("text relocations".into())),
-                        DT_FLAGS if value & DF_TEXTREL != 0 => return Err(broken("text relocations".into())),
-                        DT_FLAGS => now |= value & DF_BIND_NOW != 0,
-                        DT_FLAGS_1 => now |= value & DF_1_NOW != 0,
-                        _ => {}
-                    }
-                }
-            }
-            _ => {}
-        }
-    }
-    if !stack || !relro || !now {
-        return Err(broken(format!("hardening: stack header {stack}, relro {relro}, bind now {now}")));
-    }
-    let Some((segment, payload)) = payload else { return Err(broken("no payload segment".into())) };
+    let Loaded { payload, code, others } = loaded(segments, e, program_header(segments.len()))?;
+    let Some((segment, payload)) = payload else { return Err("no payload segment".into()) };
     // What checks the file runs first, and lies behind the headers, whose own segment is the first.
-    let [(1, start), (_, code)] = &code[..] else { return Err(broken(format!("{} code segments", code.len()))) };
+    let [(1, start), (_, code)] = &code[..] else { return Err(format!("{} code segments", code.len()).into()) };
     if !start.contains(&header.e_entry(e)) {
-        return Err(broken("it is not checked before it runs".into()));
+        return Err("it is not checked before it runs".into());
     }
-    let sections = header.sections(e, bytes).map_err(parse)?;
-    let Some((section, s)) = sections.section_by_name(e, PAYLOAD_SECTION.as_bytes()) else {
-        return Err(broken("no payload section".into()));
-    };
+    let sections = header.sections(e, bytes).map_err(unreadable)?;
+    let Some((section, s)) = sections.section_by_name(e, PAYLOAD_SECTION.as_bytes()) else { return Err("no payload section".into()) };
     if s.sh_addr(e) != PAYLOAD_VADDR || s.sh_offset(e) != payload.start || s.sh_size(e) != payload.end - payload.start {
-        return Err(broken("payload section and segment differ".into()));
+        return Err("payload section and segment differ".into());
     }
     // Zeros up to a page, for which the kernel would write to the last page of the file's constants: by a signal where that is cut off.
     let padding = sections.section_by_name(e, RELRO_PADDING).map(|(_, s)| s.sh_addr(e));
@@ -144,9 +102,77 @@ pub(super) fn check(bytes: &[u8], triple: &str, path: &Path) -> Result<Image, Er
         section_at: header.e_shoff(e) + section.0 as u64 * SECTION_HEADER_BYTES,
         payload,
         code: code.clone(),
-        loaded,
+        loaded: others,
         padded,
     })
+}
+
+/// No loader, no executable stack, constants read-only once relocated, everything bound at start, nothing shared.
+fn hardened(segments: &[Segment], e: LittleEndian, bytes: &[u8]) -> Result<(), Broken> {
+    let (mut stack, mut relro, mut now) = (false, false, false);
+    for s in segments {
+        match s.p_type(e) {
+            PT_INTERP => return Err("it asks for a dynamic loader".into()),
+            PT_GNU_STACK if has(s, e, PF_X) => return Err("executable stack".into()),
+            PT_GNU_STACK => stack = true,
+            PT_GNU_RELRO => relro = true,
+            PT_LOAD if has(s, e, PF_W) && has(s, e, PF_X) => return Err("a segment is writable and executable".into()),
+            PT_DYNAMIC => {
+                for entry in s.dynamic(e, bytes).map_err(unreadable)?.unwrap_or_default() {
+                    let value = entry.d_val(e);
+                    match entry.d_tag(e) {
+                        DT_NEEDED => return Err("it needs a shared library".into()),
+                        DT_RPATH | DT_RUNPATH => return Err("it has a library search path".into()),
+                        DT_TEXTREL => return Err("text relocations".into()),
+                        DT_FLAGS if value & DF_TEXTREL != 0 => return Err("text relocations".into()),
+                        DT_FLAGS => now |= value & DF_BIND_NOW != 0,
+                        DT_FLAGS_1 => now |= value & DF_1_NOW != 0,
+                        _ => {}
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+    if stack && relro && now { Ok(()) } else { Err(format!("hardening: stack header {stack}, relro {relro}, bind now {now}").into()) }
+}
+
+/// What the kernel loads.
+#[derive(Default)]
+struct Loaded {
+    /// Number of its program header, file offsets.
+    payload: Option<(usize, Range<u64>)>,
+    /// Numbers among `others`, virtual addresses.
+    code: Vec<(usize, Range<u64>)>,
+    /// File offsets of everything but the payload and the headers, which end at `headers_end`.
+    others: Vec<Range<u64>>,
+}
+
+fn loaded(segments: &[Segment], e: LittleEndian, headers_end: u64) -> Result<Loaded, Broken> {
+    let mut loaded = Loaded::default();
+    for (index, s) in segments.iter().enumerate().filter(|(_, s)| s.p_type(e) == PT_LOAD) {
+        let (vaddr, offset) = (s.p_vaddr(e), s.p_offset(e));
+        let end = offset.saturating_add(s.p_filesz(e));
+        if vaddr == PAYLOAD_VADDR {
+            if has(s, e, PF_W) || has(s, e, PF_X) {
+                return Err("the payload segment is not read-only".into());
+            }
+            loaded.payload = Some((index, offset..end));
+            continue;
+        }
+        if vaddr.saturating_add(s.p_memsz(e)) > PAYLOAD_VADDR {
+            return Err("a segment lies at or behind the payload".into());
+        }
+        if has(s, e, PF_X) {
+            loaded.code.push((loaded.others.len(), vaddr..vaddr.saturating_add(s.p_filesz(e))));
+        }
+        loaded.others.push(offset.max(headers_end).min(end)..end);
+    }
+    Ok(loaded)
+}
+
+fn has(segment: &Segment, e: LittleEndian, flag: ProgramFlags) -> bool {
+    segment.p_flags(e) & flag != ProgramFlags(0)
 }
 
 /// Bytes to write at file offsets so that the payload is `len` bytes at `offset`, and padding has none in memory.
