@@ -50,14 +50,8 @@ impl Timings {
 
 pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let input = input(&args.input, flags)?;
-    // A variable that is set for another verb or run is no mistake.
-    if args.system.is_some() && !args.chat && on_command_line(flags, "system") {
-        return Err(Failure::usage("--system: expected together with --chat"));
-    }
     let from_text = matches!(input, Input::Text(_));
-    if args.chat && !from_text && on_command_line(flags, "chat") {
-        return Err(Failure::usage("--chat: expected -p TEXT or -f FILE, found --tokens"));
-    }
+    contradictions(args, flags, from_text)?;
     // With token ids the tokenizer is needed for the answer only: it loads while the prompt is computed.
     let mut loading = if from_text || cx.manifest().text.is_some() || !args.stop.is_empty() { Some(cx.load_text()?) } else { None };
     let session = cx.session("step", &args.machine)?;
@@ -66,16 +60,8 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
     let prompt = match input {
         Input::Tokens(tokens) => tokens,
         Input::Text(input) => {
-            let loaded = wait(&mut loading)?;
-            let ids = if args.chat {
-                let messages = first_messages(args.system.as_deref(), &input);
-                let rendered = ChatTemplate::of(cx)?.render(&messages)?;
-                within_memory(rendered.len(), || loaded.encode(&rendered, false))?
-            } else {
-                within_memory(input.len(), || loaded.encode(&input, true))?
-            };
-            text = Some(loaded);
-            ids
+            let loaded = text.insert(wait(&mut loading)?);
+            encoded(cx, args, loaded, &input)?
         }
     };
     let prompt = or_bos(prompt, &cx.manifest().generation)?;
@@ -134,6 +120,26 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
         warn("context", format!("the text ends after {count} of {wanted} tokens: all {size} positions are in use"));
     }
     Ok(())
+}
+
+/// Flags that make no sense together. A variable that is set for another verb or run is no mistake.
+fn contradictions(args: &GenerateArgs, flags: &ArgMatches, from_text: bool) -> Result<(), Failure> {
+    if args.system.is_some() && !args.chat && on_command_line(flags, "system") {
+        return Err(Failure::usage("--system: expected together with --chat"));
+    }
+    if args.chat && !from_text && on_command_line(flags, "chat") {
+        return Err(Failure::usage("--chat: expected -p TEXT or -f FILE, found --tokens"));
+    }
+    Ok(())
+}
+
+/// Token ids of a text, within the chat template where that is asked for.
+fn encoded(cx: &Cx, args: &GenerateArgs, text: &Text<'_>, input: &str) -> Result<Vec<u32>, Failure> {
+    if !args.chat {
+        return Ok(within_memory(input.len(), || text.encode(input, true))?);
+    }
+    let rendered = ChatTemplate::of(cx)?.render(&first_messages(args.system.as_deref(), input))?;
+    Ok(within_memory(rendered.len(), || text.encode(&rendered, false))?)
 }
 
 fn wait(loading: &mut Option<LoadingText>) -> Result<Text<'static>, Failure> {
