@@ -91,89 +91,129 @@ impl Microkernel {
         ahead: &[Ahead<'c>],
         nibbles: Option<&Microkernel>,
     ) {
-        let product = &self.product;
-        let (lanes, nr, stride) = (fb.lanes(), product.panels.nr, product.a_stride);
-        let group = self.coding.group().expect("codes");
-        let record = u64::from(product.compute.record(group));
-        let walk = self.all_columns(lanes);
-        let row_bytes = u64::from(nr) * 4;
-        // Those of the group before are scaled when those of the next are stored.
-        let sums_at = fb.stack(u64::from(row_tiles * SIDE) * row_bytes, 64);
-        let stored = nibbles.unwrap_or(self);
-        let (stored_bytes, stored_codes) = stored.group_bytes(fb.isa());
-        let stored_at = |i: Value<'c>| fb.index(at.w, i, stored_bytes);
-        // A group's codes taken apart, and the next one's, in turns.
-        let apart = nibbles.map(|nibbles| (nibbles, fb.stack(2 * self.codes_bytes(), 64)));
-        let apart_at = |buffers: Value<'c>, i: Value<'c>| fb.index(buffers, fb.and(i, fb.int(1)), self.codes_bytes());
-        let codes_at = |i: Value<'c>| apart.map_or_else(|| stored_at(i), |(_, buffers)| apart_at(buffers, i));
-        let vectors = || (0..u64::from(walk.vectors)).map(|v| v * u64::from(lanes) * 4);
-
-        let clear = || {
-            fb.for_(fb.int(0), m, 1, |r| {
-                let row = fb.index(at.tile, r, row_bytes);
-                vectors().for_each(|v| fb.store(fb.zero(Ty::vec(Elem::F32, lanes)), fb.offset_const(row, v), lanes * 4));
-            })
-        };
+        let of = Groups::new(fb, self, nibbles, row_tiles, at);
         match start {
-            Start::Zero => clear(),
-            Start::Tile { keep } => fb.if_(fb.cmp(Cmp::Eq, keep, fb.i32(0)), clear),
+            Start::Zero => of.clear(m),
+            Start::Tile { keep } => fb.if_(fb.cmp(Cmp::Eq, keep, fb.i32(0)), || of.clear(m)),
         }
-        let factors_of =
-            |i: Value<'c>| self.coding.has_group_scales().then(|| stored.factors(fb, walk, fb.offset_const(stored_at(i), stored_codes)));
-        // Adds the sums of group `i`, scaled, of rows from `first` to `end`.
-        let scale = |i: Value<'c>, factors: Option<&Factors<'c>>, first: Value<'c>, end: Value<'c>| {
-            let a = fb.index(at.a, i, record);
-            fb.for_(first, end, 1, |r| {
-                let record = fb.index(a, r, stride.into());
-                let word = |at: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(record, at.into()), 4), lanes);
-                let ints = Ty::vec(Elem::I32, lanes);
-                let first = self.start_at(group).map_or_else(|| fb.bitcast(integers(fb), ints), word);
-                let scale = fb.bitcast(word(group), ints.with(Elem::F32));
-                let row = RowFactors { scale, bias: self.coding.has_zeros().then(|| word(group + 4)) };
-                let [from, tile] = [sums_at, at.tile].map(|at| fb.index(at, r, row_bytes));
-                for (c, v) in vectors().enumerate() {
-                    let sum = fb.add(fb.load(ints, fb.offset_const(from, v), lanes * 4), first);
-                    let to = fb.offset_const(tile, v);
-                    let acc = fb.load(Ty::vec(Elem::F32, lanes), to, lanes * 4);
-                    fb.store(add_scaled(fb, group, sum, factors, c, &row, acc), to, lanes * 4);
-                }
-            });
-        };
-        // Takes some packs of group `i` apart, in the place of group `place`.
-        let take_apart = |i: Value<'c>, place: Value<'c>, some: Range<u32>| {
-            if let Some((nibbles, buffers)) = apart {
-                let to = apart_at(buffers, place);
-                some.for_each(|pack| nibbles.take_apart_pack(fb, walk, stored_at(i), fb.int(pack.into()), to));
-            }
-        };
-
+        let (nr, stride) = (self.product.panels.nr, self.product.a_stride);
         let last = fb.add_int(groups, -1);
-        let (steps, packs) = (group / step_k(group), group / stored.k_pack);
+        let (steps, packs) = (of.group / step_k(of.group), of.group / of.stored.k_pack);
         let (of_step, of_group) = (row_tiles * (nr / SIDE), steps * row_tiles * (nr / SIDE));
         assert!(of_group.is_power_of_two(), "products of a group");
-        take_apart(fb.int(0), fb.int(0), 0..packs);
+        of.take_apart(fb.int(0), fb.int(0), 0..packs);
         fb.for_(fb.int(0), groups, 1, |i| {
             let (before, next) = (fb.max(fb.add_int(i, -1), fb.int(0)), fb.add_int(i, 1));
             let to_scale = fb.select(fb.cmp(Cmp::Gt, i, fb.int(0)), m, fb.int(0));
-            let factors = factors_of(before);
+            let factors = of.factors(before);
             // What is done behind product `n` of a group, beside it.
             let behind = |n: u32| {
                 // (Behind the last group: that one once more.)
-                take_apart(fb.min(next, last), next, pieces_behind(n, of_group, packs));
+                of.take_apart(fb.min(next, last), next, pieces_behind(n, of_group, packs));
                 let rows_before = |n: u32| fb.lshr(fb.mul_int(to_scale, n.into()), of_group.trailing_zeros());
-                scale(before, factors.as_ref(), rows_before(n), rows_before(n + 1));
+                of.scale(before, factors.as_ref(), rows_before(n), rows_before(n + 1));
             };
-            let (a, w) = (fb.index(at.a, i, record), codes_at(i));
+            let (a, w) = (of.rows(i), of.codes(i));
             self.each_sum(fb, row_tiles, at.tile, |sums, _| fb.tile_zero(sums));
             for step in 0..steps {
-                let k = step * step_k(group);
+                let k = step * step_k(of.group);
                 let number = fb.add_int(fb.mul_int(i, steps.into()), step.into());
                 let (a, w) = (fb.offset_const(a, k.into()), fb.offset_const(w, u64::from(k * nr)));
                 let dot = |sums, rows, columns| fb.tile_dot_int8(sums, rows, columns);
                 self.tile_step(fb, (row_tiles, number), (a, stride), w, ahead, (dot, Some(&|n| behind(step * of_step + n))));
             }
-            self.each_sum(fb, row_tiles, sums_at, |sums, at| fb.tile_store(sums, at, row_bytes as u32));
+            self.each_sum(fb, row_tiles, of.sums, |sums, at| fb.tile_store(sums, at, of.row_bytes as u32));
         });
-        scale(last, factors_of(last).as_ref(), fb.int(0), m);
+        of.scale(last, of.factors(last).as_ref(), fb.int(0), m);
+    }
+}
+
+/// The groups of a block of rows and a panel: where they are, and what vectors do to them.
+struct Groups<'a, 'm, 'c> {
+    fb: &'a Fb<'m, 'c>,
+    /// As codes are multiplied, and as they are stored.
+    micro: &'a Microkernel,
+    stored: &'a Microkernel,
+    at: TileAt<'c>,
+    /// k of a group.
+    group: u32,
+    walk: Walk,
+    /// Bytes of a row of sums.
+    row_bytes: u64,
+    /// Integer sums of a group, which are scaled when those of the next one are stored.
+    sums: Value<'c>,
+    /// Codes of two groups whose nibbles are taken apart, in turns.
+    apart: Option<Value<'c>>,
+}
+
+impl<'a, 'm, 'c> Groups<'a, 'm, 'c> {
+    fn new(fb: &'a Fb<'m, 'c>, micro: &'a Microkernel, nibbles: Option<&'a Microkernel>, row_tiles: u32, at: TileAt<'c>) -> Self {
+        let row_bytes = u64::from(micro.product.panels.nr) * 4;
+        let sums = fb.stack(u64::from(row_tiles * SIDE) * row_bytes, 64);
+        let apart = nibbles.map(|_| fb.stack(2 * micro.codes_bytes(), 64));
+        let (group, walk) = (micro.coding.group().expect("codes"), micro.all_columns(fb.lanes()));
+        Groups { fb, micro, stored: nibbles.unwrap_or(micro), at, group, walk, row_bytes, sums, apart }
+    }
+    /// Group `i` of the rows' records.
+    fn rows(&self, i: Value<'c>) -> Value<'c> {
+        self.fb.index(self.at.a, i, self.micro.product.compute.record(self.group).into())
+    }
+    /// Group `i` of the panel.
+    fn stored(&self, i: Value<'c>) -> Value<'c> {
+        self.fb.index(self.at.w, i, self.stored.group_bytes(self.fb.isa()).0)
+    }
+    /// Codes of group `i`, one to a byte.
+    fn codes(&self, i: Value<'c>) -> Value<'c> {
+        self.apart.map_or_else(|| self.stored(i), |buffers| self.apart(buffers, i))
+    }
+    fn apart(&self, buffers: Value<'c>, i: Value<'c>) -> Value<'c> {
+        self.fb.index(buffers, self.fb.and(i, self.fb.int(1)), self.micro.codes_bytes())
+    }
+    /// Takes some packs of group `i` apart, in the place of group `place`.
+    fn take_apart(&self, i: Value<'c>, place: Value<'c>, some: Range<u32>) {
+        if let Some(buffers) = self.apart {
+            let to = self.apart(buffers, place);
+            some.for_each(|pack| {
+                self.stored.take_apart_pack(self.fb, self.walk, self.stored(i), self.fb.int(pack.into()), to);
+            });
+        }
+    }
+    /// Scales of group `i` of the panel, where groups have some.
+    fn factors(&self, i: Value<'c>) -> Option<Factors<'c>> {
+        let at = || self.fb.offset_const(self.stored(i), self.stored.group_bytes(self.fb.isa()).1);
+        self.micro.coding.has_group_scales().then(|| self.stored.factors(self.fb, self.walk, at()))
+    }
+    /// Bytes of the vectors of a row of sums.
+    fn vectors(&self) -> impl Iterator<Item = u64> + use<> {
+        let bytes = u64::from(self.fb.lanes()) * 4;
+        (0..u64::from(self.walk.vectors)).map(move |v| v * bytes)
+    }
+    /// No sums yet of `m` rows.
+    fn clear(&self, m: Value<'c>) {
+        let (fb, lanes) = (self.fb, self.fb.lanes());
+        fb.for_(fb.int(0), m, 1, |r| {
+            let row = fb.index(self.at.tile, r, self.row_bytes);
+            self.vectors().for_each(|v| fb.store(fb.zero(Ty::vec(Elem::F32, lanes)), fb.offset_const(row, v), lanes * 4));
+        })
+    }
+    /// Adds the sums of group `i`, scaled, of rows from `first` to `end`.
+    fn scale(&self, i: Value<'c>, factors: Option<&Factors<'c>>, first: Value<'c>, end: Value<'c>) {
+        let (fb, lanes, group, micro) = (self.fb, self.fb.lanes(), self.group, self.micro);
+        let a = self.rows(i);
+        fb.for_(first, end, 1, |r| {
+            let record = fb.index(a, r, micro.product.a_stride.into());
+            let word = |at: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(record, at.into()), 4), lanes);
+            let ints = Ty::vec(Elem::I32, lanes);
+            let first = micro.start_at(group).map_or_else(|| fb.bitcast(integers(fb), ints), word);
+            let scale = fb.bitcast(word(group), ints.with(Elem::F32));
+            let row = RowFactors { scale, bias: micro.coding.has_zeros().then(|| word(group + 4)) };
+            let [from, tile] = [self.sums, self.at.tile].map(|at| fb.index(at, r, self.row_bytes));
+            for (c, v) in self.vectors().enumerate() {
+                let sum = fb.add(fb.load(ints, fb.offset_const(from, v), lanes * 4), first);
+                let to = fb.offset_const(tile, v);
+                let acc = fb.load(Ty::vec(Elem::F32, lanes), to, lanes * 4);
+                fb.store(add_scaled(fb, group, sum, factors, c, &row, acc), to, lanes * 4);
+            }
+        });
     }
 }
