@@ -24,7 +24,7 @@ const RUST_MINOR: u32 = 95;
 fn main() {
     let root = PathBuf::from(var("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_path_buf();
     let out_dir = PathBuf::from(var("OUT_DIR"));
-    for path in ["runtime-lib/src", "runtime-lib/Cargo.toml", "models/template", "Cargo.lock", "Cargo.toml"] {
+    for path in ["runtime-lib/src", "runtime-lib/Cargo.toml", "models/message", "models/template", "Cargo.lock", "Cargo.toml"] {
         println!("cargo::rerun-if-changed={}", root.join(path).display());
     }
     println!("cargo::rerun-if-changed=build.rs");

@@ -354,7 +354,7 @@ impl Matmuls {
     }
     fn panels(&self) -> Panels {
         let k_pack = self.compute.k_pack(self.dtype, self.coding);
-        Panels { nr: self.isa.panel_nr, k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
+        Panels { nr: self.isa.panel_nr(), k_pack, k: self.k, groups: 1, group_cols: self.n, ways: 1, coding: self.coding }
     }
     fn build(&self) -> (Loaded, Step) {
         let panels = self.panels();

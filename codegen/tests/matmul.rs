@@ -5,7 +5,7 @@ mod kernel_harness;
 
 use asm_check::{HotLoop, group_loops, hot_loops};
 use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa, PANEL_VECTORS};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::kernels::part::Part;
 use rcompile_codegen::kernels::rows::{RowFunction, RowWork};
@@ -59,7 +59,7 @@ impl Case {
             dtype,
             coding: Coding::Elements,
             compute: Compute::F32,
-            nr: isa.panel_nr,
+            nr: isa.panel_nr(),
             k: 64,
             groups: 1,
             group_cols: 250,
@@ -1042,7 +1042,7 @@ fn hot_loop_asm() {
                     }
                 }
                 let most = hot.iter().map(|l| l.accumulators()).max().unwrap_or(0);
-                if m == rows && most != (rows * isa.tile_vectors) as usize {
+                if m == rows && most != (rows * PANEL_VECTORS) as usize {
                     fail(format!("{most} accumulators"), String::new());
                 }
             }
@@ -1107,7 +1107,7 @@ fn hot_loop_asm_of_codes() {
                     }
                 }
                 let most = loops.iter().map(|l| l.accumulators()).max().unwrap_or(0);
-                if m == block_mr && name == "block" && most != (block_mr * isa.tile_vectors) as usize {
+                if m == block_mr && name == "block" && most != (block_mr * PANEL_VECTORS) as usize {
                     fail(format!("{most} accumulators"), String::new());
                 }
                 if beside && name == "block" {
@@ -1115,7 +1115,7 @@ fn hot_loop_asm_of_codes() {
                     let lines = || around.iter().flat_map(|l| l.before.iter().chain(&l.after));
                     // One subtraction and one FMA per sum.
                     let counts = ["vsubps", "vfmadd"].map(|word| lines().filter(|l| l.starts_with(word)).count());
-                    if counts != [(m * isa.tile_vectors) as usize; 2] {
+                    if counts != [(m * PANEL_VECTORS) as usize; 2] {
                         fail(format!("{counts:?} subtractions and FMAs"), String::new());
                     }
                     if lines().count() == 0 || lines().any(|l| l.contains("zmm") && l.contains("(%rsp")) {
@@ -1427,7 +1427,7 @@ fn residuals_are_asked_for() {
             assert_eq!(calls, 2, "{what}");
             if epilogue == Epilogue::BiasResidual {
                 let lines = function.expect(&what).matches(prefetch).count();
-                assert!(gives && lines > 0 && lines.is_multiple_of(isa.panel_nr.div_ceil(16) as usize), "{what}");
+                assert!(gives && lines > 0 && lines.is_multiple_of(isa.panel_nr().div_ceil(16) as usize), "{what}");
             } else {
                 assert!(function.is_none() && !gives, "{what}");
             }

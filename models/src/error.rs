@@ -11,10 +11,8 @@
 //! File, field and tensor names come from strangers: control and direction-changing characters are escaped, long
 //! names are cut, and a line never exceeds [`LINE_MAX`] bytes.
 
+pub use rcompile_message::{LINE_MAX, cut, escape};
 use std::fmt;
-
-/// No line of this crate is longer than this, in bytes.
-pub const LINE_MAX: usize = 500;
 
 /// What kind of fault was found; it decides the exit code of `rcompile`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -135,34 +133,6 @@ impl fmt::Display for Warning {
     }
 }
 
-/// `text` with every character escaped that could move the cursor, start a new line or reverse the reading order.
-pub fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
-        match c {
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            c if c.is_control() || hidden => out.extend(c.escape_unicode()),
-            c => out.push(c),
-        }
-    }
-    out
-}
-
-/// [`escape`]d and at most `max` bytes long; what was cut shows as `...`.
-pub fn cut(text: &str, max: usize) -> String {
-    // Escaping makes text longer, so no more than `max` bytes of the original can matter.
-    let head = &text[..text.floor_char_boundary(max + 4)];
-    let escaped = escape(head);
-    if escaped.len() <= max && head.len() == text.len() {
-        return escaped;
-    }
-    let end = escaped.floor_char_boundary(max.saturating_sub(3));
-    format!("{}...", &escaped[..end])
-}
-
 /// Place of what is wrong with the model directory itself.
 pub(crate) const DIRECTORY: &str = "directory";
 
@@ -206,12 +176,5 @@ mod tests {
         assert!(!line.chars().any(|c| c.is_control() || c == '\u{202e}'), "{line}");
         assert!(line.starts_with("error[E5-model-dir]: \\u{1b}[2J\\n\\u{202e}"), "{line}");
         assert!(line.contains(", expected ") && line.contains(", found "), "{line}");
-    }
-
-    #[test]
-    fn cut_keeps_what_fits() {
-        assert_eq!(cut("abc", 3), "abc");
-        assert_eq!(cut("abcd", 3), "...");
-        assert_eq!(cut("äöüäöü", 7), "äö...");
     }
 }

@@ -8,9 +8,9 @@
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!
-//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`cpu`], [`destination`], [`logits`] and [`tiles`] exist: that is what
-//! codegen (`abi`, `cpu` for `--cpu native`, and `tiles` for steps in the compiler's own process) and the driver use. The driver also takes
-//! the feature `text`, the compact tokenizer, which it writes and executables read, and `memory`, the allocator of both.
+//! With the feature `exe` off, only [`abi`], [`about`], [`cost`], [`cpu`], [`destination`] and [`logits`] exist: that is what codegen
+//! (`abi`, and `cpu` for `--cpu native` and for steps in the compiler's own process) and the driver use. The driver also takes the feature
+//! `text`, the compact tokenizer, which it writes and executables read, and `memory`, the allocator of both.
 
 pub mod abi;
 pub mod about;
@@ -20,7 +20,7 @@ pub mod destination;
 pub mod logits;
 #[cfg(feature = "text")]
 pub mod text;
-pub mod tiles;
+mod tiles;
 
 #[cfg(feature = "memory")]
 pub mod cgroup;

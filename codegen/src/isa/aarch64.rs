@@ -47,10 +47,8 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         name,
         lanes: 4,
         registers: 32,
-        panel_nr: 8,
         tile_rows: 8,
         code_rows: 8,
-        tile_vectors: 2,
         // As on the x86-64 server that they were measured on; no Arm machine was. (N1, V1 and N2 have 1 MB of L2, which a block of weights,
         // the next one and a pass of rows fill; half of each would double what packing rows takes, see docs/graviton.md.)
         l2_bytes: 2 << 20,

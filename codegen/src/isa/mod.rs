@@ -22,7 +22,10 @@ pub enum Arch {
     Aarch64,
 }
 
-/// Rows of the largest tile of 2 x 2 blocks with `tile_vectors` vectors of columns: 24 accumulators.
+/// Vectors of columns of a weight panel, and of the largest matmul tile: pieces of wider panels would use every second line only, and
+/// half of L1's sets.
+pub const PANEL_VECTORS: u32 = 2;
+/// Rows of the largest tile of 2 x 2 blocks with [`PANEL_VECTORS`] vectors of columns: 24 accumulators.
 const MMLA_ROWS: u32 = 12;
 /// k of a tile of bf16.
 pub const BF16_TILE_K: u32 = 32;
@@ -112,15 +115,10 @@ pub struct Isa {
     pub lanes: u32,
     /// Vector registers.
     pub registers: u32,
-    /// Columns per weight panel.
-    pub panel_nr: u32,
     /// Rows of the largest matmul tile.
     pub tile_rows: u32,
     /// The same where both operands are codes: a result has an integer and an f32 sum.
     pub code_rows: u32,
-    /// Vectors of columns of the largest matmul tile (`tile_vectors * lanes` columns side by side; less than `panel_nr` columns: the
-    /// panel is walked in pieces).
-    pub tile_vectors: u32,
     /// Bytes of a core's second cache, which blocks are made for.
     pub l2_bytes: u64,
     /// How weights are read from memory.
@@ -168,6 +166,10 @@ pub enum Int8Dot {
 }
 
 impl Isa {
+    /// Columns of a weight panel.
+    pub fn panel_nr(&self) -> u32 {
+        PANEL_VECTORS * self.lanes
+    }
     /// Table row of `cpu` for `triple` with feature edits (`+avx512bf16`, `-avx512fp16`). `cpu` may be `native` when `triple` is the
     /// host's.
     pub fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {

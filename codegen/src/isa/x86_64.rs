@@ -155,8 +155,6 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         name,
         lanes: if wide { 16 } else { 8 },
         registers: if wide { 32 } else { 16 },
-        // The width of the largest tile: pieces of wider panels would use every second line only, and half of L1's sets.
-        panel_nr: if wide { 32 } else { 16 },
         tile_rows: if wide { 12 } else { 6 },
         // Magnitudes and ones take registers.
         code_rows: match features.contains("avxvnni") {
@@ -164,7 +162,6 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
             true => 6,
             false => 4,
         },
-        tile_vectors: 2,
         l2_bytes: row.l2 << 10,
         streams: row.streams,
         lane_fma: false,

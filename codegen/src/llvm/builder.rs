@@ -136,8 +136,6 @@ pub enum Visibility {
     Export,
     /// The same; never inlined where this module calls it, either.
     ExportNoInline,
-    /// This module only; LLVM may inline it.
-    Internal,
     /// This module only, never inlined (one copy of large code that is called from several places).
     InternalNoInline,
 }
@@ -221,7 +219,6 @@ impl<'c> ModuleBuilder<'c> {
         let (internal, inline) = match visibility {
             Visibility::Export => (false, true),
             Visibility::ExportNoInline => (false, false),
-            Visibility::Internal => (true, true),
             Visibility::InternalNoInline => (true, false),
         };
         let linkage = internal.then_some(Linkage::Internal);

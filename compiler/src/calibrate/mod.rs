@@ -255,7 +255,7 @@ fn planning(
     // The hidden states come first, so that all stages have them in one place.
     if let Some(hidden) = stage.module.params.iter().find(|p| p.name == HIDDEN) {
         let shape: Vec<u64> = hidden.ty.shape.iter().filter_map(|d| d.constant()).collect();
-        weights.place(HIDDEN, &hidden.recipe, program::DType::F32, &shape, Layout::Plain);
+        weights.place(HIDDEN, &hidden.recipe, (DType::F32, program::DType::F32), &shape, Layout::Plain);
     }
     let planned = host.plan(&stage.module, length as u32, &mut weights)?;
     let matmuls = weights.jobs.iter().filter(|j| j.layout != Layout::Plain);

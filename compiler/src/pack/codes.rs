@@ -1,24 +1,11 @@
-//! Coded rows of a matrix to panels of int8 or int4 codes with scales and zero points; see [`Coding`] for the bytes and `quant` of the
-//! graph crate for the codes.
+//! Coded rows of a matrix to panels of int8 or int4 codes with scales and zero points; see
+//! [`Coding`](rcompile_codegen::program::Coding) for the bytes and `quant` of the graph crate for the codes.
 
 use super::panels::{panel_rows, rows};
 use half::f16;
-use rcompile_codegen::program::{Coding, DType as Stored, Panels};
+use rcompile_codegen::program::{DType as Stored, Panels};
 use rcompile_graph::quant::CodedRows;
-use rcompile_graph::{DType, Group};
 use std::ops::Range;
-
-/// The graph's type of a coding.
-pub(super) fn dtype(coding: Coding) -> Option<DType> {
-    match coding {
-        Coding::Elements => None,
-        Coding::Int8 { .. } => Some(DType::Q8(Group::Row)),
-        Coding::Int8Groups { group, zeros: false } => Group::of(group).map(DType::Q8),
-        Coding::Int8Groups { group, .. } => Group::of(group).map(DType::Z8),
-        Coding::Int4 { group, zeros: false } => Group::of(group).map(DType::Q4),
-        Coding::Int4 { group, .. } => Group::of(group).map(DType::Z4),
-    }
-}
 
 /// Fills the panels (stored as `stored`) of one way in `out`, which holds `panels` of all ways and is zero so far. `coded` holds exactly
 /// the [`rows`], `k` elements each.

@@ -242,8 +242,7 @@ fn evaluate(job: &PackJob, view: &View, item: &Item, tensors: &dyn Tensors) -> R
         Layout::Plain => view.block(item.units.clone(), 0..view.cols(), &mut bytes, tensors, &mut seen)?,
         Layout::Panels(p) if p.coding != Coding::Elements => {
             for way in 0..p.ways {
-                let dtype = codes::dtype(p.coding).ok_or_else(|| Error::bug("pack", "codes of no type"))?;
-                let matrix = view.coded(dtype, panels::rows(&p, way, &item.units), tensors, &mut seen)?;
+                let matrix = view.coded(job.source, panels::rows(&p, way, &item.units), tensors, &mut seen)?;
                 codes::fill(&p, job.dtype, way, &item.units, &matrix, &mut bytes);
             }
         }
@@ -270,16 +269,8 @@ fn check_job(job: &PackJob, tensors: &dyn Tensors) -> Result<View, Error> {
         return coded(job, &p, tensors);
     }
     let view = View::new(&job.recipe, tensors)?;
-    let dtype = match job.dtype {
-        program::DType::F32 => DType::F32,
-        program::DType::F16 => DType::F16,
-        program::DType::Bf16 => DType::BF16,
-        program::DType::I32 => DType::I32,
-        program::DType::I8 => DType::I8,
-        program::DType::U8 => DType::U8,
-    };
-    if view.dtype() != dtype || view.shape() != job.shape {
-        return Err(bug(format!("recipe gives {}{:?}, planned {dtype}{:?}", view.dtype(), view.shape(), job.shape)));
+    if view.dtype() != job.source || view.shape() != job.shape {
+        return Err(bug(format!("recipe gives {}{:?}, planned {}{:?}", view.dtype(), view.shape(), job.source, job.shape)));
     }
     let bytes = match job.layout {
         Layout::Plain => view.rows() * view.row_bytes(),
@@ -301,13 +292,13 @@ fn check_job(job: &PackJob, tensors: &dyn Tensors) -> Result<View, Error> {
 fn coded(job: &PackJob, p: &Panels, tensors: &dyn Tensors) -> Result<View, Error> {
     let bug = |what: String| Err(Error::bug(format_args!("pack {}", job.name), what));
     let of: &Recipe = match &job.recipe {
-        Recipe::Convert { of, dtype } if Some(*dtype) == codes::dtype(p.coding) => of,
+        Recipe::Convert { of, dtype } if *dtype == job.source => of,
         given => given,
     };
     let one_type = of_one_type(of, tensors)?;
     let view = View::new(&one_type, tensors)?;
     let rows = u64::from(p.ways) * u64::from(p.groups) * u64::from(p.group_cols);
-    let fits = if of == &job.recipe { Some(view.dtype()) == codes::dtype(p.coding) } else { view.dtype().is_float() };
+    let fits = if of == &job.recipe { view.dtype() == job.source } else { view.dtype().is_float() };
     if !fits || view.shape() != job.shape || (view.rows(), view.cols()) != (rows, u64::from(p.k)) || p.is_empty() {
         return bug(format!("[{}, {}] of {} does not fit {p:?}", view.rows(), view.cols(), view.dtype()));
     }

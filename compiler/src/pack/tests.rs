@@ -1,6 +1,6 @@
 use super::*;
 use rcompile_codegen::program::{DType as P, Panels};
-use rcompile_graph::Recipe;
+use rcompile_graph::{Group, Recipe};
 use std::os::unix::fs::FileExt;
 
 /// Tensors in memory.
@@ -89,11 +89,11 @@ fn every_layout_equals_its_definition() {
     // One group of 83; grouped heads of 35 in two; ways of 35; each with both packings.
     for k_pack in [1, 2] {
         let p = Panels { nr: 32, k_pack, k: 37, groups: 1, group_cols: 83, ways: 1, coding: Coding::Elements };
-        table.place("both", &both, P::Bf16, &[83, 37], Layout::Panels(p));
+        table.place("both", &both, (DType::BF16, P::Bf16), &[83, 37], Layout::Panels(p));
         expected.push(panel_reference(&p, P::Bf16, &matrix));
         for (groups, group_cols, ways) in [(2, 35, 1), (1, 35, 2), (5, 7, 2), (70, 1, 1)] {
             let p = Panels { nr: 16, k_pack, k: 37, groups, group_cols, ways, coding: Coding::Elements };
-            table.place("a", &source("a"), P::Bf16, &[70, 37], Layout::Panels(p));
+            table.place("a", &source("a"), (DType::BF16, P::Bf16), &[70, 37], Layout::Panels(p));
             expected.push(panel_reference(&p, P::Bf16, &m.0[0].3));
         }
     }
@@ -102,14 +102,14 @@ fn every_layout_equals_its_definition() {
     let turned: Vec<f32> = (0..70).flat_map(|c| (0..37).map(move |r| (r, c))).map(|(r, c)| wide[r * 70 + c]).collect();
     let recipe = Recipe::Convert { of: Box::new(Recipe::Transpose(Box::new(source("conv1d")))), dtype: DType::F32 };
     let p = Panels { nr: 32, k_pack: 1, k: 37, groups: 1, group_cols: 70, ways: 1, coding: Coding::Elements };
-    table.place("c", &recipe, P::F32, &[70, 37], Layout::Panels(p));
+    table.place("c", &recipe, (DType::F32, P::F32), &[70, 37], Layout::Panels(p));
     expected.push(panel_reference(&p, P::F32, &bytes(DType::F32, &turned)));
     // Plain: a slice across the border of a concat, a vector rounded to bf16.
     let slice = Recipe::Slice { of: Box::new(both), start: 60, end: 75 };
-    table.place("s", &slice, P::Bf16, &[15, 37], Layout::Plain);
+    table.place("s", &slice, (DType::BF16, P::Bf16), &[15, 37], Layout::Plain);
     expected.push(matrix[60 * 37 * 2..75 * 37 * 2].to_vec());
     let rounded = Recipe::Convert { of: Box::new(source("v")), dtype: DType::BF16 };
-    table.place("v", &rounded, P::Bf16, &[41], Layout::Plain);
+    table.place("v", &rounded, (DType::BF16, P::Bf16), &[41], Layout::Plain);
     expected.push(bytes(DType::BF16, &values(41, 4)));
 
     let (all, packed) = run(&table, &m, 2, false).unwrap();
@@ -129,10 +129,10 @@ fn items_join_without_seams() {
     let mut table = WeightTable::default();
     let p = Panels { nr: 32, k_pack: 1, k: k as u32, groups: 1, group_cols: n as u32, ways: 1, coding: Coding::Elements };
     assert!(p.panel_bytes(P::F32) > p.filled_bytes(P::F32));
-    table.place("p", &source("big"), P::F32, &[n, k], Layout::Panels(p));
-    table.place("q", &source("big"), P::F32, &[n, k], Layout::Plain);
+    table.place("p", &source("big"), (DType::F32, P::F32), &[n, k], Layout::Panels(p));
+    table.place("q", &source("big"), (DType::F32, P::F32), &[n, k], Layout::Plain);
     let turned = Recipe::Transpose(Box::new(Recipe::Transpose(Box::new(source("big")))));
-    table.place("t", &turned, P::F32, &[n, k], Layout::Plain);
+    table.place("t", &turned, (DType::F32, P::F32), &[n, k], Layout::Plain);
     let views: Vec<View> = table.jobs.iter().map(|job| check_job(job, &m).unwrap()).collect();
     let items = items(&table, &views).unwrap();
     assert!((0..3).all(|job| items.iter().filter(|item| item.job == job).count() >= 3));
@@ -175,7 +175,7 @@ fn conversions_and_transposed_matrices_count() {
     }
     let memory = |recipe: &Recipe| {
         let mut table = WeightTable::default();
-        table.place("p", recipe, P::F32, &[4096, 1024], Layout::Plain);
+        table.place("p", recipe, (DType::F32, P::F32), &[4096, 1024], Layout::Plain);
         let items = items(&table, &[View::new(recipe, &m).unwrap()]).unwrap();
         assert_eq!(items.iter().map(|item| item.bytes).sum::<u64>(), 16 << 20);
         items[0].memory as f64 / items[0].bytes as f64
@@ -189,7 +189,7 @@ fn rope_table() {
     let mut table = WeightTable::default();
     for sin in [false, true] {
         let recipe = Recipe::Rope { sin, inv_freq: inv_freq.clone(), scale: 1.5, positions: 10 };
-        table.place("rope", &recipe, P::F32, &[10, 3], Layout::Plain);
+        table.place("rope", &recipe, (DType::F32, P::F32), &[10, 3], Layout::Plain);
     }
     let (all, _) = run(&table, &Memory(vec![]), 1, false).unwrap();
     let value = |job: usize, position: usize, i: usize| {
@@ -209,7 +209,7 @@ fn not_finite_and_overflow() {
     };
     let mut plain = WeightTable::default();
     let turned = Recipe::Transpose(Box::new(Recipe::Slice { of: Box::new(source("x")), start: 10, end: 100 }));
-    plain.place("x", &turned, P::F32, &[60, 90], Layout::Plain);
+    plain.place("x", &turned, (DType::F32, P::F32), &[60, 90], Layout::Plain);
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let e = run(&plain, &with(5000, bad), 2, false).unwrap_err();
         assert_eq!(e.exit_code(), 4);
@@ -218,7 +218,7 @@ fn not_finite_and_overflow() {
         assert_eq!(packed.nonfinite, Some(("x".into(), 5000)));
     }
     let mut half = WeightTable::default();
-    half.place("x", &Recipe::Convert { of: Box::new(source("x")), dtype: DType::F16 }, P::F16, &[100, 60], Layout::Plain);
+    half.place("x", &Recipe::Convert { of: Box::new(source("x")), dtype: DType::F16 }, (DType::F16, P::F16), &[100, 60], Layout::Plain);
     assert!(run(&half, &with(0, 65504.0), 2, false).is_ok());
     let e = run(&half, &with(7, 1e10), 2, false).unwrap_err();
     assert_eq!(e.exit_code(), 5);
@@ -227,8 +227,8 @@ fn not_finite_and_overflow() {
     let mut codes = WeightTable::default();
     let coding = Coding::Int4 { group: 32, zeros: false };
     let p = Panels { nr: 32, k_pack: 8, k: 60, groups: 1, group_cols: 100, ways: 1, coding };
-    let q4 = Recipe::Convert { of: Box::new(source("x")), dtype: DType::Q4(rcompile_graph::Group::G32) };
-    codes.place("x", &q4, P::U8, &[100, 60], Layout::Panels(p));
+    let q4 = Recipe::Convert { of: Box::new(source("x")), dtype: DType::Q4(Group::G32) };
+    codes.place("x", &q4, (DType::Q4(Group::G32), P::U8), &[100, 60], Layout::Panels(p));
     assert!(run(&codes, &with(7, 5e5), 2, false).is_ok());
     let e = run(&codes, &with(7, 1e6), 2, false).unwrap_err();
     assert_eq!(e.exit_code(), 5);
@@ -239,8 +239,8 @@ fn not_finite_and_overflow() {
     both.insert(0, ("first", DType::F32, vec![100, 60], small));
     let merged = Recipe::Concat(vec![source("first"), source("x")]);
     let mut codes = WeightTable::default();
-    let q4 = Recipe::Convert { of: Box::new(merged), dtype: DType::Q4(rcompile_graph::Group::G32) };
-    codes.place("merged", &q4, P::U8, &[200, 60], Layout::Panels(Panels { group_cols: 200, ..p }));
+    let q4 = Recipe::Convert { of: Box::new(merged), dtype: DType::Q4(Group::G32) };
+    codes.place("merged", &q4, (DType::Q4(Group::G32), P::U8), &[200, 60], Layout::Panels(Panels { group_cols: 200, ..p }));
     let e = run(&codes, &Memory(both), 2, false).unwrap_err();
     assert!(e.to_string().contains("xNone: overflows"), "{e}");
 }
@@ -248,16 +248,16 @@ fn not_finite_and_overflow() {
 #[test]
 fn our_own_mistakes_are_bugs() {
     let m = model();
-    let place = |recipe: &Recipe, dtype, shape: &[u64]| {
+    let place = |recipe: &Recipe, types, shape: &[u64]| {
         let mut table = WeightTable::default();
-        table.place("x", recipe, dtype, shape, Layout::Plain);
+        table.place("x", recipe, types, shape, Layout::Plain);
         run(&table, &m, 1, false).unwrap_err().exit_code()
     };
-    assert_eq!(place(&source("nope"), P::F32, &[1]), 70);
-    assert_eq!(place(&source("a"), P::F32, &[70, 37]), 70);
-    assert_eq!(place(&source("a"), P::Bf16, &[37, 70]), 70);
-    assert_eq!(place(&Recipe::Transpose(Box::new(source("v"))), P::F32, &[41]), 70);
-    assert_eq!(place(&Recipe::Slice { of: Box::new(source("v")), start: 5, end: 42 }, P::F32, &[37]), 70);
+    assert_eq!(place(&source("nope"), (DType::F32, P::F32), &[1]), 70);
+    assert_eq!(place(&source("a"), (DType::F32, P::F32), &[70, 37]), 70);
+    assert_eq!(place(&source("a"), (DType::BF16, P::Bf16), &[37, 70]), 70);
+    assert_eq!(place(&Recipe::Transpose(Box::new(source("v"))), (DType::F32, P::F32), &[41]), 70);
+    assert_eq!(place(&Recipe::Slice { of: Box::new(source("v")), start: 5, end: 42 }, (DType::F32, P::F32), &[37]), 70);
 }
 
 /// The recipe evaluated whole by the graph crate, as bytes.
@@ -303,7 +303,7 @@ fn random_recipes_equal_the_reference() {
         };
         let shape: Vec<u64> = value.shape.iter().map(|&n| n as u64).collect();
         let mut table = WeightTable::default();
-        table.place("x", &recipe, dtype, &shape, Layout::Plain);
+        table.place("x", &recipe, (value.dtype, dtype), &shape, Layout::Plain);
         let (all, _) = run(&table, &m, 2, false).unwrap();
         let expected = bytes(value.dtype, &value.data.iter().map(|&x| x as f32).collect::<Vec<_>>());
         // Vectors have room behind them.
@@ -323,7 +323,7 @@ fn less_one(dtype: DType, x: &[f32], width: usize) -> CodedRows {
 impl Tensors for Given {
     fn info(&self, tensor: &str) -> Option<(DType, Vec<u64>)> {
         match tensor.split_once('.') {
-            Some((of, "q4g32")) => Some((DType::Q4(rcompile_graph::Group::G32), self.0.info(of)?.1)),
+            Some((of, "q4g32")) => Some((DType::Q4(Group::G32), self.0.info(of)?.1)),
             _ => self.0.info(tensor),
         }
     }
@@ -336,7 +336,7 @@ impl Tensors for Given {
         let width = shape[1];
         let mut bytes = vec![0; ((rows.end - rows.start) * width * stored.size()) as usize];
         self.0.read_into(of, rows.start * width * stored.size(), &mut bytes)?;
-        Ok(less_one(DType::Q4(rcompile_graph::Group::G32), &convert::to_f32(stored, &bytes), width as usize))
+        Ok(less_one(DType::Q4(Group::G32), &convert::to_f32(stored, &bytes), width as usize))
     }
     fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
         self.0.error(tensor, element, kind, what, expected, found)
@@ -346,7 +346,7 @@ impl Tensors for Given {
 /// Given codes arrive unchanged, through slices and concatenations, in several items.
 #[test]
 fn given_codes_are_packed_as_they_are() {
-    let q4 = DType::Q4(rcompile_graph::Group::G32);
+    let q4 = DType::Q4(Group::G32);
     let (rows, k) = (9000, 70);
     let m = Given(Memory(vec![("big", DType::F32, vec![rows, k], bytes(DType::F32, &values(rows * k, 3)))]));
     let cut = |start, end| Recipe::Slice { of: Box::new(source("big.q4g32")), start, end };
@@ -361,9 +361,9 @@ fn given_codes_are_packed_as_they_are() {
         coding: Coding::Int4 { group: 32, zeros: false },
     };
     let mut table = WeightTable::default();
-    table.place("given", &whole, P::U8, &[rows, k], Layout::Panels(p));
+    table.place("given", &whole, (q4, P::U8), &[rows, k], Layout::Panels(p));
     let rounded = Recipe::Convert { of: Box::new(source("big")), dtype: q4 };
-    table.place("rounded", &rounded, P::U8, &[rows, k], Layout::Panels(p));
+    table.place("rounded", &rounded, (q4, P::U8), &[rows, k], Layout::Panels(p));
     let (all, _) = run(&table, &m, 2, false).unwrap();
     let part = |job: usize| &all[table.jobs[job].offset as usize..][..table.jobs[job].bytes as usize];
     let floats = values(rows * k, 3);
@@ -376,6 +376,6 @@ fn given_codes_are_packed_as_they_are() {
     // A planned type that the tensor has not.
     let mut table = WeightTable::default();
     let p = Panels { coding: Coding::Int4 { group: 64, zeros: false }, ..p };
-    table.place("other", &source("big.q4g32"), P::U8, &[rows, k], Layout::Panels(p));
+    table.place("other", &source("big.q4g32"), (DType::Q4(Group::G64), P::U8), &[rows, k], Layout::Panels(p));
     assert_eq!(run(&table, &m, 1, false).unwrap_err().exit_code(), 70);
 }

@@ -7,7 +7,7 @@ use super::kernel::KernelBuilder;
 use rcompile_codegen::program::{BufferId, Compute, DType, ExprId, Operand, Place, Table};
 use rcompile_graph as g;
 use rcompile_graph::{Dim, Function, Module, ParamId, StateId, ValueId};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// Where a stored value lies. Elements of a row are linear in the trailing dimensions, mapped by `cols`.
 #[derive(Clone, Debug, PartialEq)]
@@ -77,6 +77,8 @@ pub struct Frame<'m> {
     pub users: Vec<Vec<ValueId>>,
     /// Stored values.
     pub homes: HashMap<ValueId, Home>,
+    /// Values that a region computes on the way to another one, cache appends and calls that regions do.
+    pub done: HashSet<ValueId>,
     /// Stored records of rows that are codes, by what they are made for: bias factor and arithmetic.
     pub records: HashMap<(ValueId, i32, Compute), Rows>,
     /// Parameter -> the one of each layer.
@@ -91,14 +93,14 @@ impl<'m> Frame<'m> {
         let func = module.main();
         let params = (0..module.params.len() as u32).map(|i| (ParamId(i), vec![ParamId(i)])).collect();
         let states = (0..module.states.len() as u32).map(|i| (StateId(i), vec![StateId(i)])).collect();
-        Frame { module, func, users: func.users(), homes: HashMap::new(), records: HashMap::new(), params, states }
+        Frame { module, func, users: func.users(), homes: HashMap::new(), done: HashSet::new(), records: HashMap::new(), params, states }
     }
 
     /// Frame of a function for a list of calls.
     pub fn callee(module: &'m Module, func: &'m Function, calls: &[(&[ParamId], &[StateId])]) -> Frame<'m> {
         let params = func.params.iter().enumerate().map(|(i, p)| (*p, calls.iter().map(|c| c.0[i]).collect())).collect();
         let states = func.states.iter().enumerate().map(|(i, s)| (*s, calls.iter().map(|c| c.1[i]).collect())).collect();
-        Frame { module, func, users: func.users(), homes: HashMap::new(), records: HashMap::new(), params, states }
+        Frame { module, func, users: func.users(), homes: HashMap::new(), done: HashSet::new(), records: HashMap::new(), params, states }
     }
 
     /// The operand and element index of a stored value.

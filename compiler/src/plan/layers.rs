@@ -9,14 +9,14 @@ use super::{Plan, PlanError};
 use rcompile_codegen::program::{Access, Area, At, BufferId, Item, Kernel};
 use rcompile_graph as g;
 use rcompile_graph::{Op, ParamId, StateId, ValueId};
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 /// Most loops over layers. Each has kernels of its own: real models have one or two, or one for each layer where a scale depends on it.
 const LOOPS_MAX: usize = 128;
 
 impl Plan<'_> {
     /// Calls of outlined layers, from `first` on: loops over runs of equal (or periodic) callees.
-    pub(super) fn calls(&mut self, frame: &mut Frame<'_>, first: ValueId, done: &mut HashSet<ValueId>) -> Result<(), PlanError> {
+    pub(super) fn calls(&mut self, frame: &mut Frame<'_>, first: ValueId) -> Result<(), PlanError> {
         let chain = call_chain(frame, first);
         if chain.len() == 1 {
             return self.single_call(frame, first);
@@ -41,7 +41,7 @@ impl Plan<'_> {
             })?;
             at += period * count;
         }
-        done.extend(&chain);
+        frame.done.extend(&chain);
         frame.homes.insert(chain[chain.len() - 1], x_home);
         Ok(())
     }

@@ -16,14 +16,14 @@ use rcompile_codegen::program::{
     StageKind, Store,
 };
 use rcompile_graph::{Dim, Op, OpClass, ValueId};
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 
 /// Rows up to which a norm is computed by every thread for itself.
 const PRIVATE_ROWS: u64 = 8;
 
 impl Plan<'_> {
     /// A matmul with everything that it takes along.
-    pub(super) fn matmul(&mut self, frame: &mut Frame<'_>, id: ValueId, done: &mut HashSet<ValueId>) -> Result<(), PlanError> {
+    pub(super) fn matmul(&mut self, frame: &mut Frame<'_>, id: ValueId) -> Result<(), PlanError> {
         let node = frame.func.node(id).clone();
         let weight = match frame.func.node(node.inputs[1]).op {
             Op::Param(p) if node.op == (Op::Mm { rhs_t: true }) => p,
@@ -46,8 +46,8 @@ impl Plan<'_> {
         let epilogue = self.retry(frame, |plan, frame| plan.epilogue(frame, &chain, &home, &panels))?;
         let weight_id = self.weights.get(&frame.params[&weight].clone(), Layout::Panels(panels));
         frame.homes.insert(chain.end, home);
-        done.extend(chain.inner);
-        let group_nests = if panels.groups > 1 { self.group_nests(frame, chain.end, row_dim, &panels, done)? } else { vec![] };
+        frame.done.extend(chain.inner);
+        let group_nests = if panels.groups > 1 { self.group_nests(frame, chain.end, row_dim, &panels)? } else { vec![] };
         let (tile, fetch_by_cpu) = super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute);
         let matmul = Matmul {
             rows: self.extent(frame, row_dim)?,
@@ -75,7 +75,7 @@ impl Plan<'_> {
     fn chain_and_groups(&self, frame: &Frame<'_>, id: ValueId, n: u32) -> (Chain, u32) {
         let groups = |chain: &Chain| if chain.ways == 1 { self.head_groups(frame, chain.end, n) } else { None };
         let mut chain = self.epilogue_chain(frame, id);
-        if chain.end != id && groups(&chain).is_some_and(|cols| !cols.is_multiple_of(self.cx.isa.panel_nr)) {
+        if chain.end != id && groups(&chain).is_some_and(|cols| !cols.is_multiple_of(self.cx.isa.panel_nr())) {
             // Padded heads: vectors by real column do not line up with the registers' columns.
             chain = Chain { end: id, ways: 1, accumulators: vec![id], inner: vec![] };
         }
@@ -329,14 +329,7 @@ impl Plan<'_> {
     }
 
     /// Head-wise work on the columns of `end`: queries of attentions and cache appends that need nothing else.
-    fn group_nests(
-        &mut self,
-        frame: &mut Frame<'_>,
-        end: ValueId,
-        row: Dim,
-        panels: &Panels,
-        done: &mut HashSet<ValueId>,
-    ) -> Result<Vec<GroupNest>, PlanError> {
+    fn group_nests(&mut self, frame: &mut Frame<'_>, end: ValueId, row: Dim, panels: &Panels) -> Result<Vec<GroupNest>, PlanError> {
         let mut nests = Vec::new();
         let Some(Home::Buffer { id: buffer, stride, .. }) = frame.homes.get(&end).cloned() else { return Ok(nests) };
         let ids: Vec<ValueId> = frame.func.ids().filter(|v| *v > end).collect();
@@ -362,7 +355,7 @@ impl Plan<'_> {
                     }
                 }
                 Op::KvAppend { .. } => {
-                    if done.contains(&id) || !depends_on(frame, node.inputs[0], end) || !depends_on(frame, node.inputs[1], end) {
+                    if frame.done.contains(&id) || !depends_on(frame, node.inputs[0], end) || !depends_on(frame, node.inputs[1], end) {
                         continue;
                     }
                     let (keys, values) = match (self.append_nest(frame, id, false, row), self.append_nest(frame, id, true, row)) {
@@ -374,7 +367,7 @@ impl Plan<'_> {
                     if let (Some(k), Some(v)) = groups {
                         nests.push(GroupNest { groups: k, nest: keys });
                         nests.push(GroupNest { groups: v, nest: values });
-                        done.insert(id);
+                        frame.done.insert(id);
                     }
                 }
                 _ => {}

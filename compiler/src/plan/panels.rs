@@ -37,7 +37,7 @@ pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, gro
         (false, true) => Compute::F32,
     };
     let k_pack = compute.k_pack(stored(weight), coding);
-    (compute, Panels { nr: isa.panel_nr, k_pack, k, groups, group_cols, ways, coding })
+    (compute, Panels { nr: isa.panel_nr(), k_pack, k, groups, group_cols, ways, coding })
 }
 
 /// Panel and column within it of a row of a weight (an output column).

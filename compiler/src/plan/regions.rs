@@ -14,18 +14,16 @@ use rcompile_codegen::program::{
 };
 use rcompile_graph as g;
 use rcompile_graph::{Dim, Op, OpClass, ValueId};
-use std::collections::HashSet;
 
 impl Plan<'_> {
     /// Plans a function; regions go to the current body.
     pub(super) fn function(&mut self, frame: &mut Frame<'_>) -> Result<(), PlanError> {
-        let mut done: HashSet<ValueId> = HashSet::new();
         for id in frame.func.ids() {
-            if done.contains(&id) || frame.homes.contains_key(&id) {
+            if frame.done.contains(&id) || frame.homes.contains_key(&id) {
                 continue;
             }
             match &frame.func.node(id).op {
-                Op::Mm { .. } => self.matmul(frame, id, &mut done)?,
+                Op::Mm { .. } => self.matmul(frame, id)?,
                 Op::Sdpa { .. } => self.attention(frame, id)?,
                 Op::KvAppend { .. } => {
                     let row = frame.func.ty(frame.func.node(id).inputs[0]).shape[0];
@@ -34,9 +32,9 @@ impl Plan<'_> {
                         self.region("kv_append", Kernel::Loops(nest));
                     }
                 }
-                Op::Call { .. } => self.calls(frame, id, &mut done)?,
+                Op::Call { .. } => self.calls(frame, id)?,
                 _ => {
-                    if self.is_shared(frame, id) && is_needed(frame, id, &done) {
+                    if self.is_shared(frame, id) && is_needed(frame, id) {
                         self.store(frame, id)?;
                     }
                 }
@@ -163,7 +161,7 @@ impl Plan<'_> {
         }
         let node = frame.func.node(v).clone();
         match node.op {
-            Op::Mm { .. } => return self.matmul(frame, v, &mut HashSet::new()),
+            Op::Mm { .. } => return self.matmul(frame, v),
             Op::Sdpa { .. } => return self.attention(frame, v),
             Op::Reshape if !self.forced.contains_key(&v) && frame.func.ty(node.inputs[0]).shape.first() == node.ty.shape.first() => {
                 self.store(frame, node.inputs[0])?;
@@ -227,9 +225,9 @@ impl Plan<'_> {
 }
 
 /// Will a later region read `v`? Users may have been computed already, head-wise, in the region of their projection.
-fn is_needed(frame: &Frame<'_>, v: ValueId, done: &HashSet<ValueId>) -> bool {
+fn is_needed(frame: &Frame<'_>, v: ValueId) -> bool {
     let anchor = |u: ValueId| frame.func.node(u).op.class() == OpClass::Anchor;
-    let by = |u: &ValueId| !done.contains(u) && !frame.homes.contains_key(u) && (anchor(*u) || is_needed(frame, *u, done));
+    let by = |u: &ValueId| !frame.done.contains(u) && !frame.homes.contains_key(u) && (anchor(*u) || is_needed(frame, *u));
     frame.func.outputs.contains(&v) || frame.users[v.index()].iter().any(by)
 }
 

@@ -203,7 +203,7 @@ mod tests {
     fn long_groups_of_nibbles_leave_few_rows_to_vectors() {
         let isa = Isa::lookup(HOST_TRIPLE, "emeraldrapids", &[]).unwrap();
         let mr = |compute, rows, coding| {
-            let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             heuristic(&isa, rows, &panels, DType::U8, compute).mr
         };
         let nibbles = |group, zeros| Coding::Int4 { group, zeros };
@@ -220,7 +220,7 @@ mod tests {
     fn levels_read_as_the_cpu_likes_that_they_run_on() {
         let on = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
-            let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let choose = |tuned| choose(tuned, &isa, rows, &panels, DType::Bf16, Compute::F32);
             let (tile, on) = choose(None);
             // A tile that reads as the heuristic says leaves it to the CPU, another one does not.
@@ -243,7 +243,7 @@ mod tests {
     fn a_single_row_of_codes_walks_as_its_cpu_likes() {
         let walk = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
-            let panels = Panels { nr: isa.panel_nr, k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
             (tile.fetch.streams, tile.fetch.l2, tile.fetch.l1)
         };
@@ -258,7 +258,7 @@ mod tests {
     fn blocks_by_tiles_fit_l1() {
         let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
         let k_block = |k, compute, dtype, coding| {
-            let panels = Panels { nr: isa.panel_nr, k_pack: 2, k, groups: 1, group_cols: 2048, ways: 1, coding };
+            let panels = Panels { nr: isa.panel_nr(), k_pack: 2, k, groups: 1, group_cols: 2048, ways: 1, coding };
             heuristic(&isa, 512, &panels, dtype, compute).k_block
         };
         let (int8, int4) = (Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
@@ -277,7 +277,7 @@ mod tests {
         let blocks = |cpu: &str, rows, group| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
             let coding = Coding::Int4 { group, zeros: false };
-            let panels = Panels { nr: isa.panel_nr, k_pack: 8, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let panels = Panels { nr: isa.panel_nr(), k_pack: 8, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
             (tile.mr, tile.block_mr, tile.widen, tile.n_block)
         };
@@ -290,7 +290,7 @@ mod tests {
     fn rows_are_busy_by_their_instructions_per_line() {
         let rows = |cpu: &str, dtype, compute, coding| {
             let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
-            let panels = Panels { nr: isa.panel_nr, k_pack: 1, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
+            let panels = Panels { nr: isa.panel_nr(), k_pack: 1, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, 8, &panels, dtype, compute);
             (tile.fetch.busy_rows, tile.fetch.busy_l1)
         };

@@ -19,7 +19,9 @@ pub struct PackJob {
     pub name: String,
     /// Where the elements come from; a matrix `[ways * groups * group_cols, k]` (way-major) for panels.
     pub recipe: Recipe,
-    /// Element type after the recipe (and in the file).
+    /// Element type after the recipe.
+    pub source: g::DType,
+    /// Element type in the file.
     pub dtype: DType,
     /// Shape after the recipe.
     pub shape: Vec<u64>,
@@ -42,7 +44,7 @@ pub struct WeightTable {
 
 impl WeightTable {
     /// Offset of a tensor with this recipe and layout; planned at the end when it is new.
-    pub fn place(&mut self, name: &str, recipe: &Recipe, dtype: DType, shape: &[u64], layout: Layout) -> u64 {
+    pub fn place(&mut self, name: &str, recipe: &Recipe, (source, dtype): (g::DType, DType), shape: &[u64], layout: Layout) -> u64 {
         if let Some(job) = self.jobs.iter().find(|j| j.layout == layout && j.dtype == dtype && j.recipe == *recipe) {
             return job.offset;
         }
@@ -54,7 +56,7 @@ impl WeightTable {
         // Epilogues read vectors by whole panels: room for the padding, so that the last tensor's does not leave the mapping.
         let room = if shape.len() == 1 { 32 * dtype.size() } else { 0 };
         self.len = offset + bytes + room;
-        self.jobs.push(PackJob { name: name.into(), recipe: recipe.clone(), dtype, shape: shape.to_vec(), layout, offset, bytes });
+        self.jobs.push(PackJob { name: name.into(), recipe: recipe.clone(), source, dtype, shape: shape.to_vec(), layout, offset, bytes });
         offset
     }
 }
@@ -123,7 +125,7 @@ impl<'a> Weights<'a> {
         let mut place = |param: ParamId, layout: Layout| {
             let (p, dtype) = stored(param);
             let shape: Vec<u64> = p.ty.shape.iter().filter_map(|d| d.constant()).collect();
-            table.place(&p.name, &p.recipe, dtype, &shape, layout)
+            table.place(&p.name, &p.recipe, (p.ty.dtype, dtype), &shape, layout)
         };
         let mut offsets: Vec<Vec<u64>> = vec![vec![]; self.planned.len()];
         let mut placed_loops = 0;

@@ -16,9 +16,7 @@ use crate::kv::ContextFull;
 use crate::payload::PayloadError;
 use crate::step::{SCRATCH, StepError};
 use crate::text::TextError;
-
-/// No line is longer than this, in bytes.
-const LINE_MAX: usize = 500;
+use rcompile_message::{LINE_MAX, cut};
 
 /// Why a verb ended early.
 #[derive(Debug)]
@@ -62,8 +60,8 @@ impl Failure {
         if self.exit == 0 {
             return Vec::new();
         }
-        let mut lines = vec![cut(&format!("error[E{}-{}]: {}", self.exit, self.topic, escape(&self.what)))];
-        lines.extend(self.help.iter().map(|h| cut(&format!("help: {}", escape(h)))));
+        let mut lines = vec![cut(&format!("error[E{}-{}]: {}", self.exit, self.topic, self.what), LINE_MAX)];
+        lines.extend(self.help.iter().map(|h| cut(&format!("help: {h}"), LINE_MAX)));
         lines
     }
 }
@@ -76,33 +74,9 @@ pub fn say(failure: &Failure) {
     }
 }
 
-/// Control characters would let a text write anything to a terminal.
-fn escape(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        if c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}') {
-            out.extend(c.escape_default());
-        } else {
-            out.push(c);
-        }
-    }
-    out
-}
-
-fn cut(line: &str) -> String {
-    if line.len() <= LINE_MAX {
-        return line.to_owned();
-    }
-    let mut end = LINE_MAX - 3;
-    while !line.is_char_boundary(end) {
-        end -= 1;
-    }
-    format!("{}...", &line[..end])
-}
-
 /// Prints a remark that stops nothing.
 pub fn warn(topic: &str, what: impl fmt::Display) {
-    let line = cut(&format!("warning[W-{topic}]: {}", escape(&what.to_string())));
+    let line = cut(&format!("warning[W-{topic}]: {what}"), LINE_MAX);
     // Without stderr there is nobody to tell.
     let _ = writeln!(io::stderr(), "{line}");
 }
@@ -233,5 +207,11 @@ mod tests {
             assert_eq!(failure.exit, 7);
             assert!(failure.lines()[0].contains(what) && failure.lines()[1].contains(help), "{:?}", failure.lines());
         }
+    }
+
+    #[test]
+    fn what_hides_in_a_text_is_seen() {
+        let lines = Failure::new(4, "text", "a\u{200b}b\u{202e}c\u{1b}[2J").help("d\u{200f}").lines();
+        assert_eq!(lines, [r"error[E4-text]: a\u{200b}b\u{202e}c\u{1b}[2J", r"help: d\u{200f}"]);
     }
 }

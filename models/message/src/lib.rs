@@ -1,0 +1,53 @@
+//! Text from strangers in messages: file, field and tensor names, texts of users. Of the compiler and of executables.
+//!
+//! In: any text. Out: text of one line in which nothing can move the cursor, hide or reverse the reading order, not longer than asked.
+
+/// No line of a message is longer than this, in bytes.
+pub const LINE_MAX: usize = 500;
+
+/// `text` with every character escaped that could move the cursor, start a new line, hide or reverse the reading order.
+pub fn escape(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
+        match c {
+            '\n' => out.push_str("\\n"),
+            '\r' => out.push_str("\\r"),
+            '\t' => out.push_str("\\t"),
+            c if c.is_control() || hidden => out.extend(c.escape_unicode()),
+            c => out.push(c),
+        }
+    }
+    out
+}
+
+/// [`escape`]d and at most `max` bytes long; what was cut shows as `...`.
+pub fn cut(text: &str, max: usize) -> String {
+    // Escaping makes text longer, so no more than `max` bytes of the original can matter.
+    let head = &text[..text.floor_char_boundary(max + 4)];
+    let escaped = escape(head);
+    if escaped.len() <= max && head.len() == text.len() {
+        return escaped;
+    }
+    let end = escaped.floor_char_boundary(max.saturating_sub(3));
+    format!("{}...", &escaped[..end])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_moves_hides_or_reverses_is_escaped() {
+        assert_eq!(escape("a\r\n\tb\u{1b}[2J\u{9b}"), r"a\r\n\tb\u{1b}[2J\u{9b}");
+        assert_eq!(escape("x\u{200b}y\u{200f}\u{202e}\u{2066}\u{feff}"), r"x\u{200b}y\u{200f}\u{202e}\u{2066}\u{feff}");
+        assert_eq!(escape("Ω \\ \"é\" 日本"), "Ω \\ \"é\" 日本");
+    }
+
+    #[test]
+    fn cut_keeps_what_fits() {
+        assert_eq!(cut("abc", 3), "abc");
+        assert_eq!(cut("abcd", 3), "...");
+        assert_eq!(cut("äöüäöü", 7), "äö...");
+    }
+}
