@@ -547,14 +547,10 @@ fn attend(
     tile_rows: u32,
 ) {
     let mut e = Exprs::default();
-    let query = e.add(Expr::Var(VarId(1)));
-    let (raw, scale, one) = (e.add(Expr::Score), e.float(0.125), e.int(1));
+    let (raw, scale) = (e.add(Expr::Score), e.float(0.125));
     let score = e.binary(BinaryOp::Mul, raw, scale);
-    let upper = e.binary(BinaryOp::Add, query, one);
-    let v_offset = 256 * u64::from(head_dim) * kv.size();
-    let scales = (kv == DType::I8).then_some(2 * v_offset);
-    let head_bytes = 2 * v_offset + if scales.is_some() { 2 * 256 * 4 } else { 0 };
-    let page_bytes = u64::from(kv_heads) * head_bytes;
+    let kv = KvPage { dtype: kv, head_dim };
+    let page_bytes = u64::from(kv_heads) * kv.bytes();
     let width = heads * head_dim;
     let buffer = |name: &str, offset: u64| Buffer { name: name.into(), dtype: DType::F32, rows, stride: width, offset };
     let out = u64::from(rows * width) * 4;
@@ -567,14 +563,10 @@ fn attend(
         out_stride: width,
         heads,
         kv_heads,
-        head_dim,
-        kv_dtype: kv,
+        kv,
         compute,
         state_offsets: vec![0],
         page_bytes,
-        head_bytes,
-        v_offset,
-        scales,
         tile_rows,
         exprs: e,
         head_var: VarId(0),
@@ -582,7 +574,7 @@ fn attend(
         key_var: VarId(2),
         score,
         key_lower: None,
-        key_upper: Some(upper),
+        key_upper: Some(1),
         mask: None,
     };
     let program = Program {
@@ -620,7 +612,7 @@ fn attend(
     }
     let seen: f64 = step.kv_index.iter().map(|&k| f64::from(k) + 1.0).sum();
     let flop = 4.0 * seen * f64::from(width);
-    let bytes = 2.0 * f64::from(kv_heads) * f64::from(keys) * f64::from(head_dim) * kv.size() as f64;
+    let bytes = 2.0 * f64::from(kv_heads) * f64::from(keys) * f64::from(head_dim) * kv.dtype.size() as f64;
     let repeat = (4e8 / flop).ceil() as usize;
     let mut rounds = Rounds::default();
     let mut by_tiles = TileRounds::new(peak, compute == Compute::Bf16Tiles);
@@ -632,7 +624,7 @@ fn attend(
     let rate = rounds.best().0;
     println!(
         "attention {:>4} {} {heads}/{kv_heads} x {head_dim}, {rows} rows at {keys} keys: {:6.1} GFLOP/s, {} of FMA peak, {:5.1} GB/s of cache",
-        kv.name(),
+        kv.dtype.name(),
         way(compute),
         rate / 1e9,
         rounds.share(),

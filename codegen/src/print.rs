@@ -266,24 +266,24 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
 }
 
 fn attention(out: &mut String, a: &Attention) -> fmt::Result {
-    let shape = format!("heads {}, kv_heads {}, head_dim {}, tile_rows {}", a.heads, a.kv_heads, a.head_dim, a.tile_rows);
+    let shape = format!("heads {}, kv_heads {}, head_dim {}, tile_rows {}", a.heads, a.kv_heads, a.kv.head_dim, a.tile_rows);
     writeln!(out, "attention {} {{{shape}}} {{", a.compute.name())?;
     writeln!(out, "  q = {} stride {} head_stride {}", a.q, a.q_stride, a.q_head_stride)?;
     writeln!(out, "  out = {} stride {}", a.out, a.out_stride)?;
-    let scales = a.scales.map_or(String::new(), |at| format!(", scales {at}"));
-    let (page, head, v) = (a.page_bytes, a.head_bytes, a.v_offset);
-    writeln!(out, "  cache {} {{page {page}, head {head}, v {v}{scales}}} at {:?}", a.kv_dtype, a.state_offsets)?;
-    let optional = [("key_lower", a.key_lower), ("key_upper", a.key_upper), ("mask", a.mask)];
-    let mut roots = vec![a.score];
-    roots.extend(optional.iter().filter_map(|o| o.1));
+    writeln!(out, "  cache {} {{page {}, head {}}} at {:?}", a.kv.dtype, a.page_bytes, a.kv.bytes(), a.state_offsets)?;
+    let roots: Vec<ExprId> = std::iter::once(a.score).chain(a.mask).collect();
     let text = Text::new(&a.exprs, &roots);
     writeln!(out, "  head v{}, query v{}, key v{}", a.head_var.0, a.query_var.0, a.key_var.0)?;
     text.names(out)?;
     writeln!(out, "  score = {}", text.get(a.score))?;
-    for (name, id) in optional {
-        if let Some(id) = id {
-            writeln!(out, "  {name} = {}", text.get(id))?;
+    for (name, offset) in [("key_lower", a.key_lower), ("key_upper", a.key_upper)] {
+        if let Some(offset) = offset {
+            let sign = if offset < 0 { '-' } else { '+' };
+            writeln!(out, "  {name} = v{} {sign} {}", a.query_var.0, offset.unsigned_abs())?;
         }
+    }
+    if let Some(mask) = a.mask {
+        writeln!(out, "  mask = {}", text.get(mask))?;
     }
     writeln!(out, "}}")
 }

@@ -17,7 +17,7 @@ mod quantise;
 mod weights;
 
 pub use self::access::{Access, Area, At};
-pub use self::attention::{Attention, KEY_GROUP};
+pub use self::attention::{Attention, KEY_GROUP, KvPage};
 pub use self::compute::{Compute, FewRows, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};
 pub use self::loops::{LoopNest, Stage, StageKind, Store};
@@ -46,7 +46,7 @@ pub enum DType {
 
 impl DType {
     /// Bytes of one element.
-    pub fn size(self) -> u64 {
+    pub const fn size(self) -> u64 {
         match self {
             DType::F32 | DType::I32 => 4,
             DType::F16 | DType::Bf16 => 2,

@@ -136,7 +136,7 @@ fn kernel_symbol(program: &Program, region: &Region, isa: &Isa, key: &str) -> St
             ("matmul", dtypes, format!("_{}x{}", m.tile.mr, m.panels.nr))
         }
         Kernel::Quantise(q) => ("quantise", q.x.dtype.to_string(), format!("_{}", q.group)),
-        Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv_dtype), format!("_{}x{}", a.tile_rows, a.head_dim)),
+        Kernel::Attention(a) => ("attention", format!("{}{}", a.q.dtype, a.kv.dtype), format!("_{}x{}", a.tile_rows, a.kv.head_dim)),
     };
     format!("rc_{kind}_{dtypes}_{}{tile}_{:016x}__{}", word(&region.name), fnv1a(key.as_bytes()), word(&isa.name))
 }

@@ -19,8 +19,8 @@
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
 //!   integer arithmetic wants records and codes in packs that its instruction takes. Each of its ways of reading has a stream, and is for
 //!   a CPU of its own.
-//! - An attention's query heads are a multiple of its KV heads, its tiles those of the program, its rows inside their buffers; cache
-//!   pages hold what they must, bf16 where its products are dots of bf16.
+//! - An attention's query heads are a multiple of its KV heads, its tiles those of the program, its rows inside their buffers, its cache
+//!   bf16 where its products are dots of bf16.
 //!
 //! Order
 //! - Each region is executed; layer loops are not nested or empty.
@@ -32,7 +32,6 @@ use crate::error::Error;
 use crate::expr::{Type, children, types, variables};
 use crate::isa::BF16_TILE_K;
 use crate::program::*;
-use rcompile_runtime::abi::PAGE_POSITIONS;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 
@@ -461,35 +460,28 @@ impl<'a> Verifier<'a> {
         self.operand("q", &a.q, layers);
         self.operand("out", &a.out, layers);
         self.table("state_offsets", a.state_offsets.len(), layers);
-        let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.head_dim > 0 && a.tile_rows > 0;
-        self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.head_dim));
+        let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.kv.head_dim > 0 && a.tile_rows > 0;
+        self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.kv.head_dim));
         let last = |row: u32, head: u32| {
             let [rows, heads] = [self.program.bucket, a.heads].map(|n| i64::from(n) - 1);
-            rows * i64::from(row) + heads * i64::from(head) + i64::from(a.head_dim) - 1
+            rows * i64::from(row) + heads * i64::from(head) + i64::from(a.kv.head_dim) - 1
         };
-        let (q, out) = (last(a.q_stride, a.q_head_stride), last(a.out_stride, a.head_dim));
+        let (q, out) = (last(a.q_stride, a.q_head_stride), last(a.out_stride, a.kv.head_dim));
         self.inside(&a.q, (0, q), "q");
         self.inside(&a.out, (0, out), "out");
         let tile_rows = self.program.tile_rows;
         self.check(a.tile_rows == tile_rows, || format!("tiles of {} rows, those of the program have {tile_rows}", a.tile_rows));
         let compute = match a.compute {
             Compute::F32 => true,
-            Compute::Bf16Dot => a.kv_dtype == DType::Bf16,
-            Compute::Bf16Tiles => a.kv_dtype == DType::Bf16 && a.head_dim.is_multiple_of(BF16_TILE_K),
+            Compute::Bf16Dot => a.kv.dtype == DType::Bf16,
+            Compute::Bf16Tiles => a.kv.dtype == DType::Bf16 && a.kv.head_dim.is_multiple_of(BF16_TILE_K),
             _ => false,
         };
-        self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv_dtype));
-        let positions = PAGE_POSITIONS as u64;
-        let half = positions * u64::from(a.head_dim) * a.kv_dtype.size();
-        let end = a.scales.map_or(a.v_offset + half, |at| at + 2 * positions * DType::F32.size());
-        let scales = a.scales.is_some() == (a.kv_dtype == DType::I8) && a.scales.is_none_or(|at| at >= a.v_offset + half);
-        self.check(scales, || format!("a cache of {} with scales at {:?}", a.kv_dtype, a.scales));
-        let pages = a.v_offset >= half && a.head_bytes >= end && a.page_bytes >= u64::from(a.kv_heads) * a.head_bytes;
-        self.check(pages, || format!("a page of {} bytes is too small or overlaps", a.page_bytes));
+        self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv.dtype));
+        let pages = a.page_bytes >= u64::from(a.kv_heads) * a.kv.bytes();
+        self.check(pages, || format!("a page of {} bytes for {} heads of {}", a.page_bytes, a.kv_heads, a.kv.bytes()));
         let mut place = Context { score: true, ..Default::default() };
-        let mut bound = Context::default();
         let unknown = (i64::MIN, i64::MAX);
-        bound.vars.insert(a.query_var, unknown);
         place.vars.extend([(a.head_var, unknown), (a.query_var, unknown), (a.key_var, unknown)]);
         let Some(types) = self.types(&a.exprs, &place) else { return };
         self.root(&a.exprs, &types, &place, a.score, Type::Float);
@@ -497,9 +489,9 @@ impl<'a> Verifier<'a> {
         if let Some(mask) = a.mask {
             self.root(&a.exprs, &types, &place, mask, Type::Bool);
         }
-        for id in [a.key_lower, a.key_upper].into_iter().flatten() {
-            self.root(&a.exprs, &types, &bound, id, Type::Int);
-        }
+        let bounds = [a.key_lower, a.key_upper];
+        let near = |offset: &i64| i32::try_from(*offset).is_ok();
+        self.check(bounds.iter().flatten().all(near), || format!("keys from {:?} to {:?} of the query", a.key_lower, a.key_upper));
     }
 
     // ---- order -------------------------------------------------------------------------------------------------------------

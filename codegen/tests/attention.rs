@@ -77,18 +77,11 @@ impl Case {
     fn out_stride(&self) -> u32 {
         (self.heads * self.head_dim).next_multiple_of(32)
     }
-    fn v_offset(&self) -> u64 {
-        256 * u64::from(self.head_dim) * self.kv.size() + GAP
-    }
-    /// Of a cache of codes.
-    fn scales(&self) -> Option<u64> {
-        (self.kv == DType::I8).then_some(2 * self.v_offset())
-    }
-    fn head_bytes(&self) -> u64 {
-        2 * self.v_offset() + if self.kv == DType::I8 { 2 * 256 * 4 } else { 0 }
+    fn kv_page(&self) -> KvPage {
+        KvPage { dtype: self.kv, head_dim: self.head_dim }
     }
     fn page_bytes(&self) -> u64 {
-        u64::from(self.kv_heads) * self.head_bytes()
+        u64::from(self.kv_heads) * self.kv_page().bytes() + GAP
     }
     fn layer_bytes(&self) -> u64 {
         self.page_bytes() * u64::from(PAGES_PER_SLOT) * LENGTHS.len() as u64
@@ -113,14 +106,9 @@ impl Case {
             let t = e.add(Expr::Unary(UnaryOp::Tanh, x));
             score = e.binary(BinaryOp::Mul, t, cap);
         }
-        let one = e.int(1);
-        let next = e.binary(BinaryOp::Add, query, one);
         let (key_lower, key_upper) = match self.mask {
-            Mask::Causal | Mask::Except(_) => (None, Some(next)),
-            Mask::Window(window) => {
-                let window = e.int(window);
-                (Some(e.binary(BinaryOp::Sub, next, window)), Some(next))
-            }
+            Mask::Causal | Mask::Except(_) => (None, Some(1)),
+            Mask::Window(window) => (Some(1 - window), Some(1)),
             Mask::Full => (None, None),
         };
         let mask = match self.mask {
@@ -139,14 +127,10 @@ impl Case {
             out_stride: self.out_stride(),
             heads: self.heads,
             kv_heads: self.kv_heads,
-            head_dim: self.head_dim,
-            kv_dtype: self.kv,
+            kv: self.kv_page(),
             compute: self.compute,
             state_offsets: (0..LAYERS).map(|l| l * self.layer_bytes()).collect(),
             page_bytes: self.page_bytes(),
-            head_bytes: self.head_bytes(),
-            v_offset: self.v_offset(),
-            scales: self.scales(),
             tile_rows: self.tile_rows,
             exprs: e,
             head_var,
@@ -256,11 +240,11 @@ impl Model {
             for head in 0..c.kv_heads {
                 for position in 0..length {
                     let page = self.step.page_table[slot * PAGES_PER_SLOT as usize + position as usize / 256] as u64;
-                    let base = c.layer_bytes() + page * c.page_bytes() + u64::from(head) * c.head_bytes();
+                    let base = c.layer_bytes() + page * c.page_bytes() + u64::from(head) * c.kv_page().bytes();
                     let inside = position as u64 % 256;
                     // Codes with scales, or numbers.
                     let mut scales = [1.0; 2];
-                    if let Some(at) = c.scales() {
+                    if let Some(at) = c.kv_page().scales() {
                         for (part, scale) in scales.iter_mut().enumerate() {
                             let at = base + at + (part as u64 * 256 + inside) * 4;
                             *scale = put(&mut self.step.state, DType::F32, at as usize, 0.01 * (1.5 + rng.signed()));
@@ -271,7 +255,7 @@ impl Model {
                     for d in 0..c.head_dim {
                         let hd = u64::from(c.head_dim);
                         let k_at = base + (inside / 16 * hd * 16 + u64::from(d) * 16 + inside % 16) * size;
-                        let v_at = base + c.v_offset() + (inside * hd + u64::from(d)) * size;
+                        let v_at = base + c.kv_page().v_offset() + (inside * hd + u64::from(d)) * size;
                         let i = index(c, slot, head, position, d);
                         self.k[i] = scales[0] * put(&mut self.step.state, c.kv, k_at as usize, number(2.0));
                         self.v[i] = scales[1] * put(&mut self.step.state, c.kv, v_at as usize, number(1.0));

@@ -133,12 +133,9 @@ fn sample() -> Program {
     };
     let attention = {
         let mut e = E::default();
-        let query = e.var(1);
         let score = e.0.add(Expr::Score);
         let scale = e.float(0.125);
         let score = e.mul(score, scale);
-        let one = e.int(1);
-        let upper = e.add(query, one);
         Attention {
             q: operand(Place::Buffer(BufferId(2)), DType::F32),
             q_stride: 192,
@@ -147,14 +144,10 @@ fn sample() -> Program {
             out_stride: 64,
             heads: 2,
             kv_heads: 2,
-            head_dim: 32,
-            kv_dtype: DType::F32,
+            kv: KvPage { dtype: DType::F32, head_dim: 32 },
             compute: Compute::F32,
             state_offsets: vec![0, 65536 * 2],
             page_bytes: 131072,
-            head_bytes: 65536,
-            v_offset: 32768,
-            scales: None,
             tile_rows: 8,
             exprs: e.0,
             head_var: VarId(0),
@@ -162,7 +155,7 @@ fn sample() -> Program {
             key_var: VarId(2),
             score,
             key_lower: None,
-            key_upper: Some(upper),
+            key_upper: Some(1),
             mask: None,
         }
     };
@@ -222,7 +215,7 @@ fn text_form() {
           region r2 layers.attention = attention f32 {heads 2, kv_heads 2, head_dim 32, tile_rows 8} {
             q = b2: f32 stride 192 head_stride 32
             out = b3: bf16 stride 64
-            cache f32 {page 131072, head 65536, v 32768} at [0, 131072]
+            cache f32 {page 131072, head 65536} at [0, 131072]
             head v0, query v1, key v2
             score = score * 0.125
             key_upper = v1 + 1
@@ -371,13 +364,12 @@ fn every_rule_reports() {
             s[0].value = acc;
         }),
         ("3 heads, 2 KV heads", |p| att(p).heads = 3),
-        ("Bf16Tiles over a cache of", |p| (att(p).compute, att(p).kv_dtype) = (Compute::Bf16Tiles, DType::F16)),
+        ("Bf16Tiles over a cache of", |p| (att(p).compute, att(p).kv.dtype) = (Compute::Bf16Tiles, DType::F16)),
         ("q: elements 0..=1855 of 1536", |p| att(p).q_head_stride = 480),
         ("out: elements 0..=735 of 512", |p| att(p).out_stride = 96),
         ("tiles of 16 rows, those of the program have 8", |p| att(p).tile_rows = 16),
-        ("too small or overlaps", |p| att(p).v_offset = 64),
-        ("with scales at", |p| att(p).scales = Some(65536)),
-        ("with scales at", |p| att(p).kv_dtype = DType::I8),
+        ("a page of 131071 bytes for 2 heads of 65536", |p| att(p).page_bytes -= 1),
+        ("keys from Some(4294967296) to Some(1) of the query", |p| att(p).key_lower = Some(1 << 32)),
         ("r3 layers.o is never executed", |p| drop(layers(p).remove(6))),
         ("no barrier between r0 layers.norm and r1 layers.qkv: b1 normed is written", |p| drop(layers(p).remove(1))),
         ("no barrier between r3 layers.o and r0 layers.norm: b0 x is written", |p| drop(layers(p).pop())),

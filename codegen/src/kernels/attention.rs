@@ -43,8 +43,7 @@ mod softmax;
 mod tiles;
 
 use self::pairs::{BlockArgs, BlockCaller, CopyArgs, MaximaArgs, PairFunction, PairWork, Pairs, SoftmaxArgs, TilesArgs};
-pub use self::scratch::Cache;
-use self::scratch::{Scratch, cache_and_bytes};
+use self::scratch::{Scratch, cache_and_bytes, widened};
 use super::arguments::{Arguments, arguments};
 use super::microkernel::{L2, tile_fits};
 use super::part::Part;
@@ -55,7 +54,7 @@ use crate::expr::{Eval, Point};
 use crate::isa::{BF16_TILE_K, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value};
 use crate::math;
-use crate::program::{Attention, Compute, DType, Expr, ExprId, KEY_GROUP, Place, Program, Table};
+use crate::program::{Attention, Compute, DType, Expr, KEY_GROUP, KvPage, Place, Program, Table};
 use rcompile_runtime::abi::{PAGE_POSITIONS, field};
 use std::collections::BTreeSet;
 
@@ -124,8 +123,6 @@ const STEPS: i64 = 4;
 const BLOCK: i64 = PAGE_POSITIONS as i64;
 /// Bytes of a cache line.
 const LINE: u64 = 64;
-/// Bytes from the scales of a block's keys to those of its values.
-const V_SCALES: u64 = BLOCK as u64 * 4;
 /// Scratch up to this size is on the stack; more is at the end of the thread's private area, see [`private_bytes`].
 const STACK_BYTES: u64 = 192 << 10;
 /// What a unit costs per row beside its keys, in keys: shares of threads are weighted with it.
@@ -170,7 +167,7 @@ fn functions<F>(kernel: &Attention, pairs: &Pairs, mut each: impl FnMut(Part) ->
     // A tile has up to `tile_rows` rows, with `group` pairs each.
     let counts = (1..=kernel.tile_rows).map(|rows| rows * (kernel.heads / kernel.kv_heads));
     let (few, several): (Vec<u32>, Vec<u32>) = counts.partition(|pairs| !is_many(kernel, *pairs));
-    let blocks = |pairs: &[u32], cache: Cache, each: &mut dyn FnMut(PairWork) -> F| -> Blocks<F> {
+    let blocks = |pairs: &[u32], cache: KvPage, each: &mut dyn FnMut(PairWork) -> F| -> Blocks<F> {
         chunk_sizes(pairs).into_iter().map(|count| (count, each(PairWork::Block { count, cache }))).collect()
     };
     Functions {
@@ -182,7 +179,7 @@ fn functions<F>(kernel: &Attention, pairs: &Pairs, mut each: impl FnMut(Part) ->
                 softmax: each(PairWork::Softmax { factor: DType::Bf16 }),
                 tiles: each(PairWork::Tiles),
             },
-            _ => Many::Widened { widen: each(PairWork::Widen), blocks: blocks(&several, Cache::widened(kernel.head_dim), &mut each) },
+            _ => Many::Widened { widen: each(PairWork::Widen), blocks: blocks(&several, widened(kernel.kv.head_dim), &mut each) },
         }),
     }
 }
@@ -195,7 +192,7 @@ fn many_pairs(kernel: &Attention) -> Option<u32> {
     match kernel.compute {
         Compute::Bf16Tiles => Some(tiles::LEAST_PAIRS),
         // The cache does not hold what the products take.
-        Compute::F32 if kernel.kv_dtype != DType::F32 => Some(MAX_PAIRS * (WIDEN_CHUNKS - 1) + 1),
+        Compute::F32 if kernel.kv.dtype != DType::F32 => Some(MAX_PAIRS * (WIDEN_CHUNKS - 1) + 1),
         _ => None,
     }
 }
@@ -321,11 +318,11 @@ impl<'a, 'c> Generator<'a, 'c> {
             let page_of = |slot: Value<'c>, block: Value<'c>, kv_head: Value<'c>| {
                 let page = fb.index(page_tables, fb.add(fb.mul(slot, pages_per_slot), block), 4);
                 let page = fb.sext(fb.load(Ty::I32, page, 4), Elem::I64);
-                fb.offset(state, fb.add(fb.mul_int(page, k.page_bytes as i64), fb.mul_int(kv_head, k.head_bytes as i64)))
+                fb.offset(state, fb.add(fb.mul_int(page, k.page_bytes as i64), fb.mul_int(kv_head, k.kv.bytes() as i64)))
             };
             let next_page = {
                 let [row, slot, key_end] = [0, 2, 3].map(|i| tile_field(fb, next_tile, i));
-                let (_, lower) = self.first_key(&call, row, fb.mul_int(next_kv_head, group));
+                let (_, lower) = self.first_key(&call, row);
                 let lower = fb.min(lower, fb.max(fb.add_int(key_end, -1), fb.int(0)));
                 page_of(slot, fb.lshr(lower, BLOCK.trailing_zeros()), next_kv_head)
             };
@@ -347,7 +344,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let is_last = fb.cmp(Cmp::Eq, fb.add_int(block, 1), end);
                 let following = page_of(slot, fb.select(is_last, block, fb.add_int(block, 1)), kv_head);
                 let next = fb.select(is_last, next_page, following);
-                let scales = fb.offset_const(keys, k.scales.unwrap_or(0));
+                let scales = fb.offset_const(keys, k.kv.scales().unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
                 let all = |keys: Value<'c>, blocks: &Blocks<Function<'c>>| {
                     chunks(few, &|first, count| {
@@ -389,21 +386,12 @@ impl<'a, 'c> Generator<'a, 'c> {
         })
     }
 
-    /// A bound of the keys that a query sees.
-    fn bound(&self, call: &Call<'_, '_, 'c>, bound: ExprId, query: Value<'c>, head: Value<'c>) -> Value<'c> {
-        let mut scope = call.scope(&[], &self.kernel.exprs);
-        scope.set(self.kernel.query_var, query);
-        scope.set(self.kernel.head_var, head);
-        let point = Point { var: None, first: call.fb.int(0), divisor: 0, lanes: 1, active: 1, acc: vec![], score: None };
-        Eval::new(call.fb, &scope, point).int(bound)
-    }
-
     /// Place of a row's query, and the first key that it sees.
-    fn first_key(&self, call: &Call<'_, '_, 'c>, row: Value<'c>, head: Value<'c>) -> (Value<'c>, Value<'c>) {
+    fn first_key(&self, call: &Call<'_, '_, 'c>, row: Value<'c>) -> (Value<'c>, Value<'c>) {
         let fb = call.fb;
         let kv_index = call.base(&Place::Table(Table::KvIndex));
         let query = fb.sext(fb.load(Ty::I32, fb.index(kv_index, row, 4), 4), Elem::I64);
-        let lower = self.kernel.key_lower.map_or(fb.int(0), |e| fb.max(self.bound(call, e, query, head), fb.int(0)));
+        let lower = self.kernel.key_lower.map_or(fb.int(0), |offset| fb.max(fb.add_int(query, offset), fb.int(0)));
         (query, lower)
     }
 
@@ -423,8 +411,8 @@ impl<'a, 'c> Generator<'a, 'c> {
         let q = call.base(&k.q.place);
         let seen = fb.loop_(fb.int(0), pairs, 1, &[key_end, fb.int(0)], |pair, seen| {
             let (row, head) = self.row_and_head(fb, row_begin, kv_head, pair);
-            let (query, lower) = self.first_key(call, row, head);
-            let upper = k.key_upper.map_or(key_end, |e| fb.min(self.bound(call, e, query, head), key_end));
+            let (query, lower) = self.first_key(call, row);
+            let upper = k.key_upper.map_or(key_end, |offset| fb.min(fb.add_int(query, offset), key_end));
             let bounds = kernel_pairs.of_pair(fb, scratch, at.bounds, pair);
             for (i, value) in [lower, upper, query].into_iter().enumerate() {
                 fb.store(value, fb.offset_const(bounds, i as u64 * 8), 8);
@@ -470,7 +458,7 @@ impl<'a, 'c> Generator<'a, 'c> {
             // A division of a vector takes as long as sixteen products.
             let inverse = fb.div(fb.f32(1.0), sum);
             let acc = self.pairs.of_pair(fb, scratch, self.pairs.at().acc, pair);
-            let target = fb.add(fb.mul_int(row, k.out_stride.into()), fb.mul_int(head, k.head_dim.into()));
+            let target = fb.add(fb.mul_int(row, k.out_stride.into()), fb.mul_int(head, k.kv.head_dim.into()));
             let target = fb.index(out, target, size);
             for (column, lanes, mask) in self.columns(fb) {
                 let x = fb.load(Ty::vec(Elem::F32, lanes), fb.offset_const(acc, column * 4), 4 * lanes);
@@ -492,7 +480,7 @@ impl<'a, 'c> Generator<'a, 'c> {
 
     /// Vectors that cover `head_dim` columns: first column, lanes, mask of the last one if it is not full.
     fn columns(&self, fb: &Fb<'_, 'c>) -> Vec<(u64, u32, Option<Value<'c>>)> {
-        let (head_dim, lanes) = (self.kernel.head_dim, fb.lanes());
+        let (head_dim, lanes) = (self.kernel.kv.head_dim, fb.lanes());
         (0..head_dim.div_ceil(lanes))
             .map(|v| {
                 let left = head_dim - v * lanes;

@@ -10,7 +10,7 @@ use super::weights::Weights;
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
-    Attention, DType, Expr, ExprId, Extent, KEY_GROUP, Kernel, LoopNest, Operand, Place, ReduceOp, Store, Table,
+    Attention, DType, Expr, ExprId, Extent, KEY_GROUP, Kernel, KvPage, LoopNest, Operand, Place, ReduceOp, Store, Table,
 };
 use rcompile_graph::{AttnExpr, AttnVar, Binary, Compare, Dim, Op, State, StateId, Unary, ValueId};
 
@@ -29,13 +29,13 @@ impl Plan<'_> {
         let outer = vec![(t, extent), (h, Extent::Const(layout.kv_heads))];
         // Of codes: the largest magnitude first, as `rcompile_graph::quant` says.
         let mut factors = None;
-        if layout.scales.is_some() {
+        if layout.kv.scales().is_some() {
             let abs = |f: &Frame<'_>, k: &mut KernelBuilder, ws: &mut Weights<'_>, at: &[ExprId]| {
                 let x = f.at(k, ws, source, at)?;
                 Ok(k.exprs.add(Expr::Unary(p::UnaryOp::Abs, x)))
             };
             let largest =
-                frame.row_reduce(&mut k, &mut self.weights, id, value.into(), ReduceOp::Max, layout.head_dim.into(), &idx, abs)?;
+                frame.row_reduce(&mut k, &mut self.weights, id, value.into(), ReduceOp::Max, layout.kv.head_dim.into(), &idx, abs)?;
             let (zero, tiny, most) = (k.exprs.float(0.0), k.exprs.float(rcompile_graph::quant::TINY), k.exprs.float(127.0));
             let nothing = k.exprs.add(Expr::Cmp(p::CmpOp::Lt, largest, tiny));
             let mut quotient = |a, b| {
@@ -44,7 +44,7 @@ impl Plan<'_> {
             };
             factors = Some((quotient(most, largest), quotient(largest, most)));
         }
-        self.inner_stores(&mut k, layout.head_dim, true, &idx, |plan, k, idx| {
+        self.inner_stores(&mut k, layout.kv.head_dim, true, &idx, |plan, k, idx| {
             let mut x = frame.at(k, &mut plan.weights, source, idx)?;
             if let Some((inverse, _)) = factors {
                 x = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, x, inverse));
@@ -52,10 +52,10 @@ impl Plan<'_> {
             let slot = frame.at(k, &mut plan.weights, node.inputs[2], &idx[..1])?;
             let place = frame.at(k, &mut plan.weights, node.inputs[3], &idx[..1])?;
             let index = layout.element(k, value, slot, place, idx[1], idx[2]);
-            let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.dtype });
+            let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.kv.dtype });
             Ok(vec![Store { operand, index, value: x }])
         })?;
-        if let (Some(scales), Some((_, scale))) = (layout.scales, factors) {
+        if let (Some(scales), Some((_, scale))) = (layout.kv.scales(), factors) {
             self.inner_stores(&mut k, 1, false, &idx, |plan, k, idx| {
                 let slot = frame.at(k, &mut plan.weights, node.inputs[2], &idx[..1])?;
                 let place = frame.at(k, &mut plan.weights, node.inputs[3], &idx[..1])?;
@@ -69,13 +69,8 @@ impl Plan<'_> {
 
     pub(super) fn kv_layout(&self, frame: &Frame<'_>, state: StateId) -> KvLayout {
         let s = &frame.module.states[state.index()];
-        let dtype = if s.dtype.is_quantised() { DType::I8 } else { storage(s.dtype).unwrap_or(DType::F32) };
-        let (kv_heads, head_dim) = (s.kv_heads as u32, s.head_dim as u32);
-        let v_offset = PAGE * s.head_dim * dtype.size();
-        let head_bytes = PAGE * bytes_per_position(s);
         let offsets = frame.states[&state].iter().map(|s| self.state_layout.offsets[s.index()]).collect();
-        let scales = s.dtype.is_quantised().then_some(2 * v_offset);
-        KvLayout { dtype, kv_heads, head_dim, offsets, page_bytes: self.state_layout.page_bytes, head_bytes, v_offset, scales }
+        KvLayout { kv: kv_page(s), kv_heads: s.kv_heads as u32, offsets, page_bytes: self.state_layout.page_bytes }
     }
 
     /// Attention: queries are stored (by a group nest of the projection where possible), the output takes along reshapes and conversions.
@@ -120,7 +115,7 @@ impl Plan<'_> {
         let seen = Seen::new(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
         let head_pitch = match cols {
             Cols::Grouped { padded, .. } => padded,
-            Cols::Plain => layout.head_dim,
+            Cols::Plain => layout.kv.head_dim,
         };
         let kernel = Attention {
             q: Operand { place: Place::Buffer(q_buffer), dtype: q_dtype },
@@ -130,14 +125,10 @@ impl Plan<'_> {
             out_stride,
             heads,
             kv_heads: layout.kv_heads,
-            head_dim: layout.head_dim,
-            kv_dtype: layout.dtype,
-            compute: self.cx.isa.attention(layout.dtype, layout.head_dim),
+            kv: layout.kv,
+            compute: self.cx.isa.attention(layout.kv.dtype, layout.kv.head_dim),
             state_offsets: layout.offsets,
             page_bytes: layout.page_bytes,
-            head_bytes: layout.head_bytes,
-            v_offset: layout.v_offset,
-            scales: layout.scales,
             tile_rows: self.program.tile_rows,
             exprs: k.exprs,
             head_var,
@@ -165,25 +156,19 @@ impl Plan<'_> {
 
 /// Addresses of a KV cache.
 pub(super) struct KvLayout {
-    dtype: DType,
+    kv: KvPage,
     kv_heads: u32,
-    head_dim: u32,
     offsets: Vec<u64>,
     page_bytes: u64,
-    head_bytes: u64,
-    v_offset: u64,
-    scales: Option<u64>,
 }
 
 /// Positions of a page.
 const PAGE: u64 = rcompile_runtime::abi::PAGE_POSITIONS as u64;
 
-/// Bytes of a position's key and value of one head, with their scales where they are codes.
-pub(super) fn bytes_per_position(s: &State) -> u64 {
-    match s.dtype.is_quantised() {
-        true => 2 * (s.head_dim + DType::F32.size()),
-        false => 2 * s.head_dim * s.dtype.size(),
-    }
+/// A page of one head.
+pub(super) fn kv_page(s: &State) -> KvPage {
+    let dtype = if s.dtype.is_quantised() { DType::I8 } else { storage(s.dtype).unwrap_or(DType::F32) };
+    KvPage { dtype, head_dim: s.head_dim as u32 }
 }
 
 impl KvLayout {
@@ -195,18 +180,18 @@ impl KvLayout {
         let entry = k.add(first, block);
         let page = k.load(Place::Table(Table::PageTable), DType::I32, entry);
         let base = k.mul_int(page, (self.page_bytes / size) as i64);
-        let head = k.mul_int(head, (self.head_bytes / size) as i64);
+        let head = k.mul_int(head, (self.kv.bytes() / size) as i64);
         (k.add(base, head), within)
     }
 
     /// Index of element `d` of a key or value, see [`Attention`].
     fn element(&self, k: &mut KernelBuilder, value: bool, slot: ExprId, place: ExprId, head: ExprId, d: ExprId) -> ExprId {
-        let size = self.dtype.size();
+        let size = self.kv.dtype.size();
         let (base, within) = self.page(k, size, slot, place, head);
-        let hd = i64::from(self.head_dim);
+        let hd = i64::from(self.kv.head_dim);
         let at = if value {
             let row = k.mul_int(within, hd);
-            let v = k.int((self.v_offset / size) as i64);
+            let v = k.int((self.kv.v_offset() / size) as i64);
             let row = k.add(row, v);
             k.add(row, d)
         } else {
@@ -303,11 +288,11 @@ fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<
     }
 }
 
-/// Which keys a query sees: `lower <= key < upper`, and of them those of the mask.
+/// Which keys a query sees: `lower <= key - query < upper`, and of them those of the mask.
 #[derive(Default)]
 struct Seen {
-    lower: Option<ExprId>,
-    upper: Option<ExprId>,
+    lower: Option<i64>,
+    upper: Option<i64>,
     mask: Option<ExprId>,
 }
 
@@ -330,8 +315,7 @@ impl Seen {
                     Side::Upper => &mut seen.upper,
                 };
                 if place.is_none() {
-                    let offset = k.int(offset);
-                    *place = Some(k.add(vars[1], offset));
+                    *place = Some(offset);
                     continue;
                 }
             }
@@ -360,12 +344,12 @@ fn bound(term: &AttnExpr) -> Option<(Side, i64)> {
     }
 }
 
-/// `c` if the expression is `query + c` or `query - c`.
+/// `c` if the expression is `query + c` or `query - c` with a whole number that no sum of places overflows with.
 fn query_offset(e: &AttnExpr) -> Option<i64> {
     match e {
         AttnExpr::Var(AttnVar::Query) => Some(0),
         AttnExpr::Binary(op @ (Binary::Add | Binary::Sub), a, b) => match (&**a, &**b) {
-            (AttnExpr::Var(AttnVar::Query), AttnExpr::Const(c)) if c.fract() == 0.0 => {
+            (AttnExpr::Var(AttnVar::Query), AttnExpr::Const(c)) if c.fract() == 0.0 && c.abs() < f64::from(i32::MAX) => {
                 Some(if *op == Binary::Add { *c as i64 } else { -(*c as i64) })
             }
             _ => None,
@@ -386,15 +370,7 @@ mod tests {
             k.var_expr(v)
         });
         let seen = Seen::new(&mut k, mask, &vars).unwrap();
-        let offset = |e: ExprId| match k.exprs.get(e) {
-            Expr::Binary(p::BinaryOp::Add, x, c) if x == vars[1] => match k.exprs.get(c) {
-                Expr::Int(c) => c,
-                other => panic!("{other:?}"),
-            },
-            _ if e == vars[1] => 0,
-            other => panic!("{other:?}"),
-        };
-        (seen.lower.map(offset), seen.upper.map(offset), seen.mask.is_some())
+        (seen.lower, seen.upper, seen.mask.is_some())
     }
 
     #[test]
@@ -412,6 +388,7 @@ mod tests {
         // A second bound of a side, an alternative, a comparison for equality: masks.
         assert_eq!(seen(&and(AttnExpr::causal(), key(Compare::Le, 3.0))), (None, Some(1), true));
         assert_eq!(seen(&and(AttnExpr::causal(), key(Compare::Ne, -3.0))), (None, Some(1), true));
+        assert_eq!(seen(&and(AttnExpr::causal(), key(Compare::Ge, -1e300))), (None, Some(1), true));
         let either = AttnExpr::Binary(Binary::Or, Box::new(AttnExpr::causal()), Box::new(key(Compare::Ge, 9.0)));
         assert_eq!(seen(&either), (None, None, true));
         assert_eq!(seen(&and(either, key(Compare::Gt, -9.0))), (Some(-8), None, true));

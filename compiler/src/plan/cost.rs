@@ -10,8 +10,8 @@
 
 use rcompile_codegen::expr::{below, variables};
 use rcompile_codegen::program::{
-    Attention, BinaryOp, DType, Expr, ExprId, Exprs, Extent, FewRows, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program,
-    RegionId, StageKind, VarId,
+    Attention, DType, Expr, ExprId, Exprs, Extent, FewRows, Item, Kernel, LoopNest, Matmul, Operand, OperandId, Place, Program, RegionId,
+    StageKind, VarId,
 };
 use rcompile_runtime::cost::{Arithmetic, Linear, RegionInfo, RegionKind};
 use std::collections::{BTreeMap, BTreeSet};
@@ -127,29 +127,13 @@ fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
 }
 
 fn attention(a: &Attention, info: &mut RegionInfo) {
-    let pairs = u64::from(a.heads) * u64::from(a.head_dim);
-    info.window = window(a);
+    let pairs = u64::from(a.heads) * u64::from(a.kv.head_dim);
+    info.window = a.key_upper.zip(a.key_lower).and_then(|(upper, lower)| u32::try_from(upper - lower).ok());
     info.units = Linear { per_tile: a.kv_heads.into(), ..Linear::default() };
-    let scale = if a.scales.is_some() { DType::F32.size() } else { 0 };
-    let bytes = u64::from(a.head_dim) * a.kv_dtype.size() + scale;
-    info.kv_bytes = Linear { per_run_position: 2 * u64::from(a.kv_heads) * bytes, ..Linear::default() };
+    info.kv_bytes = Linear { per_run_position: u64::from(a.kv_heads) * a.kv.bytes_per_position(), ..Linear::default() };
     info.activation_bytes = Linear { per_row: pairs * (a.q.dtype.size() + a.out.dtype.size()), ..Linear::default() };
     // Scores and weighted values: two multiply-adds per position and column.
     info.flop = Linear { per_row_position: 4 * pairs, ..Linear::default() };
-}
-
-/// Positions between `key_lower` and `key_upper` where both are the query's place plus a constant.
-fn window(a: &Attention) -> Option<u32> {
-    let offset = |e: ExprId| match a.exprs.get(e) {
-        Expr::Var(v) if v == a.query_var => Some(0),
-        Expr::Binary(op @ (BinaryOp::Add | BinaryOp::Sub), x, y) => match (a.exprs.get(x), a.exprs.get(y)) {
-            (Expr::Var(v), Expr::Int(c)) if v == a.query_var => Some(if op == BinaryOp::Add { c } else { -c }),
-            (Expr::Int(c), Expr::Var(v)) if v == a.query_var && op == BinaryOp::Add => Some(c),
-            _ => None,
-        },
-        _ => None,
-    };
-    u32::try_from(offset(a.key_upper?)? - offset(a.key_lower?)?).ok()
 }
 
 /// Bytes by where they lie.

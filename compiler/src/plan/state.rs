@@ -32,7 +32,8 @@ pub(super) struct StateLayout {
 /// Bytes and places of the states: of one kind only; encoders' layers share one place.
 pub(super) fn plan(module: &Module, cx: &PlanCx<'_>) -> Result<(StatePlan, StateLayout), PlanError> {
     // The whole sum first, and in 128 bits: heads, layers and positions are each bounded, their product is not.
-    let per_position: u128 = module.states.iter().map(|s| u128::from(s.kv_heads) * u128::from(attention::bytes_per_position(s))).sum();
+    let per_position: u128 =
+        module.states.iter().map(|s| u128::from(s.kv_heads) * u128::from(attention::kv_page(s).bytes_per_position())).sum();
     let positions = u128::from(cx.ctx_size.next_multiple_of(PAGE_POSITIONS as u32)) * u128::from(cx.slots);
     if per_position * positions > STATE_BYTES_MAX {
         return Err(PlanError::StateTooLarge(per_position * positions));
@@ -41,7 +42,7 @@ pub(super) fn plan(module: &Module, cx: &PlanCx<'_>) -> Result<(StatePlan, State
     let mut plan = StatePlan { pages_per_slot, persistent: module.states.iter().any(|s| s.persistent), ..StatePlan::default() };
     let mut offsets = Vec::new();
     for s in &module.states {
-        let per_token = s.kv_heads * attention::bytes_per_position(s);
+        let per_token = s.kv_heads * attention::kv_page(s).bytes_per_position();
         if plan.persistent {
             offsets.push(plan.bytes_per_token * PAGE_POSITIONS as u64);
             plan.bytes_per_token += per_token;

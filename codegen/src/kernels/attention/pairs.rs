@@ -13,7 +13,7 @@ pub struct Pairs {
     /// Width of a head.
     pub head_dim: u32,
     /// The cache as it is stored.
-    pub stored: Cache,
+    pub stored: KvPage,
     /// Does it have scales?
     pub has_scales: bool,
     /// Arithmetic.
@@ -37,14 +37,14 @@ pub enum PairWork {
         /// Pairs.
         count: u32,
         /// The block.
-        cache: Cache,
+        cache: KvPage,
     },
     /// Scores of the block's rows become `exp(score - max)`, times the scales of the values; updates sums.
     Softmax {
         /// Type of the weights.
         factor: DType,
     },
-    /// The first keys of a block as f32, see [`Cache`].
+    /// The first keys of a block as f32, see [`KvPage`].
     Widen,
     /// The first keys of a block, and their values, as tiles want them, with zeros to the end of the last step.
     Pack,
@@ -189,16 +189,11 @@ impl PairFunction {
 impl Pairs {
     /// Those of a kernel.
     pub(super) fn new(kernel: &Attention) -> Pairs {
-        Pairs {
-            head_dim: kernel.head_dim,
-            stored: Cache { dtype: kernel.kv_dtype, v_offset: kernel.v_offset },
-            has_scales: kernel.scales.is_some(),
-            compute: kernel.compute,
-        }
+        Pairs { head_dim: kernel.kv.head_dim, stored: kernel.kv, has_scales: kernel.kv.scales().is_some(), compute: kernel.compute }
     }
     /// What there is about this that the planner must not ask for on this target; `name`: of whom.
     pub(in crate::kernels) fn problems(&self, isa: &Isa, name: &str) -> Vec<String> {
-        let Pairs { head_dim, stored: Cache { dtype, .. }, compute, .. } = *self;
+        let Pairs { head_dim, stored: KvPage { dtype, .. }, compute, .. } = *self;
         let dots = isa.bf16_dot && isa.lanes == KEY_GROUP && dtype == DType::Bf16 && head_dim.is_multiple_of(2);
         let by_tiles = isa.bf16_tiles && isa.lanes == KEY_GROUP && dtype == DType::Bf16 && head_dim.is_multiple_of(BF16_TILE_K);
         let has = match compute {
@@ -226,7 +221,7 @@ impl Pairs {
     }
 
     /// [`PairWork::Block`].
-    fn block<'c>(&self, fb: &Fb<'_, 'c>, (caller, own): (BlockCaller<'c>, BlockArgs<'c>), pairs: u32, cache: Cache) {
+    fn block<'c>(&self, fb: &Fb<'_, 'c>, (caller, own): (BlockCaller<'c>, BlockArgs<'c>), pairs: u32, cache: KvPage) {
         let BlockArgs { scratch, keys, next, scales, key_begin, kv_head, first } = own;
         // What was widened is in a cache.
         let next = (pairs <= STREAMED_PAIRS && cache == self.stored).then_some(next);
@@ -249,7 +244,7 @@ impl Pairs {
         // Whole groups of keys; V rows between `count` and their end are copied, but never used.
         let groups = fb.lshr(fb.add_int(count, i64::from(KEY_GROUP) - 1), KEY_GROUP.trailing_zeros());
         let elements = fb.mul_int(groups, i64::from(KEY_GROUP * self.head_dim));
-        for (from_offset, to_offset) in [(0, 0), (self.stored.v_offset, Cache::widened(self.head_dim).v_offset)] {
+        for (from_offset, to_offset) in [(0, 0), (self.stored.v_offset(), widened(self.head_dim).v_offset())] {
             let (from, to) = (fb.offset_const(from, from_offset), fb.offset_const(to, to_offset));
             fb.for_(fb.int(0), elements, lanes.into(), |i| {
                 let size = self.stored.dtype.size();

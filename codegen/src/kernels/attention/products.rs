@@ -80,7 +80,7 @@ impl Pairs {
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
-        cache: Cache,
+        cache: KvPage,
         scratch: Value<'c>,
         pages: (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
@@ -109,7 +109,7 @@ impl Pairs {
         fb: &Fb<'_, 'c>,
         pairs: u32,
         vectors: u32,
-        cache: Cache,
+        cache: KvPage,
         scratch: Value<'c>,
         (keys, next): (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
@@ -176,7 +176,7 @@ impl Pairs {
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
-        cache: Cache,
+        cache: KvPage,
         scratch: Value<'c>,
         pages: (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
@@ -210,7 +210,7 @@ impl Pairs {
         &self,
         fb: &Fb<'_, 'c>,
         pairs: u32,
-        cache: Cache,
+        cache: KvPage,
         scratch: Value<'c>,
         pages: (Value<'c>, Option<Value<'c>>),
         first: Value<'c>,
@@ -228,7 +228,7 @@ impl Pairs {
         };
         let alpha = |pair: u32| fb.load_broadcast(DType::F32, fb.lanes(), fb.offset_const(scratch, self.at().alpha + u64::from(pair) * 4));
         let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), fb.lanes() * 4), alpha(i / vectors))).collect();
-        let values_of = |page: Value<'c>| fb.index(fb.offset_const(page, cache.v_offset), column, size);
+        let values_of = |page: Value<'c>| fb.index(fb.offset_const(page, cache.v_offset()), column, size);
         let (values, next) = (values_of(pages.0), pages.1.map(values_of));
         let row_bytes = u64::from(self.head_dim) * size;
         let p = fb.offset_const(scratch, self.at().scores);

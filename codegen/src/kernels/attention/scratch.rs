@@ -1,26 +1,15 @@
 //! What the functions of a unit of attention share.
 //!
-//! In: [`Pairs`]. Out: where things are in a thread's scratch ([`Scratch`]), and in a block of keys ([`Cache`]).
+//! In: [`Pairs`]. Out: where things are in a thread's scratch ([`Scratch`]), and in a block of keys ([`KvPage`]).
 //!
 //! Functions of pairs shall not depend on how many pairs a tile of the kernel has: what there is for each pair lies together, behind what
 //! there is once, and a block of keys that is made ready for many pairs behind all that.
 
 use super::*;
 
-/// K and V of a page and KV head, as a block reads them: K at the start, V behind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cache {
-    /// Elements.
-    pub dtype: DType,
-    /// Bytes.
-    pub v_offset: u64,
-}
-
-impl Cache {
-    /// As f32.
-    pub(super) fn widened(head_dim: u32) -> Cache {
-        Cache { dtype: DType::F32, v_offset: BLOCK as u64 * u64::from(head_dim) * 4 }
-    }
+/// A page of a KV head as f32.
+pub(super) fn widened(head_dim: u32) -> KvPage {
+    KvPage { dtype: DType::F32, head_dim }
 }
 
 /// Byte offsets in a thread's scratch; those of what there is for each pair are the first pair's.
@@ -63,7 +52,7 @@ pub(super) fn cache_and_bytes(kernel: &Attention, pairs: &Pairs) -> (u64, u64) {
     let bytes = match kernel.compute {
         _ if !has_many(kernel) => 0,
         Compute::Bf16Tiles => tiles::packed_bytes(pairs.head_dim).0,
-        _ => 2 * Cache::widened(pairs.head_dim).v_offset,
+        _ => widened(pairs.head_dim).bytes(),
     };
     (cache, (cache + bytes).next_multiple_of(128))
 }

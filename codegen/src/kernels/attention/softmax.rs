@@ -99,7 +99,7 @@ impl Pairs {
     /// [`PairWork::Softmax`].
     pub(super) fn softmax<'c>(&self, fb: &Fb<'_, 'c>, args: SoftmaxArgs<'c>, factor: DType) {
         let SoftmaxArgs { scratch, scales, first, pairs, begin, end } = args;
-        let scales = fb.offset_const(scales, V_SCALES);
+        let scales = fb.offset_const(scales, KvPage::V_SCALES);
         let lanes = fb.lanes();
         let vector = Ty::vec(Elem::F32, lanes);
         fb.for_(fb.int(0), pairs, 1, |i| {

@@ -55,7 +55,7 @@ impl Pairs {
                 }
             });
         });
-        let (from, to) = (fb.offset_const(from, self.stored.v_offset), fb.offset_const(to, packed_bytes(self.head_dim).1));
+        let (from, to) = (fb.offset_const(from, self.stored.v_offset()), fb.offset_const(to, packed_bytes(self.head_dim).1));
         fb.for_(fb.int(0), fb.mul_int(steps, STEP / 2), 1, |pair| {
             let key = fb.mul_int(pair, 2);
             for piece in 0..head_dim / STEP as u64 {
