@@ -243,7 +243,7 @@ fn kernel(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) -> 
     let quantisation = Quantisation { body: weights.dtype(), head: weights.dtype(), ..Quantisation::default() };
     let mut cx = PassCx { compute: Some(compute), quantisation, ..PassCx::default() };
     for pass in PASSES {
-        (pass.run)(&mut module, &mut cx)?;
+        pass.run(&mut module, &mut cx)?;
     }
     let planned =
         plan(&module, &PlanCx { isa, slots: 1, ctx_size: 4096, least_rows: 1, cores: 64, tuning: None }, &mut WeightTable::default())?;

@@ -57,23 +57,23 @@ impl Stage {
     }
 }
 
-/// All graph passes in order. `level` is the lowest `-O` at which a pass runs.
+/// All graph passes in order, each with the lowest `-O` at which it runs.
 #[rustfmt::skip]
 pub const PASSES: &[Pass] = &[
-    Pass { name: "canonicalise", run: canonicalise::run, level: 0 },         // one spelling, for the patterns below
-    Pass { name: "fold-const", run: fold_const::run, level: 0 },             // literals, for norms (eps) and scales
-    Pass { name: "cse", run: cse::run, level: 1 },                           // one name per value, which patterns compare
-    Pass { name: "dce", run: dce::run, level: 0 },                           // unused parameters are neither packed nor counted
-    Pass { name: "fuse-layer-norm", run: fuse_layer_norm::run, level: 1 },   // after fold-const: eps must be a literal
-    Pass { name: "fuse-rms-norm", run: fuse_rms_norm::run, level: 1 },       // after fuse-layer-norm, which holds an RMS norm of x - mean
-    Pass { name: "fuse-rope", run: fuse_rope::run, level: 1 },               // after cse: cos and sin have one name
-    Pass { name: "dead-logit-rows", run: dead_logit_rows::run, level: 1 },   // after the norms: a row-wise op is easy to cross
-    Pass { name: "quantise", run: quantise::run, level: 0 },                 // meaning too; before compute-dtype, which looks at weights
-    Pass { name: "compute-dtype", run: compute_dtype::run, level: 0 },       // meaning, not speed; before merge-matmuls, so that
-    Pass { name: "cse-2", run: cse::run, level: 1 },                         //   merged weights have their final type; one conversion
-    Pass { name: "merge-matmuls", run: merge_matmuls::run, level: 1 },       //   per value, so that their inputs have one name
-    Pass { name: "dce-2", run: dce::run, level: 0 },                         // what fusion left behind
-    Pass { name: "outline-layers", run: outline_layers::run, level: 1 },     // last: all others see plain layers
+    Pass::new("canonicalise", canonicalise::run, 0),                            // one spelling, for the patterns below
+    Pass::new("fold-const", fold_const::run, 0),                                // literals, for norms (eps) and scales
+    Pass::new("cse", cse::run, 1),                                              // one name per value, which patterns compare
+    Pass::new("dce", dce::run, 0),                                              // unused parameters are neither packed nor counted
+    Pass::new("fuse-layer-norm", fuse_layer_norm::run, 1),                      // after fold-const: eps must be a literal
+    Pass::new("fuse-rms-norm", fuse_rms_norm::run, 1),                          // after fuse-layer-norm, which holds an RMS norm of x - mean
+    Pass::new("fuse-rope", fuse_rope::run, 1),                                  // after cse: cos and sin have one name
+    Pass::new("dead-logit-rows", dead_logit_rows::run, 1).of_steps(),           // after the norms: a row-wise op is easy to cross
+    Pass::new("quantise", quantise::run, 0).decides("--quantize none"),         // meaning too; before compute-dtype, which looks at weights
+    Pass::new("compute-dtype", compute_dtype::run, 0).decides("--compute f32"), // meaning, not speed; before merge-matmuls, so that
+    Pass::new("cse-2", cse::run, 1),                                            //   merged weights have their final type; one conversion
+    Pass::new("merge-matmuls", merge_matmuls::run, 1),                          //   per value, so that their inputs have one name
+    Pass::new("dce-2", dce::run, 0),                                            // what fusion left behind
+    Pass::new("outline-layers", outline_layers::run, 1).of_steps(),             // last: all others see plain layers
 ];
 
 /// Runs a verb.
@@ -170,12 +170,10 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
         let what = format!("--passes {edit}: no such pass, expected one of {}", names());
         return Err(Error::Usage { what, help: None });
     }
-    // These two decide what is computed, which the executable says of itself.
-    for (pass, help) in [("quantise", "use --quantize none"), ("compute-dtype", "use --compute f32")] {
-        if o.passes.iter().any(|e| e.name == pass && !e.add) {
-            let what = format!("--passes -{pass}: it decides what is computed, not how fast");
-            return Err(Error::Usage { what, help: Some(help.into()) });
-        }
+    let left_out = |p: &&Pass| p.instead.is_some() && o.passes.iter().any(|e| e.name == p.name && !e.add);
+    if let Some(pass) = PASSES.iter().find(left_out) {
+        let what = format!("--passes -{}: it decides what is computed, not how fast", pass.name);
+        return Err(Error::Usage { what, help: pass.instead.map(|option| format!("use {option}")) });
     }
     let chosen = |p: &&Pass| match o.passes.iter().rev().find(|e| e.name == p.name) {
         Some(edit) => edit.add,

@@ -531,7 +531,7 @@ fn run_passes(
     for pass in passes {
         let before = (o.verify_each || cfg!(debug_assertions)).then(|| rcompile_graph::print(module));
         let start = Instant::now();
-        let changed = (pass.run)(module, &mut cx)?;
+        let changed = pass.run(module, &mut cx)?;
         report.passes.push(Timing { name: format!("{bucket} {}", pass.name), ms: millis(start) });
         if !changed && before.is_some_and(|before| before != rcompile_graph::print(module)) {
             return Err(Error::bug(format_args!("graph after {}", pass.name), "is another one, of which the pass says nothing"));

@@ -54,8 +54,8 @@ impl Reference {
             as_stored: vec![],
         };
         let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
-        quantise::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
-        compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e}"));
+        quantise::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e:?}"));
+        compute_dtype::run(&mut module, &mut cx).unwrap_or_else(|e| panic!("{e:?}"));
         Reference { model, module, codes: None }
     }
 

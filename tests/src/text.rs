@@ -157,7 +157,7 @@ pub fn run_passes_in(module: &mut Module, passes: &[Pass], mut cx: PassCx) -> Re
     let mut changed = false;
     for pass in passes {
         let before = print(module);
-        let says = (pass.run)(module, &mut cx).map_err(|e| format!("{}: {e}", pass.name))?;
+        let says = pass.run(module, &mut cx).map_err(|e| e.to_string())?;
         verify(module).map_err(|e| format!("after {}: {e}", pass.name))?;
         if !says && print(module) != before {
             return Err(format!("{} says that it changed nothing, but did:\n{before}\n{}", pass.name, print(module)));

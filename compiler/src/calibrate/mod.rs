@@ -213,9 +213,10 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.
-    for pass in PASSES.iter().filter(|p| !["dead-logit-rows", "outline-layers"].contains(&p.name)) {
-        (pass.run)(&mut module, &mut pass_cx)?;
-        if pass.name == "quantise" {
+    for pass in PASSES.iter().filter(|p| !p.of_steps) {
+        let quantised = pass_cx.products.is_some();
+        pass.run(&mut module, &mut pass_cx)?;
+        if pass_cx.products.is_some() && !quantised {
             found = wanted(&module);
         }
     }

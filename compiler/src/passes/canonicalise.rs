@@ -9,12 +9,12 @@
 //! Needs nothing; promises the above to the fusion passes.
 
 use super::rewrite::rewrite_all;
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{Binary, Function, Module, Op, Unary, ValueId};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
-    let replaced = rewrite_all(module, "canonicalise", |rw, f, id| {
+pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, Broken> {
+    let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
         let input = |i: usize| node.inputs[i];
         match &node.op {

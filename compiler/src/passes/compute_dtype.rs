@@ -10,18 +10,18 @@
 //! after it makes one conversion per value.
 
 use super::rewrite::rewrite_all;
-use super::{PassCx, PassError, quantise};
+use super::{Broken, PassCx, quantise};
 use rcompile_graph::{DType, Module, Op, Type};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     match cx.compute {
         Some(DType::BF16) => {}
         Some(DType::I8) => return int8(module, cx.bf16_rows),
         _ => return Ok(false),
     }
     let mut narrowed: Vec<Option<rcompile_graph::ParamId>> = vec![None; module.params.len()];
-    let replaced = rewrite_all(module, "compute-dtype", |rw, f, id| {
+    let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
         let Op::Mm { rhs_t } = node.op else { return Ok(None) };
         let mut operands = Vec::new();
@@ -57,8 +57,8 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
 }
 
 /// Rows become codes where they meet codes; where they meet weights of bf16 they become bf16 if that is faster.
-fn int8(module: &mut Module, bf16_rows: bool) -> Result<bool, PassError> {
-    let replaced = rewrite_all(module, "compute-dtype", |rw, f, id| {
+fn int8(module: &mut Module, bf16_rows: bool) -> Result<bool, Broken> {
+    let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
         let Op::Mm { rhs_t: true } = node.op else { return Ok(None) };
         let (x, w) = (rw.map(node.inputs[0]), rw.map(node.inputs[1]));

@@ -4,18 +4,18 @@
 //! and two readings of state are equal only if neither stands between them.
 
 use super::rewrite::rewrite;
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{FuncId, Module, Op, ValueId};
 use std::collections::HashMap;
 
 /// Runs the pass.
-pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, Broken> {
     let mut changed = 0;
     for func in 0..module.functions.len() {
         // Keyed by text: ops hold floats, and order of insertion decides, never order of the map.
         let mut seen: HashMap<String, ValueId> = HashMap::new();
         let mut writes = 0;
-        changed += rewrite(module, FuncId(func as u32), "cse", |rw, f, id| {
+        changed += rewrite(module, FuncId(func as u32), |rw, f, id| {
             let node = f.node(id);
             if !node.op.is_pure() {
                 writes += usize::from(!matches!(node.op, Op::Input { .. }));

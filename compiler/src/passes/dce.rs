@@ -2,11 +2,11 @@
 //!
 //! Needs nothing; promises that every node and parameter is used (inputs stay: they are the entry's contract).
 
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{Function, Module, Op, ParamId, ValueId};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, Broken> {
     let mut changed = false;
     let writers = writers(module);
     for func in &mut module.functions {

@@ -10,7 +10,7 @@
 
 use super::outline_layers::layer_of;
 use super::rewrite::rewrite;
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{Dim, Function, Module, Op, OpClass, Type, ValueId};
 use std::collections::{HashMap, HashSet};
 
@@ -18,7 +18,7 @@ use std::collections::{HashMap, HashSet};
 const FEW_ROWS: u64 = 8;
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     let swept = super::dce::run(module, cx)?; // what fusion left behind reads values, too
     let main = module.main;
     let f = module.main();
@@ -31,7 +31,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
         return Ok(swept);
     }
     let mut gathered: HashMap<(ValueId, ValueId), ValueId> = HashMap::new();
-    rewrite(module, main, "dead-logit-rows", |rw, f, id| {
+    rewrite(module, main, |rw, f, id| {
         let node = f.node(id);
         let Some(gather) = moved.get(&id) else {
             let [source, _] = node.inputs[..] else { return Ok(None) };

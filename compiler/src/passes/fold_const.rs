@@ -7,13 +7,13 @@
 //! `x + 0` stays: it turns -0 into +0. Needs canonicalise (constants right).
 
 use super::rewrite::{constant, rewrite_all};
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::tensor::round;
 use rcompile_graph::{Binary, DType, Module, Op, Unary};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
-    let replaced = rewrite_all(module, "fold-const", |rw, f, id| {
+pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, Broken> {
+    let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
         let operands: Vec<Option<f64>> = node.inputs.iter().map(|i| constant(f, *i).map(|value| round(f.ty(*i).dtype, value))).collect();
         let value = match (&node.op, &operands[..]) {

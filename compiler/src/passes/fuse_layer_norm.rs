@@ -7,36 +7,51 @@
 //! The fused op rounds once. Needs fold-const and canonicalise.
 
 use super::rewrite::{binary, constant, is_eps, rewrite_all};
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{Binary, Function, Module, Op, Reduce, Unary, ValueId};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, PassError> {
-    let replaced = rewrite_all(module, "fuse-layer-norm", |rw, f, id| match matches(f, id) {
-        Some((x, w, b, eps)) => Ok(Some(rw.add(Op::LayerNorm { eps }, &[rw.map(x), rw.map(w), rw.map(b)], None)?)),
-        None => Ok(None),
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
+    let replaced = rewrite_all(module, |rw, f, id| match matches(f, id) {
+        Ok(Some((x, w, b, eps))) => Ok(Some(rw.add(Op::LayerNorm { eps }, &[rw.map(x), rw.map(w), rw.map(b)], None)?)),
+        Ok(None) => Ok(None),
+        Err(reason) => {
+            cx.note(&f.node(id).origin, reason);
+            Ok(None)
+        }
     })?;
     Ok(replaced > 0)
 }
 
-fn matches(f: &Function, id: ValueId) -> Option<(ValueId, ValueId, ValueId, f64)> {
-    let mean = |id: ValueId| match f.node(id).op {
+/// `(x, w, b, eps)` if the node ends the pattern; an error says why something close to it, a centred value with scale and bias, does not
+/// match.
+fn matches(f: &Function, id: ValueId) -> Result<Option<(ValueId, ValueId, ValueId, f64)>, &'static str> {
+    let Some((scaled, b)) = binary(f, id, Binary::Add) else { return Ok(None) };
+    let Some((normed, w)) = binary(f, scaled, Binary::Mul) else { return Ok(None) };
+    let Some((c, r)) = binary(f, normed, Binary::Mul) else { return Ok(None) };
+    let Some((x, m)) = binary(f, c, Binary::Sub) else { return Ok(None) };
+    if f.node(r).op != Op::Unary(Unary::Rsqrt) {
+        return Ok(None);
+    }
+    let mean_of_last = |id: ValueId| match f.node(id).op {
         Op::Reduce { op: Reduce::Mean, axis } if axis as usize + 1 == f.ty(id).rank() => Some(f.node(id).inputs[0]),
         _ => None,
     };
-    let (scaled, b) = binary(f, id, Binary::Add)?;
-    let (normed, w) = binary(f, scaled, Binary::Mul)?;
-    let (c, r) = binary(f, normed, Binary::Mul)?;
-    if f.node(r).op != Op::Unary(Unary::Rsqrt) {
-        return None;
+    let Some((v, eps)) = binary(f, f.node(r).inputs[0], Binary::Add) else { return Err("rsqrt of something that is not variance + eps") };
+    let Some(square) = mean_of_last(v) else { return Err("no mean of the last axis under the root") };
+    if binary(f, square, Binary::Mul) != Some((c, c)) {
+        return Err("the variance is of another value than what is scaled");
     }
-    let (v, eps) = binary(f, f.node(r).inputs[0], Binary::Add)?;
-    let eps = constant(f, eps).filter(|eps| is_eps(*eps))?;
-    if binary(f, mean(v)?, Binary::Mul)? != (c, c) {
-        return None;
+    if mean_of_last(m) != Some(x) {
+        return Err("centred by something else than its mean over the last axis");
     }
-    let (x, m) = binary(f, c, Binary::Sub)?;
-    let last = f.ty(x).shape.last()?;
-    let spans = |p: ValueId| f.ty(p).shape == [*last];
-    (mean(m)? == x && spans(w) && spans(b)).then_some((x, w, b, eps))
+    let Some(eps) = constant(f, eps) else { return Err("eps is not a literal") };
+    if !is_eps(eps) {
+        return Err("eps is negative or not finite");
+    }
+    let last = &f.ty(x).shape[f.ty(x).rank() - 1..];
+    if f.ty(w).shape != *last || f.ty(b).shape != *last {
+        return Err("weight or bias does not span the last axis");
+    }
+    Ok(Some((x, w, b, eps)))
 }

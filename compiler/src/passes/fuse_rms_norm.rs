@@ -7,16 +7,16 @@
 //! The fused op rounds once where the raw form rounds after each step. Needs fold-const (eps a literal) and canonicalise (params right).
 
 use super::rewrite::{binary, constant, is_eps, rewrite_all};
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{Binary, Function, Module, Op, Reduce, Unary, ValueId};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
-    let replaced = rewrite_all(module, "fuse-rms-norm", |rw, f, id| match matches(f, id) {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
+    let replaced = rewrite_all(module, |rw, f, id| match matches(f, id) {
         Ok(Some((x, w, eps))) => Ok(Some(rw.add(Op::RmsNorm { eps }, &[rw.map(x), rw.map(w)], None)?)),
         Ok(None) => Ok(None),
         Err(reason) => {
-            cx.notes.push(format!("fuse-rms-norm: {}: {reason}", f.node(id).origin));
+            cx.note(&f.node(id).origin, reason);
             Ok(None)
         }
     })?;

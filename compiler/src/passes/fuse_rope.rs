@@ -8,16 +8,16 @@
 //! Needs cse (one name per value); the planner then rotates head-wise inside the projection's kernel.
 
 use super::rewrite::{binary, rewrite_all};
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{Binary, DType, Dim, Function, Module, Op, ValueId};
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
-    let replaced = rewrite_all(module, "fuse-rope", |rw, f, id| match matches(f, id) {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
+    let replaced = rewrite_all(module, |rw, f, id| match matches(f, id) {
         Ok(Some((x, cos, sin))) => Ok(Some(rw.add(Op::Rope, &[rw.map(x), rw.map(cos), rw.map(sin)], None)?)),
         Ok(None) => Ok(None),
         Err(reason) => {
-            cx.notes.push(format!("fuse-rope: {}: {reason}", f.node(id).origin));
+            cx.note(&f.node(id).origin, reason);
             Ok(None)
         }
     })?;

@@ -7,18 +7,18 @@
 //! The weight's recipe is the concatenation, so nothing is copied at run time. The sums are the same bits. Needs cse (one name per input).
 
 use super::rewrite::rewrite;
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{DType, Dim, FuncId, Function, Module, Op, Param, ParamId, Recipe, ValueId};
 use std::collections::HashMap;
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     let mut changed = 0;
     for func in 0..module.functions.len() {
         let groups = groups(module, &module.functions[func]);
         let group_of: HashMap<ValueId, usize> = groups.iter().zip(0..).flat_map(|(g, n)| g.iter().map(move |id| (*id, n))).collect();
         let mut merged: HashMap<usize, ValueId> = HashMap::new();
-        changed += rewrite(module, FuncId(func as u32), "merge-matmuls", |rw, f, id| {
+        changed += rewrite(module, FuncId(func as u32), |rw, f, id| {
             let Some(&number) = group_of.get(&id) else { return Ok(None) };
             let group = &groups[number];
             let rows_of = |id: ValueId| match f.ty(f.node(id).inputs[1]).shape[0] {
@@ -34,7 +34,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
                     let weight = rw.add(Op::Param(weight), &[], Some(ty))?;
                     let x = rw.map(f.node(id).inputs[0]);
                     let whole = rw.add(Op::Mm { rhs_t: true }, &[x, weight], None)?;
-                    cx.notes.push(format!("merge-matmuls: {}: {} matmuls in one", f.node(id).origin, group.len()));
+                    cx.note(&f.node(id).origin, format_args!("{} matmuls in one", group.len()));
                     merged.insert(number, whole);
                     whole
                 }

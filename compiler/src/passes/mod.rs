@@ -3,6 +3,7 @@
 //! In: a verified module. Out: an equivalent one (equal under the interpreter up to the rounding that a pass documents).
 
 use rcompile_graph::{DType, Module};
+use std::fmt;
 
 pub mod canonicalise;
 pub mod compute_dtype;
@@ -29,11 +30,27 @@ pub struct PassCx {
     pub quantisation: quantise::Quantisation,
     /// What became of the weights of matrix products, once that pass has run.
     pub products: Option<quantise::Products>,
-    /// Refusals and applications, for `--explain`: `pass: origin: reason`.
+    /// Refusals and applications, for `--explain`: `pass: place: reason`.
     pub notes: Vec<String>,
+    /// Name of the pass that runs, for [`PassCx::note`].
+    pub pass: &'static str,
 }
 
-/// A broken invariant of ours (never the user's fault).
+impl PassCx {
+    /// What the running pass did at a place (the origin of a node, the name of a parameter), or why it did not.
+    pub fn note(&mut self, place: &str, what: impl fmt::Display) {
+        self.notes.push(format!("{}: {place}: {what}", self.pass));
+    }
+}
+
+/// A broken invariant of ours (never the user's fault), found by a pass.
+#[derive(Debug)]
+pub struct Broken(
+    /// Where, and what.
+    pub String,
+);
+
+/// The same with the pass's name.
 #[derive(Debug, thiserror::Error)]
 #[error("pass {pass}: {what}")]
 pub struct PassError {
@@ -44,15 +61,38 @@ pub struct PassError {
 }
 
 /// A pass: true when it changed the module.
-pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, PassError>;
+pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, Broken>;
 
 /// A registered pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
     /// Name, the same as its file, dump and timer.
     pub name: &'static str,
-    /// The function.
-    pub run: PassFn,
+    function: PassFn,
     /// Lowest optimisation level (0..=3) at which it runs.
     pub level: u8,
+    /// Of a pass that decides what is computed, not how fast, which the executable says of itself: what to use instead of leaving it out.
+    pub instead: Option<&'static str>,
+    /// It serves whole steps only: not where each layer is cut out by itself and all rows are wanted, as calibration does.
+    pub of_steps: bool,
+}
+
+impl Pass {
+    /// A pass that runs from an optimisation level on.
+    pub const fn new(name: &'static str, function: PassFn, level: u8) -> Pass {
+        Pass { name, function, level, instead: None, of_steps: false }
+    }
+    /// It decides what is computed.
+    pub const fn decides(self, instead: &'static str) -> Pass {
+        Pass { instead: Some(instead), ..self }
+    }
+    /// It serves whole steps only.
+    pub const fn of_steps(self) -> Pass {
+        Pass { of_steps: true, ..self }
+    }
+    /// Runs it. Out: did it change the module?
+    pub fn run(&self, module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+        cx.pass = self.name;
+        (self.function)(module, cx).map_err(|Broken(what)| PassError { pass: self.name, what })
+    }
 }

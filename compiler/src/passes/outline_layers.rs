@@ -7,12 +7,12 @@
 //! parameters and states that a body names are listed in order of use and replaced by each call. Two layers are one function if their
 //! bodies are equal after renumbering. A layer with other than one live result stays inline. Run last: later passes see the body once.
 
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{DType, FuncId, Function, Module, Node, Op, ParamId, StateId, Type, ValueId};
 use std::collections::HashMap;
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     let f = module.main().clone();
     let segments = segments(&f);
     if segments.is_empty() {
@@ -55,13 +55,13 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
                     next = segment.end;
                     continue;
                 }
-                Err(reason) => cx.notes.push(format!("outline-layers: {}: {reason}", f.nodes[next].origin)),
+                Err(reason) => cx.note(&f.nodes[next].origin, reason),
             }
         }
         let mut node = f.nodes[next].clone();
         for v in &mut node.inputs {
             let Some(new) = map.get(v) else {
-                return Err(PassError { pass: "outline-layers", what: format!("{}: operand %{} vanished", node.origin, v.0) });
+                return Err(Broken(format!("{}: operand %{} vanished", node.origin, v.0)));
             };
             *v = *new;
         }
@@ -73,7 +73,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
     main.nodes = nodes;
     main.inputs = f.inputs.iter().map(|v| map[v]).collect();
     main.outputs = f.outputs.iter().map(|v| map[v]).collect();
-    cx.notes.push(format!("outline-layers: {outlined} layers in {} functions", known.len()));
+    cx.note(&module.main().name, format_args!("{outlined} layers in {} functions", known.len()));
     super::dce::run(module, cx)?;
     Ok(outlined > 0)
 }

@@ -15,7 +15,7 @@
 
 use super::outline_layers::layer_of;
 use super::rewrite::rewrite_all;
-use super::{PassCx, PassError};
+use super::{Broken, PassCx};
 use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId};
 use std::collections::{BTreeSet, HashMap};
 
@@ -114,7 +114,7 @@ pub struct Count {
 }
 
 /// Runs the pass.
-pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
+pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     let quantisation = cx.quantisation.clone();
     if !quantisation.is_any() {
         return Ok(false);
@@ -139,13 +139,13 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
             count.made += usize::from(!was_coded && becomes_coded);
             let Some(dtype) = wanted.filter(|d| *d != param.ty.dtype) else { continue };
             if param.ty.dtype.is_quantised() {
-                cx.notes.push(format!("quantise: {}: is {} already", param.name, param.ty.dtype));
+                cx.note(&param.name, format_args!("is {} already", param.ty.dtype));
                 continue;
             }
             if made.contains_key(&p) {
                 continue;
             }
-            cx.notes.push(format!("quantise: {}: {dtype}", param.name));
+            cx.note(&param.name, dtype);
             let of_model = layer_of(&node.origin).is_some() || is_head;
             let by_text = quantisation.choice != Choice::Nearest && of_model && dtype.is_quantised();
             let new = if by_text { coded(param, dtype) } else { converted(param, dtype) };
@@ -154,7 +154,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, PassError> {
         }
     }
     cx.products = Some(products);
-    let replaced = rewrite_all(module, "quantise", |rw, f, id| {
+    let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
         let table = |id: ValueId| match (&f.node(id).op, &f.node(f.node(id).inputs[0]).op) {
             (Op::Embedding, Op::Param(p)) if quantisation.choice != Choice::Sought => made.get(p).copied(),

@@ -3,7 +3,7 @@
 //! In: a function and a rule. Out: the function with every node either copied (operands mapped) or replaced by what the rule built.
 //! Types of new nodes are inferred and checked; nodes without users stay until `dce`.
 
-use super::PassError;
+use super::Broken;
 use rcompile_graph::infer;
 use rcompile_graph::{Binary, FuncId, Function, Module, Node, Op, Type, ValueId};
 
@@ -11,7 +11,6 @@ use rcompile_graph::{Binary, FuncId, Function, Module, Node, Op, Type, ValueId};
 pub struct Rewriter<'m> {
     /// The module without the function's body.
     pub module: &'m mut Module,
-    pass: &'static str,
     nodes: Vec<Node>,
     map: Vec<ValueId>,
     origin: String,
@@ -27,10 +26,9 @@ impl Rewriter<'_> {
         &self.nodes[id.index()]
     }
     /// Adds a checked node with the origin of the node that is being rewritten.
-    pub fn add(&mut self, op: Op, inputs: &[ValueId], declared: Option<Type>) -> Result<ValueId, PassError> {
+    pub fn add(&mut self, op: Op, inputs: &[ValueId], declared: Option<Type>) -> Result<ValueId, Broken> {
         let types: Vec<&Type> = inputs.iter().map(|i| &self.nodes[i.index()].ty).collect();
-        let ty = infer(self.module, &op, &types, declared.as_ref())
-            .map_err(|e| PassError { pass: self.pass, what: format!("{}: {e}", self.origin) })?;
+        let ty = infer(self.module, &op, &types, declared.as_ref()).map_err(|e| Broken(format!("{}: {e}", self.origin)))?;
         self.nodes.push(Node { op, inputs: inputs.to_vec(), ty, origin: self.origin.clone() });
         Ok(ValueId(self.nodes.len() as u32 - 1))
     }
@@ -41,17 +39,11 @@ impl Rewriter<'_> {
 pub fn rewrite(
     module: &mut Module,
     func: FuncId,
-    pass: &'static str,
-    mut rule: impl FnMut(&mut Rewriter<'_>, &Function, ValueId) -> Result<Option<ValueId>, PassError>,
-) -> Result<usize, PassError> {
+    mut rule: impl FnMut(&mut Rewriter<'_>, &Function, ValueId) -> Result<Option<ValueId>, Broken>,
+) -> Result<usize, Broken> {
     let old = std::mem::take(&mut module.functions[func.index()]);
-    let mut rw = Rewriter {
-        module,
-        pass,
-        nodes: Vec::with_capacity(old.nodes.len()),
-        map: Vec::with_capacity(old.nodes.len()),
-        origin: String::new(),
-    };
+    let mut rw =
+        Rewriter { module, nodes: Vec::with_capacity(old.nodes.len()), map: Vec::with_capacity(old.nodes.len()), origin: String::new() };
     let mut replaced = 0;
     for id in old.ids() {
         let node = old.node(id);
@@ -79,12 +71,11 @@ pub fn rewrite(
 /// `rewrite` on every function.
 pub fn rewrite_all(
     module: &mut Module,
-    pass: &'static str,
-    mut rule: impl FnMut(&mut Rewriter<'_>, &Function, ValueId) -> Result<Option<ValueId>, PassError>,
-) -> Result<usize, PassError> {
+    mut rule: impl FnMut(&mut Rewriter<'_>, &Function, ValueId) -> Result<Option<ValueId>, Broken>,
+) -> Result<usize, Broken> {
     let mut replaced = 0;
     for func in 0..module.functions.len() {
-        replaced += rewrite(module, FuncId(func as u32), pass, &mut rule)?;
+        replaced += rewrite(module, FuncId(func as u32), &mut rule)?;
     }
     Ok(replaced)
 }
