@@ -9,7 +9,7 @@ use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Layout, Panels, 
 use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
 use rcompile_models::pooling::PoolingMode;
-use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, PoolingInfo, StateInfo, Task, TextInfo};
+use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, OutputKind, Pooling, PoolingInfo, StateInfo, Task, TextInfo};
 
 /// What an executable of a model for this task does.
 pub(crate) fn task_of(task: arch::Task) -> Task {
@@ -94,7 +94,7 @@ impl Contents<'_> {
                 name: first.program.entry.clone(),
                 buckets: plans.iter().map(bucket).collect(),
                 output_stride: first.output_stride.into(),
-                output: if task == Task::Embed { "pooled" } else { "logits" }.into(),
+                output: if task == Task::Embed { OutputKind::Pooled } else { OutputKind::Logits },
             }],
             state: StateInfo {
                 bytes: first.state.bytes,
@@ -118,12 +118,11 @@ impl Contents<'_> {
             },
             pooling: model.pooling.as_ref().map(|p| PoolingInfo {
                 mode: match p.mode {
-                    PoolingMode::Mean => "mean",
-                    PoolingMode::Cls => "cls",
-                    PoolingMode::Max => "max",
-                    PoolingMode::Last => "last",
-                }
-                .into(),
+                    PoolingMode::Mean => Pooling::Mean,
+                    PoolingMode::Cls => Pooling::Cls,
+                    PoolingMode::Max => Pooling::Max,
+                    PoolingMode::Last => Pooling::Last,
+                },
                 normalize: p.normalize,
             }),
             notes: self.calibration.iter().map(|c| c.note.clone()).chain(tiny.map(String::from)).collect(),

@@ -404,9 +404,43 @@ pub struct EntryInfo {
     pub buckets: Vec<BucketInfo>,
     /// f32 elements per output row (a row of logits, or one pooled vector, with padding).
     pub output_stride: u64,
-    /// What the output rows are: `logits` (one per logit row) or `pooled` (per run: mean, cls, max, last, then the same
-    /// four L2-normalised, each `output_stride` elements).
-    pub output: String,
+    /// What the output rows are.
+    pub output: OutputKind,
+}
+
+/// Rows of an entry's output, each `output_stride` elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OutputKind {
+    /// One per logit row.
+    Logits,
+    /// [`POOLED_VECTORS`] per run, see [`Pooling::vector`].
+    Pooled,
+}
+
+/// Pooled vectors per run that an encoder writes: each pooling, then the same L2-normalised.
+pub const POOLED_VECTORS: usize = 2 * 4;
+
+/// How the vectors of a text become one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "exe", derive(clap::ValueEnum))]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// Their mean.
+    Mean,
+    /// The first token's.
+    Cls,
+    /// The largest element of each column.
+    Max,
+    /// The last token's.
+    Last,
+}
+
+impl Pooling {
+    /// Which of a run's vectors it is.
+    pub fn vector(self, normalised: bool) -> usize {
+        self as usize + if normalised { POOLED_VECTORS / 2 } else { 0 }
+    }
 }
 
 /// One compiled bucket.
@@ -490,8 +524,8 @@ pub struct GenerationInfo {
 /// Pooling of an embedding model.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct PoolingInfo {
-    /// `mean`, `cls`, `max` or `last`.
-    pub mode: String,
+    /// Which.
+    pub mode: Pooling,
     /// L2-normalise by default.
     pub normalize: bool,
 }

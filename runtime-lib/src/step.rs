@@ -11,15 +11,15 @@ pub(crate) use growth::room_for;
 
 use std::ptr;
 
-use crate::abi::{BucketInfo, CpuKind, EntryInfo, Manifest, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn, Tile};
+use crate::abi::{
+    BucketInfo, CpuKind, EntryInfo, Manifest, OutputKind, POOLED_VECTORS, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn,
+    Tile,
+};
 use crate::cost::Load;
 use crate::cpu;
 use crate::profile::Profile;
 use crate::threads::Pool;
 use growth::Growth;
-
-/// Pooled vectors per run that an encoder writes: mean, cls, max, last, then the same four L2-normalised.
-pub const POOLED_VECTORS: usize = 8;
 
 /// Segments of an entry with pooled output: BERT has two. The manifest does not say how many rows the table of segments has;
 /// until it does, entries with logits have one segment, and [`Program::new`] asks for two of all others.
@@ -227,7 +227,7 @@ impl<'a> Program<'a> {
             probes,
             weights,
             output_stride: entry.output_stride as usize,
-            bidirectional: entry.output == "pooled",
+            bidirectional: entry.output == OutputKind::Pooled,
             vocab_size: manifest.vocab_size,
             hidden_size: manifest.hidden_size as usize,
             slots: manifest.slots,

@@ -156,8 +156,8 @@ fn manifest(task: Task, text: Option<TextInfo>) -> Manifest {
         barriers_per_layer: 1,
     };
     let (name, output, buckets) = match task {
-        Task::Embed => ("encode", "pooled", vec![bucket(8)]),
-        Task::Generate => ("step", "logits", vec![bucket(1), bucket(8)]),
+        Task::Embed => ("encode", OutputKind::Pooled, vec![bucket(8)]),
+        Task::Generate => ("step", OutputKind::Logits, vec![bucket(1), bucket(8)]),
     };
     Manifest {
         rcompile_version: "9.9.9".into(),
@@ -177,13 +177,13 @@ fn manifest(task: Task, text: Option<TextInfo>) -> Manifest {
         vocab_size: VOCAB,
         hidden_size: 3,
         parameters: 1,
-        entries: vec![EntryInfo { name: name.into(), buckets, output_stride: 16, output: output.into() }],
+        entries: vec![EntryInfo { name: name.into(), buckets, output_stride: 16, output }],
         state: StateInfo { bytes: 4096, bytes_per_token: 1, pages_per_slot: 1, persistent: true },
         weight_bytes: WEIGHTS as u64,
         inputs: vec![InputFile { name: "config.json".into(), bytes: 2, sha256: "00".into() }],
         text,
         generation: GenerationInfo { bos_token_id: Some(9), eos_token_ids: vec![10], ..GenerationInfo::default() },
-        pooling: Some(PoolingInfo { mode: "mean".into(), normalize: true }),
+        pooling: Some(PoolingInfo { mode: Pooling::Mean, normalize: true }),
         notes: Vec::new(),
     }
 }

@@ -9,6 +9,7 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, Args, Command, ValueEnum};
 
 use super::error::Failure;
+use crate::abi::Pooling;
 
 /// How the variables of flags begin.
 pub const VARIABLE: &str = "RCOMPILE_ARG_";
@@ -163,15 +164,6 @@ pub struct PerplexityArgs {
     /// No progress on stderr
     #[arg(long)]
     pub quiet: bool,
-}
-
-/// Pooling of an embedding.
-#[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
-pub enum Pooling {
-    Mean,
-    Cls,
-    Max,
-    Last,
 }
 
 /// `embed`

@@ -4,35 +4,20 @@ use std::io::{self, IsTerminal};
 
 use clap::ArgMatches;
 
-use super::args::{EmbedArgs, Pooling, only_one, token_list};
+use super::args::{EmbedArgs, only_one, token_list};
 use super::error::{Failure, warn, warn_unless_finite};
 use super::progress::Progress;
 use super::{Cx, print, read_text, within_memory};
+use crate::abi::Pooling;
 use crate::encode::Encoder;
 use crate::text::Text;
 
 /// Texts whose vectors are kept until all of them are printed: so many that threads seldom wait for each other's last one.
 const TEXTS_AT_ONCE: usize = 1024;
 
-/// Pooled vectors come in this order, then again normalised.
-fn vector_of(pooling: Pooling, normalize: bool) -> usize {
-    let place = match pooling {
-        Pooling::Mean => 0,
-        Pooling::Cls => 1,
-        Pooling::Max => 2,
-        Pooling::Last => 3,
-    };
-    place + if normalize { 4 } else { 0 }
-}
-
 pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let defaults = cx.manifest().pooling.as_ref();
-    let pooling = args.pooling.unwrap_or_else(|| match defaults.map(|p| p.mode.as_str()) {
-        Some("cls") => Pooling::Cls,
-        Some("max") => Pooling::Max,
-        Some("last") => Pooling::Last,
-        _ => Pooling::Mean,
-    });
+    let pooling = args.pooling.unwrap_or(defaults.map_or(Pooling::Mean, |p| p.mode));
     let normalize = args.normalize.unwrap_or(defaults.is_some_and(|p| p.normalize));
     let texts = match only_one(flags, &["prompt", "file", "tokens"])? {
         Some("tokens") => vec![token_list(args.tokens.as_deref().unwrap_or(""))?],
@@ -48,7 +33,7 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
     let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
     // Texts that do not fit are told of before the first vector is printed.
     encoder.check_lengths(&texts.iter().map(Vec::len).collect::<Vec<_>>())?;
-    let vector = vector_of(pooling, normalize);
+    let vector = pooling.vector(normalize);
     // On a terminal it would write over an object that is printed in several parts.
     let in_parts = args.json && texts.len() > TEXTS_AT_ONCE && io::stdout().is_terminal();
     let progress = Progress::new("texts", texts.len(), args.quiet || in_parts);
@@ -129,10 +114,10 @@ mod tests {
 
     #[test]
     fn vectors_lie_where_the_entry_writes_them() {
-        assert_eq!(vector_of(Pooling::Mean, false), 0);
-        assert_eq!(vector_of(Pooling::Last, false), 3);
-        assert_eq!(vector_of(Pooling::Mean, true), 4);
-        assert_eq!(vector_of(Pooling::Max, true), 6);
+        assert_eq!(Pooling::Mean.vector(false), 0);
+        assert_eq!(Pooling::Last.vector(false), 3);
+        assert_eq!(Pooling::Mean.vector(true), 4);
+        assert_eq!(Pooling::Max.vector(true), 6);
     }
 
     #[test]

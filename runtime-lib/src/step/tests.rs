@@ -146,8 +146,8 @@ pub(crate) fn manifest(entries: Vec<EntryInfo>, slots: u32) -> Manifest {
     }
 }
 
-fn entry(name: &str, output: &str, buckets: Vec<BucketInfo>) -> EntryInfo {
-    EntryInfo { name: name.into(), buckets, output_stride: 16, output: output.into() }
+fn entry(name: &str, output: OutputKind, buckets: Vec<BucketInfo>) -> EntryInfo {
+    EntryInfo { name: name.into(), buckets, output_stride: 16, output }
 }
 
 const STEPS: [StepEntry; 3] = [
@@ -158,7 +158,7 @@ const STEPS: [StepEntry; 3] = [
 
 pub(crate) fn decoder_session(buckets: &[u32], slots: u32, threads: usize) -> Session<'static> {
     let buckets = buckets.iter().map(|&rows| bucket(rows, rows.min(16))).collect();
-    let manifest = manifest(vec![entry("step", "logits", buckets)], slots);
+    let manifest = manifest(vec![entry("step", OutputKind::Logits, buckets)], slots);
     // SAFETY: the fakes obey the ABI within these sizes.
     let program = unsafe { Program::new(&manifest, 0, &STEPS, &[]) }.unwrap();
     Session::new(program, Pool::new(threads, 2, None).unwrap()).unwrap()
@@ -170,7 +170,7 @@ pub(crate) fn encoder(slots: u32, threads: usize, state_bytes: u64) -> Encoder<'
 
 pub(crate) fn encoder_of(buckets: Vec<BucketInfo>, slots: u32, threads: usize, state_bytes: u64) -> Encoder<'static> {
     let steps: Vec<_> = buckets.iter().map(|b| StepEntry { bucket: b.rows, entry: 0, run: Some(encoder_step) }).collect();
-    let mut manifest = manifest(vec![entry("encode", "pooled", buckets)], slots);
+    let mut manifest = manifest(vec![entry("encode", OutputKind::Pooled, buckets)], slots);
     manifest.state.bytes = state_bytes;
     // SAFETY: the fakes obey the ABI within these sizes.
     let program = unsafe { Program::new(&manifest, 0, &steps, &[]) }.unwrap();
@@ -530,7 +530,7 @@ fn a_probe_reads_no_more_than_there_is() {
     let probes = [Probe::Read1, Probe::Read4, Probe::F32].map(|probe| (probe as u32, PROBE_ENTRY, nothing as StepFn));
     let steps =
         [(1, 0, decoder_1 as StepFn)].into_iter().chain(probes).map(|(bucket, entry, run)| StepEntry { bucket, entry, run: Some(run) });
-    let manifest = manifest(vec![entry("step", "logits", vec![bucket(1, 1)])], 1);
+    let manifest = manifest(vec![entry("step", OutputKind::Logits, vec![bucket(1, 1)])], 1);
     let weights = vec![0; 2 * PROBE_READ_BYTES as usize];
     // SAFETY: the fakes obey the ABI within these sizes.
     let program = unsafe { Program::new(&manifest, 0, &steps.collect::<Vec<_>>(), &weights) }.unwrap();
@@ -544,7 +544,7 @@ fn a_probe_reads_no_more_than_there_is() {
 
 #[test]
 fn a_table_without_the_function_is_refused() {
-    let manifest = manifest(vec![entry("step", "logits", vec![bucket(32, 32)])], 1);
+    let manifest = manifest(vec![entry("step", OutputKind::Logits, vec![bucket(32, 32)])], 1);
     // SAFETY: nothing runs.
     let error = unsafe { Program::new(&manifest, 0, &STEPS, &[]) }.err().unwrap();
     assert!(error.to_string().contains("bucket 32"), "{error}");
@@ -554,7 +554,7 @@ fn a_table_without_the_function_is_refused() {
 fn a_manifest_that_does_not_fit_is_refused() {
     let steps = [0, 1, 8].map(|bucket| StepEntry { bucket, entry: 0, run: Some(decoder_1) });
     let error = |buckets: Vec<BucketInfo>, weight_bytes: u64| {
-        let mut manifest = manifest(vec![entry("step", "logits", buckets)], 1);
+        let mut manifest = manifest(vec![entry("step", OutputKind::Logits, buckets)], 1);
         manifest.weight_bytes = weight_bytes;
         // SAFETY: nothing runs.
         let program = unsafe { Program::new(&manifest, 0, &steps, &[]) };
