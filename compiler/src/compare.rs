@@ -16,6 +16,7 @@ use crate::input::{missing, refused};
 use crate::link::guard::{self, Running};
 use crate::link::payload;
 use crate::options::Compare;
+use crate::pipeline::STACK_BYTES;
 use crate::report::{self, Progress};
 use rcompile_models::error::escape;
 use rcompile_runtime::abi::{Manifest, Task};
@@ -102,6 +103,10 @@ pub fn run(options: &Compare) -> Result<(), Error> {
 /// Runs both executables.
 pub fn compare(options: &Compare) -> Result<Comparison, Error> {
     let mut progress = Progress::new(options.quiet);
+    if options.text == Path::new("-") {
+        let what = "-f -: both executables read the text, expected a file".into();
+        return Err(Error::Usage { what, help: Some("for a file of this name: -f ./-".into()) });
+    }
     let text = regular_file(&options.text, "input")?;
     let exes = [Executable::open(&options.a)?, Executable::open(&options.b)?];
     for (name, exe) in ["A", "B"].into_iter().zip(&exes) {
@@ -223,7 +228,7 @@ impl Executable {
             _ => failed(format!("cannot be started: {e}")),
         })?;
         let stderr = running.take_stderr();
-        let messages = std::thread::Builder::new().spawn(move || {
+        let messages = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
             let mut text = Vec::new();
             if let Some(mut stderr) = stderr {
                 // What does not fit, or cannot be read, is no reason to fail: it is only messages.

@@ -34,7 +34,11 @@ pub fn run(options: &Inspect) -> Result<(), Error> {
                 Err(rcompile_models::Error::new(Kind::Malformed, path, "file", "is a truncated executable", expected, found).into())
             }
             Some(identity) => executable(options, &identity),
-            None => Err(not_ours(options, Kind::Malformed, "is neither a model directory nor an executable of rcompile")),
+            None => Err(not_ours(
+                options,
+                Kind::Malformed,
+                "is neither a model directory nor an executable of rcompile, or one that was cut short",
+            )),
         };
     }
     if options.scaling { directory_scaling(options) } else { directory(options) }

@@ -59,7 +59,7 @@ impl Contents<'_> {
             tokenizer: blobs.add(compact),
             chat_template: model.chat_template.as_ref().map(|source| blobs.add(source.as_bytes())),
             special_tokens: t.facts.special_tokens.clone(),
-            max_length: model.text_limit().map(|n| n.min(settings.ctx_size as usize) as u32),
+            max_length: model.text_limit().and_then(|n| u32::try_from(n).ok()),
         });
         let tiny = plans.iter().any(|p| multiplies_in_bf16_tiles(&p.program)).then_some(TINY_IN_TILES);
         let input = |i: &InputFile| rcompile_runtime::abi::InputFile { name: i.name.clone(), bytes: i.bytes, sha256: i.sha256.clone() };

@@ -309,7 +309,9 @@ impl Quantize {
         let usage = |what: &str, help: &str| Err(Error::Usage { what: what.into(), help: Some(help.into()) });
         let is_four = |dtype: Option<DType>| matches!(dtype, Some(DType::Q4(_)));
         if self.group_size.is_some() && !is_four(plan.body) && !is_four(plan.head) {
-            return usage("--group-size without int4 weights, expected --quantize int4, found none", "int8 has one scale per output");
+            let found = if plan.is_any() { "int8 alone" } else { "none" };
+            let what = format!("--group-size without int4 weights, expected --quantize int4, found {found}");
+            return usage(&what, "int8 has one scale per output");
         }
         if !self.keep.is_empty() && !plan.is_any() {
             return usage("--keep without quantised weights, expected --quantize, found none", "without it all weights are kept");

@@ -76,6 +76,9 @@ pub const PASSES: &[Pass] = &[
     Pass::new("outline-layers", outline_layers::run, 1).of_steps(),             // last: all others see plain layers
 ];
 
+/// Bytes of the stack of a thread that compiles, whatever `RUST_MIN_STACK` says.
+pub const STACK_BYTES: usize = 8 << 20;
+
 /// Runs a verb.
 pub fn dispatch(command: Command) -> Result<(), Error> {
     match command {
@@ -85,8 +88,10 @@ pub fn dispatch(command: Command) -> Result<(), Error> {
                 return report::print_json(&report);
             }
             report::print(&report.text)?;
-            if !options.quiet {
-                report::say(report.lines().trim_end());
+            match (options.quiet, options.timings) {
+                (false, _) => report::say(report.lines().trim_end()),
+                (true, true) => report::say(report.timings().trim_end()),
+                (true, false) => {}
             }
             Ok(())
         }
@@ -105,7 +110,7 @@ pub fn run(options: &Build) -> Result<Report, Error> {
     let last = last_stage(options, &passes)?;
     outputs::check(options)?;
     cache::check(&options.cache)?;
-    let mut pool = rayon::ThreadPoolBuilder::new();
+    let mut pool = rayon::ThreadPoolBuilder::new().stack_size(STACK_BYTES);
     if let Some(jobs) = options.jobs {
         pool = pool.num_threads(jobs as usize);
     }

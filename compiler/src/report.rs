@@ -174,8 +174,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Lines for people.
-    pub fn lines(&self) -> String {
+    /// How long stages took, and with `--timings` what the cache did and how long passes took.
+    pub fn timings(&self) -> String {
         let mut out = String::new();
         let width = self.stages.iter().map(|t| t.name.len()).max().unwrap_or(0).max(6);
         for stage in &self.stages {
@@ -194,6 +194,11 @@ impl Report {
             let width = self.passes.iter().map(|t| t.name.len()).max().unwrap_or(0);
             self.passes.iter().for_each(|t| _ = writeln!(out, "  {:<width$} {:>7.2} ms", t.name, t.ms));
         }
+        out
+    }
+    /// Lines for people.
+    pub fn lines(&self) -> String {
+        let mut out = self.timings();
         if !self.buckets.is_empty() {
             let rows = self.buckets.iter().map(|b| b.rows.to_string()).collect::<Vec<_>>().join(",");
             let _ = writeln!(out, "{} for {} ({}), buckets {rows}", self.architecture, self.cpu, self.target);

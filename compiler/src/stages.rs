@@ -18,7 +18,7 @@ use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{self, Keep, Products, Quantisation};
 use crate::passes::{Pass, PassCx};
-use crate::pipeline::PASSES;
+use crate::pipeline::{PASSES, STACK_BYTES};
 use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::settings::Settings;
@@ -459,7 +459,7 @@ impl Background {
 
 impl<T: Send + 'static> Worker<T> {
     fn start(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<Worker<T>, Error> {
-        std::thread::Builder::new().spawn(work).map(Worker).map_err(Error::threads)
+        std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map(Worker).map_err(Error::threads)
     }
 
     /// What came out; a panic of the thread is ours.

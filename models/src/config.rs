@@ -1,7 +1,8 @@
 //! Typed, checked access to `config.json` and its like, and the parts that several architectures share.
 //!
 //! [`ConfigReader`] wraps one JSON object and names the field in every error.
-//! `null` counts as absent, as it does in the reference library.
+//! `null` counts as absent, as it does in the reference library, but for the few keys that it takes for false then
+//! ([`ConfigReader::bool_where_null_is_false`]).
 //!
 //! `config.json` comes in two forms, both common: transformers 4 (`rope_theta`, `rope_scaling`, `torch_dtype`) and
 //! transformers 5 (`rope_parameters`, `dtype`, `layer_types`). [`rope()`], [`check_dtype`] and [`layer_types`] read either.
@@ -153,6 +154,11 @@ impl<'a> ConfigReader<'a> {
             Some(Value::Bool(b)) => Ok(*b),
             Some(other) => Err(self.wrong_type(key, "true or false", other)),
         }
+    }
+
+    /// A switch that the reference has on where it is absent, and off where it is `null`.
+    pub fn bool_where_null_is_false(&self, key: &str) -> Result<bool, Error> {
+        self.bool_or(key, !self.has(key))
     }
 
     /// Text, or `None` where absent.
@@ -344,6 +350,8 @@ pub fn rope(config: &ConfigReader<'_>, max_positions: usize) -> Result<RopeConfi
     let outer_partial = config.f64_or("partial_rotary_factor", 1.0)?;
     let original = config.usize_opt("original_max_position_embeddings", 1..=SIZE_MAX)?;
     let (old, new) = (config.section("rope_scaling")?, config.section("rope_parameters")?);
+    // An empty one is none to the reference, where there is another.
+    let old = old.filter(|old| new.is_none() || !old.map.is_empty());
     if let (Some(old), Some(new)) = (&old, &new)
         && old.map != new.map
     {
@@ -475,7 +483,7 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
                 mscale: s.f64_opt("mscale")?,
                 mscale_all_dim: s.f64_opt("mscale_all_dim")?,
                 original_max_position_embeddings: original,
-                truncate: s.bool_or("truncate", true)?,
+                truncate: s.bool_where_null_is_false("truncate")?,
             }
         }
         other => return Err(s.unsupported(type_key, other, "one of default, linear, dynamic, llama3, yarn")),
@@ -533,6 +541,13 @@ mod tests {
         for config in [v4, v5] {
             assert_eq!(with(config, |c| rope(c, 64)).unwrap(), expected);
         }
+        for (truncate, wanted) in [(json!(true), true), (json!(false), false), (json!(null), false)] {
+            let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": 2, "truncate": truncate}});
+            let RopeKind::Yarn { truncate, .. } = with(yarn, |c| rope(c, 64)).unwrap().kind else { panic!() };
+            assert_eq!(truncate, wanted);
+        }
+        let both = json!({"rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 2}});
+        assert_eq!(with(both, |c| rope(c, 64)).unwrap().kind, RopeKind::Linear { factor: 2.0 });
         let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 16}});
         assert!(matches!(with(yarn, |c| rope(c, 64)).unwrap().kind, RopeKind::Yarn { factor: 4.0, .. }));
     }

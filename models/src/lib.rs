@@ -254,11 +254,12 @@ fn refuse_unsupported(config: &ConfigReader<'_>) -> Result<(), Error> {
 
 /// The reference gives a decoder whose config says so the attention of an encoder; an encoder has it anyway.
 fn check_causal(config: &ConfigReader<'_>, facts: &Facts) -> Result<(), Error> {
-    if !facts.causal || config.bool_or("is_causal", true)? {
+    if !facts.causal || config.bool_where_null_is_false("is_causal")? {
         return Ok(());
     }
     let what = "lets attention look at later tokens, which is not supported";
-    Err(Error::new(Kind::Unsupported, CONFIG, "is_causal", what, "true", "false"))
+    let found = if config.value("is_causal").is_some() { "false" } else { "null, which is false" };
+    Err(Error::new(Kind::Unsupported, CONFIG, "is_causal", what, "true", found))
 }
 
 /// Kernels of attention are written out for all elements of a head.

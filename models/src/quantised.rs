@@ -129,16 +129,22 @@ pub fn read_scheme(config: &ConfigReader<'_>) -> Result<Option<Scheme>, Error> {
         None | Some("int32") => {}
         Some(other) => return refused("pack_dtype", other, "int32"),
     }
-    let key = ["checkpoint_format", "format", "version"].into_iter().find(|key| c.value(key).is_some());
-    let format = key.map_or(Ok(None), |key| c.str_opt(key))?.map(str::to_lowercase);
-    let place = key.unwrap_or("checkpoint_format");
     if awq {
-        if let Some(other) = format.as_deref().filter(|f| *f != "gemm") {
-            return refused(place, other, "gemm");
+        // Each library has a name of its own for it.
+        for key in ["checkpoint_format", "format", "version"] {
+            if let Some(other) = c.str_opt(key)?.filter(|format| !format.eq_ignore_ascii_case("gemm")) {
+                return refused(key, other, "gemm");
+            }
+        }
+        if let Some(other) = c.str_opt("backend")?.filter(|backend| backend.eq_ignore_ascii_case("llm-awq")) {
+            return refused("backend", other, "autoawq");
         }
         let symmetric = !c.bool_or("zero_point", true)?;
         return Ok(Some(Scheme { method: Method::Awq, bits: 4, group_size, symmetric, desc_act: false }));
     }
+    let key = ["checkpoint_format", "format", "version"].into_iter().find(|key| c.value(key).is_some());
+    let format = key.map_or(Ok(None), |key| c.str_opt(key))?.map(str::to_lowercase);
+    let place = key.unwrap_or("checkpoint_format");
     c.refuse_if_true("is_marlin_format").map_err(|e| e.help(ORIGINAL))?;
     let zeros_minus_one = match format.as_deref() {
         None | Some("gptq") => true,

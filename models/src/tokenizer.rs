@@ -9,16 +9,17 @@
 
 mod charsmap;
 mod components;
+mod oniguruma;
 mod patterns;
 mod vocabulary;
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Map, Value, json};
 
 use self::components::{check_lengths, check_stages};
-use self::patterns::probe_texts;
+use self::patterns::{computed, probe_texts};
 use self::vocabulary::Vocabulary;
 use crate::dir::ModelDir;
 use crate::error::{Error, Kind, Warning, cut};
@@ -66,7 +67,7 @@ pub struct TokenizerFacts {
 /// Reads and checks the tokenizer; `rows` is the number of token embeddings. `None` where the directory has none.
 pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<Option<Tokenizer>, Error> {
     let Some(json) = dir.read_if_present(FILE, FILE_BYTES_MAX)? else { return Ok(None) };
-    let root = json::parse_object(FILE, &json)?;
+    let mut root = json::parse_object(FILE, &json)?;
     let Checked { vocabulary, budget } = check_root(&root)?;
     if vocabulary.size > rows {
         let (expected, found) = (format!("at most {rows} ids, one per row of the token embedding"), vocabulary.size);
@@ -76,6 +77,8 @@ pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<
     let (model, size) = (vocabulary.model.to_string(), vocabulary.size);
     let lowercases = root.get("normalizer").is_some_and(lowers_case);
     drop(vocabulary);
+    let json =
+        if oniguruma::translate_all(&mut root) { serde_json::to_vec(&root).map_err(|e| crate_refuses(&e.to_string()))? } else { json };
     // Two parsed copies at once would double the memory.
     drop(root);
     let mut facts = TokenizerFacts { model, size, lowercases, ..TokenizerFacts::default() };
@@ -85,6 +88,12 @@ pub fn read(dir: &ModelDir, rows: usize, warnings: &mut Vec<Warning>) -> Result<
         if tokenizer.token_to_id(text) != Some(*id) {
             let found = tokenizer.token_to_id(text).map_or("none".to_string(), |id| id.to_string());
             return Err(Error::new(Kind::Disagree, FILE, text, "gets another id than stated", id, found));
+        }
+    }
+    for (name, text) in &facts.special_tokens {
+        if tokenizer.token_to_id(text).is_some() && added.iter().all(|(added, _)| added != text) {
+            let what = format!("`{}` is no added token of {FILE}: within a text it is taken apart", cut(text, 40));
+            warnings.push(Warning::new(CONFIG, name, what));
         }
     }
     let ids_of_empty_text = probe(&mut tokenizer, size, budget)?;
@@ -189,12 +198,12 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, budget: Budget) -> 
         let expected = format!("at most {} s", PROBE_TIME_MAX.as_secs());
         Error::new(Kind::Limit, FILE, "pre_tokenizer", format!("takes too long for {what}"), expected, "more")
     };
-    let start = Instant::now();
-    for (what, text) in probe_texts(budget.text_bytes) {
+    let start = computed();
+    for (what, text) in probe_texts(budget.text_bytes).chain(beside_each_other(tokenizer)) {
         match guard::catch(|| tokenizer.encode(text.as_str(), true).map(drop)) {
             Err(panic) => return Err(crate_panics(&format!("encoding {what}"), &panic)),
             // An unknown character can be an error of the tokenizer; at run time it is one too.
-            Ok(Ok(()) | Err(_)) if start.elapsed() <= budget.time => {}
+            Ok(Ok(()) | Err(_)) if computed() - start <= budget.time => {}
             Ok(_) => return Err(too_slow(what)),
         }
     }
@@ -203,12 +212,24 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, budget: Budget) -> 
         if let Err(panic) = guard::catch(|| tokenizer.decode(ids, false).map(drop)) {
             return Err(crate_panics("decoding", &panic));
         }
-        if start.elapsed() > budget.time {
+        if computed() - start > budget.time {
             return Err(too_slow("decoding"));
         }
     }
     let empty = guard::catch(|| tokenizer.encode("", true));
     Ok(empty.ok().and_then(Result::ok).map(|e| e.get_ids().to_vec()).unwrap_or_default())
+}
+
+/// Added tokens that take the space beside them: each before and behind each other. The crate fails where two take the same one.
+fn beside_each_other(tokenizer: &tokenizers::Tokenizer) -> impl Iterator<Item = (&'static str, String)> + use<> {
+    const MOST: usize = 64;
+    let all = tokenizer.get_added_tokens_decoder();
+    let mut greedy: Vec<String> = all.into_values().filter(|t| t.lstrip || t.rstrip).map(|t| t.content).collect();
+    greedy.sort_unstable();
+    greedy.truncate(MOST);
+    let pair = |a: &String, b: &String| ("added tokens beside each other", format!("{a}  a{b}  {a} {b}{a}\u{200d}{b}"));
+    let pairs: Vec<_> = greedy.iter().flat_map(|a| greedy.iter().map(move |b| pair(a, b))).collect();
+    pairs.into_iter()
 }
 
 fn crate_panics(doing: &str, panic: &str) -> Error {

@@ -6,6 +6,7 @@
 
 use crate::abi::WEIGHTS_ALIGN;
 use crate::step::{Area, StepError, room_for};
+use crate::threads::builder;
 use std::sync::Mutex;
 
 /// Bytes that a thread copies at a time: whole large pages, few enough that the mapping's pages do not add up.
@@ -34,7 +35,7 @@ pub(crate) unsafe fn copied(weights: &'static [u8], threads: usize) -> Result<&'
     };
     std::thread::scope(|scope| {
         // Where no thread can be made, those that are there copy it all.
-        (1..threads).for_each(|_| _ = std::thread::Builder::new().spawn_scoped(scope, work));
+        (1..threads).for_each(|_| _ = builder("copy").spawn_scoped(scope, work));
         work();
     });
     Ok(copy)

@@ -8,6 +8,7 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -264,8 +265,13 @@ pub(crate) fn map_file(path: &Path, len: u64) -> Result<&'static [u8], PayloadEr
         io::ErrorKind::OutOfMemory => PayloadError::Memory { name: name.clone(), bytes: len },
         _ => PayloadError::Unreadable { name: name.clone(), error },
     };
-    let file = File::open(path).map_err(failed)?;
-    let found = file.metadata().map_err(failed)?.len();
+    // A pipe does not wait for somebody who writes.
+    let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+    let meta = file.metadata().map_err(failed)?;
+    if !meta.is_file() {
+        return Err(PayloadError::Missing { name, what: "not a regular file".into() });
+    }
+    let found = meta.len();
     if found < len {
         return Err(PayloadError::Truncated { name, expected: len, found });
     }

@@ -187,6 +187,14 @@ pub struct Pool {
     workers: Vec<JoinHandle<()>>,
 }
 
+/// Bytes of a thread's stack: kernels keep scratch of a few hundred KB there.
+const STACK_BYTES: usize = 2 << 20;
+
+/// A thread whose stack no variable (`RUST_MIN_STACK`) makes smaller than its work needs.
+pub(crate) fn builder(name: &str) -> std::thread::Builder {
+    std::thread::Builder::new().name(name.into()).stack_size(STACK_BYTES)
+}
+
 impl Pool {
     /// A pool of `threads` threads, the caller's included, on `available` CPUs.
     ///
@@ -208,7 +216,7 @@ impl Pool {
         for thread in 1..threads {
             let shared = Arc::clone(&pool.shared);
             let cpu = pin.and_then(|cpus| cpus.iter().cycle().nth(thread)).copied();
-            let worker = std::thread::Builder::new().name(format!("step-{thread}")).spawn(move || {
+            let worker = builder(&format!("step-{thread}")).spawn(move || {
                 if let Some(cpu) = cpu {
                     // Without the right to pin, the thread runs unpinned.
                     let _ = pin_to(cpu);

@@ -95,7 +95,8 @@ impl Cache {
     pub fn open(options: &CacheOptions) -> Result<(Cache, Option<String>), Error> {
         let mut cache = Cache { with_weights: options.cache_weights, ..Cache::none() };
         let Some(dir) = directory(options) else {
-            return Ok((cache, options.cache_weights.then(|| format!("warning[W-cache]: --cache-weights keeps nothing: {NO_DIRECTORY}"))));
+            let warning = || format!("warning[W-cache]: nothing is kept for later builds: {NO_DIRECTORY}");
+            return Ok((cache, (!options.no_cache || options.cache_weights).then(warning)));
         };
         cache.limit = limit()?;
         match Store::open(&dir) {

@@ -6,6 +6,7 @@
 //! living build holds a lock on its directory, a dead one does not, and a text that took an hour to write is of a dead one.
 
 use crate::error::Error;
+use crate::pipeline::STACK_BYTES;
 use crate::report;
 use rcompile_models::error::escape;
 use rustix::fs::FlockOperation;
@@ -62,6 +63,7 @@ pub fn handle_signals() -> Result<(), Error> {
     let handled = ENDING.into_iter().filter(|s| !is_ignored(*s));
     let mut signals = signal_hook::iterator::Signals::new(handled).map_err(failed)?;
     std::thread::Builder::new()
+        .stack_size(STACK_BYTES)
         .name("signals".into())
         .spawn(move || {
             if let Some(signal) = signals.forever().next() {

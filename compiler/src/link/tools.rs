@@ -193,7 +193,13 @@ impl Tools {
                 failed(format!("{doing} failed: {e}"), missing.then(|| install_cc(&self.triple)))
             }
             Ok(Finished { status: None, .. }) => failed(format!("{doing} took longer than {} s", TIMEOUT.as_secs()), None),
-            Ok(Finished { status: Some(status), .. }) if status.success() => Ok(()),
+            Ok(Finished { status: Some(status), .. }) if status.success() => {
+                let output = args.iter().skip_while(|arg| *arg != "-o").nth(1);
+                match output.is_none_or(|path| dir.join(path).is_file()) {
+                    true => Ok(()),
+                    false => failed(format!("{doing} failed: it ended well and wrote nothing"), Some(install_cc(&self.triple))),
+                }
+            }
             Ok(Finished { status: Some(status), text }) => {
                 let help = match lack(&text, status.signal()) {
                     _ if is_full(dir) => Some(no_space(dir)),

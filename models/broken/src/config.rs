@@ -117,6 +117,7 @@ pub const CONFIG: &[Case] = &[
     }),
     ("encoder_decoder", 6, &["is_encoder_decoder"], |t| t.config("is_encoder_decoder", json!(true))),
     ("not_causal", 6, &["is_causal", "later tokens", "found false"], |t| t.config("is_causal", json!(false))),
+    ("not_causal_by_null", 6, &["is_causal", "later tokens", "found null"], |t| t.config("is_causal", json!(null))),
     ("not_causal_gpt2", 6, &["is_causal", "later tokens"], |t| {
         gpt2(t, |_| {});
         t.config("is_causal", json!(false));

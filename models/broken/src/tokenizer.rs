@@ -119,6 +119,26 @@ pub const TOKENIZER: &[Case] = &[
         let inner = json!({"type": "Sequence", "pretokenizers": vec![json!({"type": "WhitespaceSplit"}); 30]});
         tok(t, |v| v["pre_tokenizer"] = json!({"type": "Sequence", "pretokenizers": [inner, inner, inner]}));
     }),
+    ("tok_pattern_of_other_engines", 6, &["pre_tokenizer", "\\p without braces"], |t| pattern(t, r"\pL+")),
+    ("tok_named_class", 6, &["pre_tokenizer", "[[:cntrl:]]"], |t| pattern(t, "[[:cntrl:]]")),
+    ("tok_spaces_taken_twice", 4, &["tokenizers crate fail", "beside each other"], |t| {
+        tok(t, |v| {
+            let mut new = v["added_tokens"][0].clone();
+            new["rstrip"] = json!(true);
+            v["added_tokens"][0] = new.clone();
+            let next = v["model"]["vocab"].as_object().unwrap().len();
+            (new["content"], new["id"], new["rstrip"], new["lstrip"]) = (json!(" "), json!(next), json!(false), json!(true));
+            v["added_tokens"].as_array_mut().unwrap().push(new);
+        });
+    }),
+    ("tok_long_words", 7, &["max_input_chars_per_word", "at most 1000"], |t| {
+        tok(t, |v| {
+            let vocab = v["model"]["vocab"].clone();
+            let unknown = vocab.as_object().unwrap().keys().next().unwrap().clone();
+            v["model"] = json!({"type": "WordPiece", "vocab": vocab, "unk_token": unknown, "continuing_subword_prefix": "##",
+                "max_input_chars_per_word": 100_000});
+        });
+    }),
     ("tok_missing_field", 4, &["tokenizers crate"], |t| tok(t, |v| v["pre_tokenizer"]["behavior"] = Value::Null)),
     ("tok_special_wrong_type", 4, &["tokenizer_config.json", "bos_token"], |t| {
         t.json("tokenizer_config.json", &json!({"bos_token": 1}));

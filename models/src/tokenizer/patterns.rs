@@ -1,12 +1,12 @@
 //! Regular expressions, and the texts that they, and whole tokenizers, are tried with.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use fancy_regex::Expr;
 use serde_json::Value;
 
-use super::{FILE, PROBE_TIME_MAX, malformed};
+use super::{FILE, PROBE_TIME_MAX, malformed, oniguruma};
 use crate::error::{Error, Kind, cut};
 use crate::guard;
 use crate::json;
@@ -33,9 +33,9 @@ impl Patterns {
         if regex.as_str().is_some_and(|regex| !self.tried.insert(regex.to_string())) {
             return Ok(());
         }
-        let start = Instant::now();
+        let start = computed();
         let checked = check_regex(place, regex, self.time_left);
-        self.time_left = self.time_left.saturating_sub(start.elapsed());
+        self.time_left = self.time_left.saturating_sub(computed() - start);
         checked
     }
 }
@@ -51,7 +51,7 @@ pub(super) fn can_be_empty(pattern: Option<&Value>) -> bool {
 }
 
 fn check_regex(place: &str, regex: &Value, time_max: Duration) -> Result<(), Error> {
-    let start = Instant::now();
+    let start = computed();
     let Some(regex) = regex.as_str() else {
         return Err(malformed(place, "has the wrong type", "a regular expression", json::show(regex)));
     };
@@ -60,8 +60,12 @@ fn check_regex(place: &str, regex: &Value, time_max: Duration) -> Result<(), Err
         let expected = format!("at most {PATTERN_BYTES_MAX} bytes");
         return Err(Error::new(Kind::Limit, FILE, place, "is too long", expected, format!("{} bytes", regex.len())));
     }
+    let translated = oniguruma::translate(regex).map_err(|construct| {
+        let expected = format!("a pattern without {construct}");
+        Error::new(Kind::Unsupported, FILE, place, "is not supported", expected, shown.clone())
+    })?;
     let invalid = || malformed(place, "is no valid regular expression", "a pattern that compiles", shown.clone());
-    let Ok(Some(nests)) = guard::catch(|| Expr::parse_tree(regex).ok().map(|tree| nests_repetitions(&tree.expr))) else {
+    let Ok(Some(nests)) = guard::catch(|| Expr::parse_tree(&translated).ok().map(|tree| nests_repetitions(&tree.expr))) else {
         return Err(invalid());
     };
     if nests {
@@ -69,11 +73,14 @@ fn check_regex(place: &str, regex: &Value, time_max: Duration) -> Result<(), Err
         return Err(Error::new(Kind::Limit, FILE, place, what, "no repetition of a repetition", shown));
     }
     // The engine of executables, too, which refuse a text where it gives up a search.
-    let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(regex).ok()) else { return Err(invalid()) };
-    let in_time = || if start.elapsed() > time_max { Err("takes too long") } else { Ok(()) };
+    let Ok(Some(compiled)) = guard::catch(|| fancy_regex::Regex::new(&translated).ok()) else { return Err(invalid()) };
+    let in_time = || if computed() - start > time_max { Err("takes too long") } else { Ok(()) };
     for (what, text) in probe_texts(usize::MAX) {
         let searched = guard::catch(|| {
-            compiled.find_iter(&text).try_for_each(|found| found.map_or(Err("takes too many steps"), |_| in_time()))?;
+            // To look at the time takes as long as to find a word.
+            let now_and_then = |count: usize| if count.is_multiple_of(16) { in_time() } else { Ok(()) };
+            let mut found = compiled.find_iter(&text).enumerate();
+            found.try_for_each(|(count, found)| found.map_or(Err("takes too many steps"), |_| now_and_then(count)))?;
             in_time()
         });
         if let Err(why) = searched.unwrap_or(Err("panics")) {
@@ -82,6 +89,12 @@ fn check_regex(place: &str, regex: &Value, time_max: Duration) -> Result<(), Err
         }
     }
     Ok(())
+}
+
+/// How long this thread has computed: what is refused does not depend on what else runs.
+pub(super) fn computed() -> Duration {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec.unsigned_abs(), u32::try_from(time.tv_nsec).unwrap_or_default())
 }
 
 /// What tends to break tokenizers, in growing lengths up to `length_max` bytes, so that even exponential time is noticed before it matters.

@@ -8,6 +8,9 @@ use super::{FILE, malformed};
 use crate::error::{Error, Kind, cut};
 use crate::json;
 
+/// Longest word that a WordPiece model may take apart; known ones have 100.
+const WORD_CHARS_MAX: u64 = 1000;
+
 /// The tokens of a tokenizer by text and by id.
 pub(super) struct Vocabulary<'a> {
     pub(super) model: &'a str,
@@ -171,6 +174,11 @@ pub(super) fn check_model(model: &Map<String, Value>, vocabulary: &Vocabulary<'_
             let unknown = text_at("unk_token").unwrap_or("[UNK]");
             if !vocabulary.ids.contains_key(unknown) {
                 return Err(malformed("model.unk_token", "is not in the vocabulary", "a token", format!("`{unknown}`")));
+            }
+            // The search for the longest piece of a word takes its length to the power of three.
+            if let Some(most) = model.get("max_input_chars_per_word").and_then(Value::as_u64).filter(|most| *most > WORD_CHARS_MAX) {
+                let (place, expected) = ("model.max_input_chars_per_word", format!("at most {WORD_CHARS_MAX}"));
+                return Err(Error::new(Kind::Limit, FILE, place, "is too large", expected, most));
             }
         }
         _ => {}

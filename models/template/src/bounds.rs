@@ -3,6 +3,7 @@
 //!
 //! In: the arguments of filters and functions, values that are assigned in namespaces. Out: an error marked [`LimitReached`] where they would make too much.
 
+use crate::python;
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{Environment, ErrorKind, State, filters};
 use std::fmt;
@@ -44,8 +45,9 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
     let sized = [
         ("batch", Value::from_function(filters::batch), check_count as Check),
         ("format", Value::from_function(filters::format), check_format),
-        ("indent", Value::from_function(filters::indent), check_indent),
+        ("indent", Value::from_function(python::indent), check_indent),
         ("pprint", Value::from_function(filters::pprint), check_print),
+        ("replace", Value::from_function(python::replace), check_replace),
         ("slice", Value::from_function(filters::slice), check_count),
     ];
     env.add_filter(KEPT, |value: Value| check_kept(&value).map(|()| value));
@@ -83,11 +85,19 @@ fn check_count(args: &[Value]) -> Result<(), minijinja::Error> {
     check_size("a list", number(args, 1, "count").unwrap_or(0), RANGE_MAX as u64)
 }
 
-/// `indent`: as many spaces in front of each line.
+/// `replace`: a new part for each old one.
+fn check_replace(args: &[Value]) -> Result<(), minijinja::Error> {
+    let [text, old, new] = [0, 1, 2].map(|at| args.get(at).map(Value::to_string).unwrap_or_default());
+    let size = (text.matches(&old).count() as u64).saturating_mul(new.len() as u64);
+    check_size("a text with parts replaced", size.saturating_add(text.len() as u64), OUTPUT_BYTES_MAX as u64)
+}
+
+/// `indent`: as many spaces, or a text, in front of each line.
 fn check_indent(args: &[Value]) -> Result<(), minijinja::Error> {
     let text = args.first().and_then(Value::as_str).unwrap_or_default();
     let lines = 1 + text.matches('\n').count() as u64;
-    let spaces = number(args, 1, "width").unwrap_or(4).saturating_mul(lines);
+    let given = argument(args, 1, "width").and_then(|width| width.as_str().map(|text| text.len() as u64));
+    let spaces = given.or_else(|| number(args, 1, "width")).unwrap_or(4).saturating_mul(lines);
     check_size("an indented text", spaces.saturating_add(text.len() as u64), OUTPUT_BYTES_MAX as u64)
 }
 
@@ -155,11 +165,15 @@ fn check_widths<'s>(specs: impl Iterator<Item = &'s str>) -> Result<(), minijinj
     check_size("a format", sum, OUTPUT_BYTES_MAX as u64)
 }
 
+/// What a filter is given by place or by name.
+fn argument(args: &[Value], at: usize, name: &str) -> Option<Value> {
+    let by_place = args.get(at).filter(|arg| !arg.is_kwargs()).cloned();
+    by_place.or_else(|| args.last().filter(|arg| arg.is_kwargs()).and_then(|arg| arg.get_attr(name).ok()))
+}
+
 /// A number that a filter is given by place or by name.
 fn number(args: &[Value], at: usize, name: &str) -> Option<u64> {
-    let by_place = args.get(at).filter(|arg| !arg.is_kwargs()).cloned();
-    let by_name = || args.last().filter(|arg| arg.is_kwargs()).and_then(|arg| arg.get_attr(name).ok());
-    let value = by_place.or_else(by_name).filter(Value::is_number)?;
+    let value = argument(args, at, name).filter(Value::is_number)?;
     // What is no size is refused by the filter itself.
     f64::try_from(value).ok().map(|n| n as u64)
 }

@@ -1,12 +1,12 @@
-//! What Python and Jinja do otherwise than the engine, or in addition: the test `sequence`, the filters `int`, `float` and `wordcount`, and
-//! some methods of strings.
+//! What Python and Jinja do otherwise than the engine, or in addition: the tests `sequence` and `iterable`, some filters, and some methods
+//! of strings.
 //!
 //! In: values and arguments of a template. Out: what Jinja2 3.1 makes of them.
 
 use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, filters};
 
-/// Adds the test and the filters.
+/// Adds the tests and the filters.
 pub(crate) fn add(env: &mut Environment<'_>) {
     // What has a length and items, among it slices and ranges, which the engine calls iterable. (So it does what `items()` gives, which has
     // none.)
@@ -14,6 +14,17 @@ pub(crate) fn add(env: &mut Environment<'_>) {
         use ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
         matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined)
     });
+    // The engine also calls `none` so.
+    env.add_test("iterable", |value: &Value| {
+        use ValueKind::{Bytes, Iterable, Map, Plain, Seq, String, Undefined};
+        matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined) || value.kind() == Plain && value.try_iter().is_ok()
+    });
+    env.add_filter("default", default);
+    env.add_filter("d", default);
+    env.add_filter("length", length);
+    env.add_filter("count", length);
+    env.add_filter("e", escape);
+    env.add_filter("escape", escape);
     env.add_filter("int", int);
     env.add_filter("float", float);
     env.add_filter("wordcount", |text: &str| {
@@ -31,6 +42,8 @@ pub(crate) fn method(value: &Value, method: &str, args: &[Value]) -> Option<Resu
             (separator, most) => filters::split(value, separator.map(Into::into), most),
         })),
         "rsplit" => Some(split_arguments(args).map(|(separator, most)| rsplit(text, separator.as_deref(), most))),
+        "removeprefix" => Some(from_args(args).map(|(affix,): (&str,)| Value::from(text.strip_prefix(affix).unwrap_or(text)))),
+        "removesuffix" => Some(from_args(args).map(|(affix,): (&str,)| Value::from(text.strip_suffix(affix).unwrap_or(text)))),
         "partition" => Some(from_args(args).and_then(|(separator,)| partition(text, separator, false))),
         "rpartition" => Some(from_args(args).and_then(|(separator,)| partition(text, separator, true))),
         _ => None,
@@ -99,6 +112,76 @@ fn partition(text: &str, separator: &str, from_end: bool) -> Result<Value, Error
         None => [text, "", ""],
     };
     Ok(Value::from_object(Tuple::from(parts.map(Value::from))))
+}
+
+/// `default(default_value='', boolean=False)`: what stands for an undefined value, and with `boolean` for any that is not true.
+fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, named: Kwargs) -> Result<Value, Error> {
+    let other = if other.is_some() { other } else { named.get("default_value")? };
+    let boolean = if boolean.is_some() { boolean } else { named.get("boolean")? };
+    named.assert_all_used()?;
+    let given = !value.is_undefined() && (value.is_true() || boolean != Some(true));
+    Ok(if given { value.clone() } else { other.unwrap_or_else(|| Value::from("")) })
+}
+
+/// `length`: an undefined value has none.
+fn length(value: &Value) -> Result<Value, Error> {
+    if value.is_undefined() { Ok(Value::from(0)) } else { filters::length(value).map(Value::from) }
+}
+
+/// `replace(old, new, count=None)`.
+pub(crate) fn replace(value: &Value, old: &str, new: &str, count: Option<i64>, named: Kwargs) -> Result<String, Error> {
+    let count = if count.is_some() { count } else { named.get("count")? };
+    named.assert_all_used()?;
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    Ok(match count.map(usize::try_from) {
+        Some(Ok(count)) => text.replacen(old, new, count),
+        _ => text.replace(old, new),
+    })
+}
+
+/// `indent(width=4, first=False, blank=False)`: a width may be the text that is put before lines. The lines keep their end.
+pub(crate) fn indent(text: &str, width: Option<Value>, first: Option<bool>, blank: Option<bool>, named: Kwargs) -> Result<String, Error> {
+    let width = if width.is_some() { width } else { named.get("width")? };
+    let first = if first.is_some() { first } else { named.get("first")? };
+    let blank = if blank.is_some() { blank } else { named.get("blank")? };
+    named.assert_all_used()?;
+    let before = match &width {
+        None => " ".repeat(4),
+        Some(width) => match width.as_str() {
+            Some(text) => text.to_string(),
+            None => " ".repeat(usize::try_from(i64::try_from(width.clone())?).unwrap_or(0)),
+        },
+    };
+    let text = text.replace("\r\n", "\n").replace('\r', "\n");
+    let mut out = String::new();
+    for (index, line) in text.split('\n').enumerate() {
+        if index > 0 {
+            out.push('\n');
+        }
+        let wanted = if index == 0 { first == Some(true) } else { blank == Some(true) || !line.is_empty() };
+        if wanted {
+            out.push_str(&before);
+        }
+        out.push_str(line);
+    }
+    Ok(out)
+}
+
+/// `escape`: the five characters as MarkupSafe writes them.
+fn escape(value: &Value) -> String {
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_string);
+    let mut out = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '&' => out.push_str("&amp;"),
+            '<' => out.push_str("&lt;"),
+            '>' => out.push_str("&gt;"),
+            '"' => out.push_str("&#34;"),
+            '\'' => out.push_str("&#39;"),
+            c => out.push(c),
+        }
+    }
+    out
 }
 
 /// A name that nothing was given for is no value to convert.

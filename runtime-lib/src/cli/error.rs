@@ -112,7 +112,9 @@ impl From<StepError> for Failure {
                 COPY => "run without --copy-weights",
                 _ => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
             }),
-            StepError::Threads(_) => Self::new(7, "threads", error).help("use fewer threads: -t 1"),
+            StepError::Threads(_) => {
+                Self::new(7, "threads", error).help("raise the limit of processes and threads (ulimit -u), or use fewer: -t 1")
+            }
             StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => Self::new(7, "step", error),
             StepError::Broken(_) => Self::new(9, "executable", error),
         }

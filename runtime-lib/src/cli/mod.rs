@@ -43,7 +43,7 @@ use crate::payload::Payload;
 use crate::process::Started;
 use crate::step::{Program, Session, StepError};
 use crate::text::Text;
-use crate::threads::Pool;
+use crate::threads::{Pool, builder};
 use args::{InputArgs, MachineArgs};
 use error::Failure;
 
@@ -156,7 +156,9 @@ impl Cx {
         } else {
             command = command
                 .subcommand(verb::<args::GenerateArgs>("generate", "Continue a text"))
-                .subcommand(verb::<args::ChatArgs>("chat", "Talk, line by line"))
+                .subcommand(
+                    verb::<args::ChatArgs>("chat", "Talk, line by line").after_help("/exit or the end of the input (Ctrl-D) ends it."),
+                )
                 .subcommand(verb::<args::LogitsArgs>("logits", "Highest logits after the input"))
                 .subcommand(verb::<args::PerplexityArgs>("perplexity", "How well the model predicts a text"));
         }
@@ -173,13 +175,10 @@ impl Cx {
     fn load_text(&self) -> Result<LoadingText, Failure> {
         let Some(info) = &self.manifest().text else {
             return Err(Failure::new(6, "tokenizer", "this executable has no tokenizer")
-                .help("give token ids with --tokens, or build from a model directory with tokenizer.json"));
+                .help("build from a model directory with tokenizer.json, or give generate, logits or embed token ids: --tokens 1,2,3"));
         };
         let bytes = self.payload.blob(info.tokenizer, "tokenizer")?;
-        let thread = std::thread::Builder::new()
-            .name("tokenizer".into())
-            .spawn(move || Text::load(bytes))
-            .map_err(|e| Failure::new(7, "threads", e))?;
+        let thread = builder("tokenizer").spawn(move || Text::load(bytes)).map_err(StepError::Threads)?;
         Ok(LoadingText { thread })
     }
 

@@ -35,7 +35,8 @@ struct State {
 impl Progress {
     /// For `total` pieces of work, called `unit`.
     pub fn new(unit: &'static str, total: usize, quiet: bool) -> Progress {
-        let terminal = io::stderr().is_terminal();
+        // (A dumb one cannot write over a line.)
+        let terminal = io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let style = Style { every: Duration::from_secs(if terminal { 1 } else { 10 }), terminal };
         Progress::to(Box::new(io::stderr()), unit, total, (!quiet).then_some(style))
     }

@@ -18,7 +18,13 @@ pub(super) struct ChatTemplate<'m> {
 
 impl<'m> ChatTemplate<'m> {
     pub(super) fn of(cx: &'m Cx) -> Result<Self, Failure> {
-        let no_template = || Failure::new(6, "template", "this model has no chat template").help("use generate -p TEXT without --chat");
+        let no_template = || {
+            Failure::new(6, "template", "this model has no chat template").help(if cx.manifest().text.is_some() {
+                "use generate -p TEXT without --chat"
+            } else {
+                "it was built without a tokenizer: use generate --tokens"
+            })
+        };
         let info = cx.manifest().text.as_ref().ok_or_else(no_template)?;
         let span = info.chat_template.ok_or_else(no_template)?;
         let source = cx.payload.blob(span, "chat template")?;
