@@ -109,6 +109,8 @@ fn missing_input() {
     refused(&case, &case.build(NO_TOKENIZER), 3, &["model"]);
     std::fs::write(case.model(), "a file").expect("write");
     refused(&case, &case.build(NO_TOKENIZER), 3, &["not a directory"]);
+    let output = rcompile().args(["compare", "no-such-a", "no-such-b", "-f", "-"]).output().expect("rcompile runs");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
     let output = rcompile().args(["compare", "no-such-a", "no-such-b", "-f"]).arg(case.model()).output().expect("rcompile runs");
     refused(&case, &output, 3, &["no-such-a"]);
 }
@@ -589,6 +591,10 @@ fn explanations_and_times() {
     assert!(output.stdout.is_empty());
     assert_eq!(names(&case.out()), [""; 0]);
 
+    let output = case.build(&["--no-tokenizer", "--dry-run", "--quiet", "--timings"]);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(stderr.contains("passes:") && stderr.contains("total") && !stderr.contains("arena"), "{stderr}");
+
     let output = case.build(&["--no-tokenizer", "--dry-run", "--json"]);
     let report: Value = serde_json::from_slice(&output.stdout).expect("JSON on stdout");
     assert!(report["weight_bytes"].as_u64().is_some_and(|n| n > 0), "{report}");
@@ -637,4 +643,17 @@ fn other_verbs() {
     assert!(run(&["doctor"]).contains("LLVM"));
     assert!(run(&["--help"]).contains("build") && run(&["build", "--help"]).contains("--buckets"));
     assert!(run(&["--version"]).contains(env!("CARGO_PKG_VERSION")));
+}
+
+/// What sizes threads of Rust makes none of ours too small.
+#[test]
+fn stacks_are_as_large_as_they_must_be() {
+    let case = Case::new("llama-gqa-tied");
+    let mut command = rcompile();
+    command.args(["build", "--no-tokenizer", "--cpu", "x86-64-v3", "--buckets", "1", "--model"]).arg(case.model());
+    command.arg("-o").arg(case.out().join("exe")).env("RUST_MIN_STACK", "1000");
+    let output = command.output().expect("rcompile runs");
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let output = Command::new(case.out().join("exe")).args(["generate", "--tokens", "1", "-t", "2"]).env("RUST_MIN_STACK", "1000").output();
+    assert_eq!(output.expect("it runs").status.code(), Some(0));
 }

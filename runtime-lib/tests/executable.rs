@@ -1127,6 +1127,13 @@ fn weights_may_lie_beside() {
     fs::remove_file(&weights).unwrap();
     assert!(exe.fails(&["generate", "-p", "ab"], 3).contains("help: the weights file lies beside the executable"));
     exe.ok(&["info"]);
+    // A pipe that nobody writes to, and a folder.
+    assert!(Command::new("mkfifo").arg(&weights).status().unwrap().success());
+    assert!(exe.fails(&["generate", "-p", "ab"], 3).contains("counter.weights: not a regular file"));
+    fs::remove_file(&weights).unwrap();
+    fs::create_dir(&weights).unwrap();
+    assert!(exe.fails(&["generate", "-p", "ab"], 3).contains("counter.weights: not a regular file"));
+    fs::remove_dir(&weights).unwrap();
     // There, but not to be opened.
     std::os::unix::fs::symlink(&weights, &weights).unwrap();
     let error = exe.fails(&["generate", "-p", "ab"], 3);

@@ -24,6 +24,18 @@ fn minilm_embeddings() {
     sentence_embeddings(&dir, &build(&dir, "--buckets 16,128 --compute f32"));
 }
 
+/// The model's files say how long a text may be (256 tokens), and a text that only the executable has no room for is refused.
+#[test]
+fn what_the_executable_has_no_room_for_is_not_cut() {
+    let Some(dir) = assets("models/all-MiniLM-L6-v2-fp16") else { return };
+    let exe = build(&dir, "--buckets 8,16 --ctx-size 16");
+    let embed = |words: usize| exe.run(["embed", "-p", &"a ".repeat(words)]);
+    assert_eq!(embed(14).code, Some(0));
+    let refused = embed(30);
+    let says = &refused.stderr;
+    assert!(refused.code == Some(7) && says.contains("32 tokens") && !says.contains("cut"), "{says}");
+}
+
 /// A tiny random model with a published tokenizer.
 fn with_tokenizer(name: &str) -> Option<(PathBuf, Exe)> {
     let source = assets(&format!("tokenizers/{name}"))?;

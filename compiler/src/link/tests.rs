@@ -249,6 +249,9 @@ fn failing_linkers() {
     let e = b.link(&missing).unwrap_err();
     assert_eq!(e.exit_code(), 8);
     assert!(e.to_string().contains("/nonexistent/cc") && e.help().unwrap().contains("apt-get"), "{e}");
+    let silent = Tools { driver: "/bin/true".into(), lld: None, ..b.tools.clone() };
+    let e = b.link(&silent).unwrap_err();
+    assert!(e.exit_code() == 8 && e.to_string().contains("/bin/true: linking failed: it ended well and wrote nothing"), "{e}");
     let inputs = Inputs { steps: &[Step { bucket: 1, entry: 0, symbol: "rc_step_missing".into() }], objects: &[], archive: &b.archive() };
     let e = link(b.work.as_ref().unwrap(), &b.tools, inputs).unwrap_err();
     assert_eq!(e.exit_code(), 8);
