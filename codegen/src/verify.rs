@@ -1,11 +1,12 @@
-//! Verifier of programs. Codegen relies on these rules and checks none of them again:
+//! Verifier of programs: what holds whatever the CPU. Kernel generators rely on it, and look only at what they have code for on theirs
+//! (`problems` in `kernels/rows/check.rs` and `kernels/attention/pairs.rs`).
 //!
 //! Memory
 //! - Buffers start at multiples of 64 bytes, have rows of a multiple of 32 elements and lie inside `arena_bytes`.
 //! - `private_bytes` is a multiple of 128; offsets of private operands lie inside.
 //! - Operands name buffers and weights that exist, with their element type; tables are i32; `output` is f32; weights start at
 //!   multiples of 64 bytes.
-//! - Per-layer tables (weights, state, layer integers) have one entry, or one for every layer of the loop around their region.
+//! - Per-layer tables (weights, state) have one entry, or one for every layer of the loop around their region.
 //!
 //! Expressions
 //! - Well typed ([`crate::expr::types`]); used variables are bound (outer, inner, fold), scalars are results of earlier reductions, `acc`
@@ -15,6 +16,8 @@
 //! - An index whose extremes follow from constants, extents and the bounds of row tables lies inside its buffer, panels or scratch.
 //!
 //! Kernels
+//! - A bucket has rows, at least as many as the smallest step that takes it.
+//! - Records are made for arithmetic that takes codes, in groups of 32, 64, 128 or 256.
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
 //!   integer arithmetic wants records and codes in packs that its instruction takes. Each of its ways of reading has a stream, and is for

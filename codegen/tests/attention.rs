@@ -5,7 +5,7 @@ mod kernel_harness;
 
 use asm_check::hot_loops;
 use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, to_bf16, to_f16};
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::kernels::attention;
 use rcompile_codegen::program::*;
 use rcompile_runtime::abi::Tile;
@@ -505,7 +505,7 @@ fn widened_blocks() {
 fn hot_loop_asm() {
     let mut failures = vec![];
     for cpu in ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"] {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let dots = isa.bf16_dot.then_some((DType::Bf16, Compute::Bf16Dot));
         let tiles = isa.bf16_tiles.then_some((DType::Bf16, Compute::Bf16Tiles));
         for (kv, compute) in [(DType::F32, Compute::F32), (DType::Bf16, Compute::F32)].into_iter().chain(dots).chain(tiles) {
@@ -514,7 +514,7 @@ fn hot_loop_asm() {
                 let (program, kernel) = case.program();
                 let asm = Loaded::assembly(&isa, |mb, name| attention::define_whole(mb, &program, name, &kernel).map(|_| ()));
                 for pairs in 1..=6 {
-                    let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.block{pairs}"));
+                    let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.block{pairs}"));
                     let mut fail = |what: String, text: String| {
                         failures.push(format!("{cpu} {kv} {compute:?} {head_dim}, {pairs} pairs: {what}\n{text}"))
                     };
@@ -530,7 +530,7 @@ fn hot_loop_asm() {
                     }
                     // Widened blocks are in a cache; four chunks and more have no fewer pairs.
                     if (kv, compute) == (DType::Bf16, Compute::F32) && pairs >= 4 {
-                        let wide = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.wide{pairs}"));
+                        let wide = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.wide{pairs}"));
                         if wide.len() < 2 || wide.iter().any(|l| l.count("prefetch") > 0) {
                             fail(format!("{} loops over widened blocks, or they ask for lines", wide.len()), String::new());
                         }

@@ -5,7 +5,7 @@ mod kernel_harness;
 
 use asm_check::{HotLoop, group_loops, hot_loops};
 use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa, PANEL_VECTORS};
+use rcompile_codegen::isa::{Isa, PANEL_VECTORS, X86_64_TRIPLE};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::kernels::part::Part;
 use rcompile_codegen::kernels::rows::{RowFunction, RowWork};
@@ -682,8 +682,8 @@ fn rows_of_large_buckets() {
 /// What the default buckets need of 12 rows a tile: no small blocks, which 512 rows do not have.
 #[test]
 fn functions_of_large_buckets() {
-    let isa = Isa::lookup(HOST_TRIPLE, "znver5", &[]).unwrap();
-    let tiles = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "znver5", &[]).unwrap();
+    let tiles = Isa::lookup(X86_64_TRIPLE, "sapphirerapids", &[]).unwrap();
     let counts = |isa: &Isa, case: &Case, (least_rows, bucket): (u32, u32)| {
         let (mut program, kernel) = case.program(isa);
         (program.least_rows, program.bucket) = (least_rows, bucket);
@@ -985,16 +985,16 @@ const BESIDE: [&str; 5] = ["mov\tv", "dup", "ld1r", "zip", "ext\tv"];
 fn hot_loop_asm() {
     let mut failures: Vec<String> = vec![];
     for (triple, cpu, dtype, compute, rows, instruction) in [
-        (HOST_TRIPLE, "x86-64-v3", DType::F32, Compute::F32, 6u32, "vfmadd"),
-        (HOST_TRIPLE, "x86-64-v3", DType::F16, Compute::F32, 6, "vfmadd"),
-        (HOST_TRIPLE, "x86-64-v3", DType::Bf16, Compute::F32, 6, "vfmadd"),
-        (HOST_TRIPLE, "x86-64-v4", DType::F32, Compute::F32, 12, "vfmadd"),
-        (HOST_TRIPLE, "x86-64-v4", DType::F16, Compute::F32, 12, "vfmadd"),
-        (HOST_TRIPLE, "x86-64-v4", DType::Bf16, Compute::F32, 12, "vfmadd"),
-        (HOST_TRIPLE, "sapphirerapids", DType::Bf16, Compute::F32, 12, "vfmadd"),
-        (HOST_TRIPLE, "sapphirerapids", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
-        (HOST_TRIPLE, "znver4", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
-        (HOST_TRIPLE, "znver5", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
+        (X86_64_TRIPLE, "x86-64-v3", DType::F32, Compute::F32, 6u32, "vfmadd"),
+        (X86_64_TRIPLE, "x86-64-v3", DType::F16, Compute::F32, 6, "vfmadd"),
+        (X86_64_TRIPLE, "x86-64-v3", DType::Bf16, Compute::F32, 6, "vfmadd"),
+        (X86_64_TRIPLE, "x86-64-v4", DType::F32, Compute::F32, 12, "vfmadd"),
+        (X86_64_TRIPLE, "x86-64-v4", DType::F16, Compute::F32, 12, "vfmadd"),
+        (X86_64_TRIPLE, "x86-64-v4", DType::Bf16, Compute::F32, 12, "vfmadd"),
+        (X86_64_TRIPLE, "sapphirerapids", DType::Bf16, Compute::F32, 12, "vfmadd"),
+        (X86_64_TRIPLE, "sapphirerapids", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
+        (X86_64_TRIPLE, "znver4", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
+        (X86_64_TRIPLE, "znver5", DType::Bf16, Compute::Bf16Dot, 12, "vdpbf16ps"),
         (ARM, "generic", DType::F32, Compute::F32, 8, "fmla"),
         (ARM, "neoverse-n1", DType::F16, Compute::F32, 8, "fmla"),
         (ARM, "neoverse-n1", DType::Bf16, Compute::F32, 8, "fmla"),
@@ -1030,7 +1030,7 @@ fn hot_loop_asm() {
                 for l in &hot {
                     l.problems(tile_m).into_iter().for_each(|p| fail(p, l.text()));
                     // Another hardware thread of a core leaves half of what it takes in a cycle.
-                    if m == rows && name == "block" && triple == HOST_TRIPLE && l.lines.len() > 2 * l.multiply_adds() {
+                    if m == rows && name == "block" && triple == X86_64_TRIPLE && l.lines.len() > 2 * l.multiply_adds() {
                         fail(format!("{} instructions for {} {instruction}", l.lines.len(), l.multiply_adds()), l.text());
                     }
                     let per_step = pack * l.accumulators();
@@ -1056,10 +1056,10 @@ fn hot_loop_asm() {
 fn hot_loop_asm_of_codes() {
     let mut failures: Vec<String> = vec![];
     for (triple, cpu, dot) in [
-        (HOST_TRIPLE, "alderlake", "vpdpbusd"),
-        (HOST_TRIPLE, "icelake-server", "vpdpbusd"),
-        (HOST_TRIPLE, "sapphirerapids", "vpdpbusd"),
-        (HOST_TRIPLE, "znver5", "vpdpbusd"),
+        (X86_64_TRIPLE, "alderlake", "vpdpbusd"),
+        (X86_64_TRIPLE, "icelake-server", "vpdpbusd"),
+        (X86_64_TRIPLE, "sapphirerapids", "vpdpbusd"),
+        (X86_64_TRIPLE, "znver5", "vpdpbusd"),
         (ARM, "neoverse-n1", "sdot"),
         (ARM, "apple-m1", "sdot"),
         (ARM, "neoverse-v1", "smmla"),
@@ -1150,7 +1150,7 @@ fn fewest_behind(body: &str, is_one: impl Fn(&str) -> bool) -> usize {
 /// given up; few rows have a sum of even and one of odd k for every vector, in registers.
 #[test]
 fn tiles_asm() {
-    let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "sapphirerapids", &[]).unwrap();
     let body = |asm: &str, name: &str| -> String {
         asm.split_once(&format!("\n{name}:")).unwrap_or_else(|| panic!("no {name}")).1.split_once(".Lfunc_end").unwrap().0.to_string()
     };
@@ -1205,7 +1205,7 @@ fn tiles_asm() {
         let whole = body(&asm, "kernel");
         assert!(count(&whole, "ldtilecfg") > 0 && count(&whole, "tilerelease") == 1, "{coding:?}: {whole}");
         for m in (1..=isa.rows(compute)).filter(|_| compute == Compute::Bf16Tiles) {
-            let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.stream{m}"));
+            let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.stream{m}"));
             assert!(!hot.is_empty());
             for l in hot {
                 assert!(l.stack_accesses().is_empty(), "{m} rows: {}", l.text());
@@ -1222,7 +1222,7 @@ fn tiles_asm() {
 fn hot_loop_asm_of_dots_in_pairs() {
     let mut failures: Vec<String> = vec![];
     for (cpu, signs) in [("x86-64-v3", &["vpsignb"][..]), ("znver3", &["vpsignb"]), ("skylake-avx512", &["vpblendmb", "vmovdqu8"])] {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let int4 = |group| Coding::Int4 { group, zeros: false };
         for coding in [Coding::Int8 { group: 256 }, int4(32), int4(128)] {
             let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
@@ -1232,7 +1232,7 @@ fn hot_loop_asm_of_dots_in_pairs() {
             let asm = assembly(&isa, &program, &kernel);
             let bytes = coding.has_bytes();
             for (m, name) in functions(&isa, &program, &kernel, !bytes) {
-                let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.{name}{m}"));
+                let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.{name}{m}"));
                 let loops: Vec<_> = hot.iter().filter(|l| l.count("vpmaddubsw") > 0).collect();
                 let mut fail = |what: String, text: String| failures.push(format!("{cpu} {coding:?}, {name} of {m} rows: {what}\n{text}"));
                 if loops.is_empty() {
@@ -1279,7 +1279,7 @@ fn widened_codes_meet_rows_by_lane() {
 /// Rows that are busy have lines brought to L1 alone; two ways whose sums do not fit registers together are walked one after the other.
 #[test]
 fn prefetches_and_ways_by_the_number_of_rows() {
-    let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "znver4", &[]).unwrap();
     let k = 2048;
     let case = Case { compute: Compute::Bf16Dot, epilogue: Epilogue::SiluGate, k, ..Case::new(&isa, DType::Bf16) };
     let fetch = Fetch { l2: 1024, l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile.fetch };
@@ -1295,7 +1295,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
         (7, ["prefetcht0", "prefetcht1"], 1),
         (8, ["prefetcht0", "prefetcht1"], 1),
     ] {
-        let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.stream{m}"));
+        let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.stream{m}"));
         assert!(!hot.is_empty());
         for l in hot {
             assert!(l.count(caches[0]) > 0 && l.count(caches[1]) == 0, "{m} rows: {}", l.text());
@@ -1304,7 +1304,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     }
     // Blocks of rows go on through a panel as it lies, too: a piece of each way would be every second line.
     for (m, ways) in [(6, 2), (7, 1), (12, 1)] {
-        let hot = hot_loops(&asm, HOST_TRIPLE, &format!("kernel.block{m}"));
+        let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.block{m}"));
         assert!(!hot.is_empty());
         hot.iter().for_each(|l| assert_eq!(reads_both(l), ways == 2, "block of {m} rows: {}", l.text()));
     }
@@ -1313,7 +1313,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
 /// Several streams side by side have lines brought nearer: of bf16 two rows walk three panels, four rows one.
 #[test]
 fn distances_by_the_number_of_streams() {
-    let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "sapphirerapids", &[]).unwrap();
     let case = Case { compute: Compute::Bf16Tiles, k: 2048, group_cols: 256, ..Case::new(&isa, DType::Bf16) };
     // Nearer: into L2 instead of L1.
     let near = Fetch { streams: 6, l2: 0, busy_rows: 0, near_streams: 3, near_l2: 1024, near_l1: 0, ..case.tile.fetch };
@@ -1333,14 +1333,14 @@ fn distances_by_the_number_of_streams() {
 #[test]
 fn lines_of_a_single_stream_pass_l2_by() {
     for (cpu, lone) in [("znver5", "prefetchnta"), ("x86-64-v4", "prefetcht0")] {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
         let far = Fetch { l2: 0, l1: 4096, busy_rows: 0, near_streams: 0, ..case.tile.fetch };
         for (streams, wanted) in [(1, lone), (3, "prefetcht0")] {
             let tile = MatmulTile { mr: 4, block_mr: 4, fetch: Fetch { streams, ..far }, ..case.tile };
             let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
             let asm = assembly(&isa, &program, &kernel);
-            let hot = hot_loops(&asm, HOST_TRIPLE, "kernel.stream1");
+            let hot = hot_loops(&asm, X86_64_TRIPLE, "kernel.stream1");
             // The first: behind several streams a single one takes the panels that are left.
             let first = hot.first().expect("a loop over the panels");
             assert!(
@@ -1395,7 +1395,7 @@ fn each_cpu_has_its_streams() {
 /// group once.
 #[test]
 fn codes_of_few_rows_ask_for_their_floats() {
-    let isa = Isa::lookup(HOST_TRIPLE, "znver5", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "znver5", &[]).unwrap();
     for coding in [Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false }] {
         let case = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
         let (program, kernel) = case.program(&isa);
@@ -1412,7 +1412,7 @@ fn codes_of_few_rows_ask_for_their_floats() {
 #[test]
 fn residuals_are_asked_for() {
     for (triple, cpu, prefetch) in
-        [(HOST_TRIPLE, "znver4", "prefetcht1"), (HOST_TRIPLE, "x86-64-v3", "prefetcht1"), (ARM, "neoverse-v1", "prfm")]
+        [(X86_64_TRIPLE, "znver4", "prefetcht1"), (X86_64_TRIPLE, "x86-64-v3", "prefetcht1"), (ARM, "neoverse-v1", "prfm")]
     {
         let isa = Isa::lookup(triple, cpu, &[]).unwrap();
         for epilogue in [Epilogue::Plain, Epilogue::BiasResidual, Epilogue::SiluGate] {
@@ -1446,7 +1446,7 @@ fn functions(isa: &Isa, program: &Program, kernel: &Matmul, widens: bool) -> Vec
 /// A thread's scratch begins behind the rows that it makes for itself.
 #[test]
 fn scratch_lies_behind_rows() {
-    let isa = Isa::lookup(HOST_TRIPLE, "znver4", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "znver4", &[]).unwrap();
     let coding = Coding::Int8 { group: 256 };
     let case = Case { compute: isa.matmul_of_codes(coding), coding, k: 512, ..Case::new(&isa, DType::U8) };
     let (mut program, kernel) = case.program(&isa);

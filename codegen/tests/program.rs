@@ -3,7 +3,7 @@
 mod support;
 
 use expect_test::expect;
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::program::*;
 use rcompile_codegen::verify::verify;
 use rcompile_codegen::{Error, Options, compile, compile_units};
@@ -254,8 +254,8 @@ fn sample_is_valid() {
 /// All kinds of kernels through the unit interface, for every table row (bf16 dot where the CPU has it).
 #[test]
 fn sample_compiles() {
-    for cpu in Isa::known_cpus(HOST_TRIPLE) {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+    for cpu in Isa::known_cpus(X86_64_TRIPLE) {
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let mut p = sample();
         for region in &mut p.regions {
             if let Kernel::Matmul(m) = &mut region.kernel {

@@ -2,7 +2,7 @@
 
 mod support;
 
-use rcompile_codegen::isa::{Arch, HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Arch, Isa, X86_64_TRIPLE};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
 use rcompile_codegen::{Emit, Error, Options, compile, compile_units, probe_units};
@@ -112,7 +112,7 @@ fn probes_measure_what_they_say() {
 #[test]
 fn a_step_looks_at_the_profile_once() {
     let p = softmax();
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v4", &[]).unwrap();
     for unit in compile_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: false, asm: true } }) {
         let asm = compile(&unit).unwrap().asm.unwrap();
         let looks = asm.matches(&format!("{}(%rdi)", field::PROFILE)).count();
@@ -127,7 +127,7 @@ fn a_step_looks_at_the_profile_once() {
 
 #[test]
 fn buckets_share_equal_kernels() {
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v3", &[]).unwrap();
     let (small, mut large) = (softmax(), softmax());
     large.bucket = 64;
     let symbols = |p: &Program| compile_units(p, &isa, Options::default()).into_iter().map(|u| (u.symbol, u.key)).collect::<Vec<_>>();
@@ -183,7 +183,7 @@ fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Progra
 /// least 33 rows has no functions for fewer.
 #[test]
 fn matmuls_for_more_rows_are_other_kernels() {
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v3", &[]).unwrap();
     let with = |max_logit_rows, rows, least_rows| head(&isa, max_logit_rows, rows, least_rows);
     // Another number of most rows, and of fewest.
     let logits = [16, 32].map(|most| with(most, Extent::LogitRows, 1));
@@ -199,7 +199,7 @@ fn matmuls_for_more_rows_are_other_kernels() {
 /// Parts depend neither on where the rows lie nor on what becomes of the sums, but on how far the rows lie apart.
 #[test]
 fn parts_know_no_places() {
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v3", &[]).unwrap();
     let [as_is, moved, apart] = [
         |_: &mut Program| (),
         |p: &mut Program| p.buffers[0].offset += 4096,
@@ -222,7 +222,7 @@ fn parts_know_no_places() {
 /// What the planner must not ask for is said, whichever unit is compiled first.
 #[test]
 fn parts_that_cannot_be_are_refused() {
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v3", &[]).unwrap();
     let mut p = head(&isa, 16, Extent::Rows, 1);
     let Kernel::Matmul(head) = &mut p.regions[0].kernel else { unreachable!() };
     head.compute = Compute::Bf16Dot;
@@ -258,12 +258,12 @@ fn unknown_targets_are_refused_by_name() {
         Isa::lookup(triple, cpu, &edits).unwrap_err().to_string()
     };
     assert!(message("riscv64-unknown-linux-gnu", "native", &[]).contains("riscv64"));
-    assert!(message(HOST_TRIPLE, "pentium", &[]).contains("x86-64-v3"));
-    assert!(message(HOST_TRIPLE, "znver4", &["+nosuch"]).contains("nosuch"));
-    assert!(message(HOST_TRIPLE, "znver4", &["-fma"]).contains("lacks fma"));
-    let narrow = Isa::lookup(HOST_TRIPLE, "znver4", &["-avx512vl".into()]).unwrap();
+    assert!(message(X86_64_TRIPLE, "pentium", &[]).contains("x86-64-v3"));
+    assert!(message(X86_64_TRIPLE, "znver4", &["+nosuch"]).contains("nosuch"));
+    assert!(message(X86_64_TRIPLE, "znver4", &["-fma"]).contains("lacks fma"));
+    let narrow = Isa::lookup(X86_64_TRIPLE, "znver4", &["-avx512vl".into()]).unwrap();
     assert_eq!((narrow.lanes, narrow.bf16_dot), (8, false));
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v4", &["+avx512bf16".into()]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v4", &["+avx512bf16".into()]).unwrap();
     assert!(isa.bf16_dot && !isa.bf16_dot_fast);
     let arm = "aarch64-unknown-linux-gnu";
     assert!(message(arm, "znver5", &[]).contains("neoverse-v1"));
@@ -327,7 +327,7 @@ fn indices_become_vector_accesses() {
     let table = |name: &str, at| Weight { name: name.into(), dtype: DType::F32, layout: Layout::Plain, offsets: vec![at] };
     let p = program(buffers(&[("x", DType::F32, 8, 256), ("y", DType::F32, 8, 256)]), vec![table("t", 0), table("z", 1024)], vec![nest]);
     for cpu in ["x86-64-v3", "znver5"] {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let units = compile_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: true, asm: true } });
         let asm = compile(&units[0]).unwrap().asm.unwrap();
         let scalar = asm.lines().filter(|l| l.contains("vinsertps") || l.contains("vmovss") || l.contains("vgather"));

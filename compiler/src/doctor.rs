@@ -131,7 +131,7 @@ fn cross() -> Check {
 }
 
 fn qemu() -> Check {
-    let name = if HOST_TRIPLE.starts_with("x86_64") { "qemu-aarch64" } else { "qemu-x86_64" };
+    let name = targets::foreign().emulator;
     let found = [name.to_string(), format!("{name}-static")].iter().find_map(|n| tools::in_path(n.as_ref()));
     let help = Some("apt-get install qemu-user (runs executables of the other architecture here)".into());
     Check { name: "qemu", ok: found.is_some(), optional: true, found: show(found), help, error: None }

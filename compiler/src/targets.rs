@@ -1,20 +1,66 @@
-//! What can be compiled for: triples with their runtime archives, and CPUs.
+//! What can be compiled for: all that the driver knows of each architecture, and the verb that lists them with their CPUs.
 
 use crate::error::Error;
 use crate::link::tools;
 use crate::report;
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use object::elf::{EM_AARCH64, EM_X86_64, Machine};
+use rcompile_codegen::isa::{FOREIGN, HOST_TRIPLE, Isa};
 use serde::Serialize;
 
-/// Triples with the runtime archives inside this program (made by `build.rs`); empty: could not be built where rcompile was.
-const RUNTIMES: [(&str, &[u8]); 2] = [
-    ("x86_64-unknown-linux-gnu", include_bytes!(concat!(env!("OUT_DIR"), "/runtime-x86_64-unknown-linux-gnu.a"))),
-    ("aarch64-unknown-linux-gnu", include_bytes!(concat!(env!("OUT_DIR"), "/runtime-aarch64-unknown-linux-gnu.a"))),
+/// An architecture, as the driver deals with it.
+#[derive(Debug)]
+pub struct Platform {
+    /// Its triple.
+    pub triple: &'static str,
+    /// The runtime archive inside this program (made by `build.rs`); empty: could not be built where rcompile was.
+    runtime: &'static [u8],
+    /// Machine of its ELF files.
+    pub machine: Machine,
+    /// The C compiler's option that marks where jumps may go.
+    pub protection: &'static str,
+    /// Debian's name of it.
+    debian: &'static str,
+    /// Debian's and Ubuntu's packages with a C compiler and library for it, on another architecture.
+    pub cross_packages: &'static str,
+    /// The program that runs its executables on another architecture.
+    pub emulator: &'static str,
+}
+
+/// All of them.
+const PLATFORMS: [Platform; 2] = [
+    Platform {
+        triple: "x86_64-unknown-linux-gnu",
+        runtime: include_bytes!(concat!(env!("OUT_DIR"), "/runtime-x86_64-unknown-linux-gnu.a")),
+        machine: EM_X86_64,
+        protection: "-fcf-protection=full",
+        debian: "amd64",
+        cross_packages: "gcc-x86-64-linux-gnu libc6-dev-amd64-cross",
+        emulator: "qemu-x86_64",
+    },
+    Platform {
+        triple: "aarch64-unknown-linux-gnu",
+        runtime: include_bytes!(concat!(env!("OUT_DIR"), "/runtime-aarch64-unknown-linux-gnu.a")),
+        machine: EM_AARCH64,
+        protection: "-mbranch-protection=standard",
+        debian: "arm64",
+        cross_packages: "gcc-aarch64-linux-gnu libc6-dev-arm64-cross",
+        emulator: "qemu-aarch64",
+    },
 ];
+
+/// The platform of a triple that [`Isa::lookup`] knows.
+pub fn platform(triple: &str) -> &'static Platform {
+    PLATFORMS.iter().find(|p| p.triple == triple).expect("each triple of the ISA tables has a platform")
+}
+
+/// The platform of the other architecture.
+pub fn foreign() -> &'static Platform {
+    platform(FOREIGN.0)
+}
 
 /// The runtime archive of a triple.
 pub fn runtime(triple: &str) -> Option<&'static [u8]> {
-    RUNTIMES.iter().find(|(t, bytes)| *t == triple && !bytes.is_empty()).map(|(_, bytes)| *bytes)
+    PLATFORMS.iter().find(|p| p.triple == triple && !p.runtime.is_empty()).map(|p| p.runtime)
 }
 
 /// The same, or the error that says how to get it.
@@ -28,12 +74,11 @@ pub fn require_runtime(triple: &str) -> Result<&'static [u8], Error> {
 
 /// How to get the runtime of another architecture: rcompile is built again after this.
 fn install_runtime(triple: &str) -> String {
-    let arch = if triple.starts_with("aarch64") { "arm64" } else { "amd64" };
+    let Platform { debian, cross_packages, .. } = platform(triple);
     format!(
-        "Debian: dpkg --add-architecture {arch} && apt-get update && apt-get install rustc-web libstd-rust-web-dev:{arch} {}; elsewhere: \
-         rustup target add {triple} and {}; then build rcompile again (./x install --cross does it)",
-        tools::cross_packages(triple),
-        tools::cross_packages(triple),
+        "Debian: dpkg --add-architecture {debian} && apt-get update && apt-get install rustc-web libstd-rust-web-dev:{debian} \
+         {cross_packages}; elsewhere: rustup target add {triple} and {cross_packages}; then build rcompile again (./x install --cross does \
+         it)"
     )
 }
 
@@ -56,9 +101,9 @@ pub struct Target {
 /// All triples with what is there.
 pub fn list() -> Vec<Target> {
     let native = Isa::native().ok().map(|isa| format!("{} ({})", isa.name, isa.feature_string()));
-    RUNTIMES
-        .into_iter()
-        .map(|(triple, _)| {
+    PLATFORMS
+        .iter()
+        .map(|&Platform { triple, .. }| {
             let host = triple == HOST_TRIPLE;
             let runtime = runtime(triple).is_some();
             let linker = tools::find(triple).ok().map(|t| t.driver.display().to_string());

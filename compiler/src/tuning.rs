@@ -301,10 +301,10 @@ mod compute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcompile_codegen::isa::HOST_TRIPLE;
+    use rcompile_codegen::isa::X86_64_TRIPLE;
 
     fn isa() -> Isa {
-        Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap()
+        Isa::lookup(X86_64_TRIPLE, "x86-64-v4", &[]).unwrap()
     }
 
     fn sample() -> (MatmulKey, MatmulTile) {

@@ -20,7 +20,7 @@ use rcompile::passes::quantise::Quantisation;
 use rcompile::passes::{Pass, PassCx};
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PlanCx, Planned, Plans, WeightTable, plan, plan_buckets};
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_graph::interp::Interp;
 use rcompile_graph::random::Rng;
 use rcompile_graph::{DType, Module, Recipe, Tensor, parse, print, verify};
@@ -174,7 +174,7 @@ fn cx(isa: &Isa, slots: u32, ctx_size: u32) -> PlanCx<'_> {
 
 /// A program for `cpu`, which the verifier accepts.
 pub fn plan_for(module: &Module, cpu: &str, slots: u32, ctx_size: u32, weights: &mut WeightTable) -> Result<Planned, String> {
-    let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
+    let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
     let planned = plan(module, &cx(&isa, slots, ctx_size), weights).map_err(|e| e.to_string())?;
     rcompile_codegen::verify::verify(&planned.program).map_err(|e| e.to_string())?;
     Ok(planned)
@@ -182,7 +182,7 @@ pub fn plan_for(module: &Module, cpu: &str, slots: u32, ctx_size: u32, weights: 
 
 /// The same for all buckets of a model.
 pub fn plan_buckets_for(modules: &[Module], cpu: &str, slots: u32, ctx_size: u32) -> Result<Plans, String> {
-    let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
+    let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).map_err(|e| e.to_string())?;
     let plans = plan_buckets(modules, &cx(&isa, slots, ctx_size)).map_err(|e| e.to_string())?;
     for planned in &plans.buckets {
         rcompile_codegen::verify::verify(&planned.program).map_err(|e| format!("bucket {}: {e}", planned.program.bucket))?;

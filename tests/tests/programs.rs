@@ -3,7 +3,7 @@
 
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PackJob, Planned, WeightTable};
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::program::{Area, BufferId, Extent, Item, Kernel, Layout, LoopNest, Operand, Place, Program, Region, RegionId};
 use rcompile_codegen::{Options, compile_units};
 use rcompile_graph::{DType, Module};
@@ -69,7 +69,7 @@ fn every_file_holds() {
 fn programs_of_all_golden_models_are_sound() {
     for name in models() {
         for (cpu, compute) in [("x86-64-v4", DType::F32), ("znver4", DType::BF16)] {
-            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).expect(cpu);
+            let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).expect(cpu);
             let (plans, weights) = plans(&name, cpu, compute);
             check_weights(&name, &weights);
             for planned in &plans {
@@ -268,7 +268,7 @@ fn last_layers_of_large_buckets_end_on_the_rows_that_are_wanted() {
 /// smaller ones, with fewer, keep their values together.
 #[test]
 fn large_buckets_share_the_code_for_the_rows_that_are_wanted() {
-    let isa = Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap();
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v4", &[]).unwrap();
     for name in ["llama-gqa-tied", "gpt2-gelu", "phi3-partial"] {
         let (plans, _) = plans(name, "x86-64-v4", DType::F32);
         let symbols = |i: usize| compile_units(&plans[i].program, &isa, Options::default()).into_iter().map(|unit| unit.symbol);
@@ -290,7 +290,7 @@ fn large_buckets_share_the_code_for_the_rows_that_are_wanted() {
 #[test]
 fn buckets_share_the_functions_of_attention() {
     for (cpu, compute) in [("x86-64-v3", DType::F32), ("znver4", DType::BF16), ("sapphirerapids", DType::BF16)] {
-        let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let (plans, _) = plans("llama-gqa-tied", cpu, compute);
         let of_bucket = |i: usize| -> BTreeSet<String> {
             let units = compile_units(&plans[i].program, &isa, Options::default()).into_iter();

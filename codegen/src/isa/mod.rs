@@ -329,19 +329,27 @@ impl Isa {
     }
 }
 
-/// Is it a name of what CPUs of several makers have?
+/// Names of what CPUs of several makers have, of each architecture the best first.
+pub const LEVELS: [&str; 3] = ["x86-64-v4", "x86-64-v3", "generic"];
+
+/// Is it one of these?
 fn is_level(name: &str) -> bool {
-    ["x86-64-v3", "x86-64-v4", "generic"].contains(&name)
+    LEVELS.contains(&name)
 }
 
+/// The triple of x86-64.
+pub const X86_64_TRIPLE: &str = "x86_64-unknown-linux-gnu";
+/// The triple of 64-bit Arm.
+pub const AARCH64_TRIPLE: &str = "aarch64-unknown-linux-gnu";
+
 /// Triples that can be compiled for.
-const TRIPLES: [(&str, Arch); 2] = [("x86_64-unknown-linux-gnu", Arch::X86_64), ("aarch64-unknown-linux-gnu", Arch::Aarch64)];
+const TRIPLES: [(&str, Arch); 2] = [(X86_64_TRIPLE, Arch::X86_64), (AARCH64_TRIPLE, Arch::Aarch64)];
 
 /// Triple of the machine that runs rcompile.
-pub const HOST_TRIPLE: &str = if cfg!(target_arch = "aarch64") { TRIPLES[1].0 } else { TRIPLES[0].0 };
+pub const HOST_TRIPLE: &str = if cfg!(target_arch = "aarch64") { AARCH64_TRIPLE } else { X86_64_TRIPLE };
 
 /// The other architecture's triple, and its CPU whose code runs everywhere.
-pub const FOREIGN: (&str, &str) = if cfg!(target_arch = "aarch64") { (TRIPLES[0].0, "x86-64-v3") } else { (TRIPLES[1].0, "generic") };
+pub const FOREIGN: (&str, &str) = if cfg!(target_arch = "aarch64") { (X86_64_TRIPLE, "x86-64-v3") } else { (AARCH64_TRIPLE, "generic") };
 
 /// Architecture of a triple.
 pub(crate) fn arch_of(triple: &str) -> Option<Arch> {

@@ -4,7 +4,7 @@
 #![allow(dead_code, reason = "each test file uses its part")]
 
 use rcompile_codegen::Error;
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa, LEVELS};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_graph::{DType, Group};
@@ -254,13 +254,11 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Targets whose code this machine can run: v3, v4 and the host with the dot instruction where it has it.
+/// Targets whose code this machine can run: levels, the least first, and the host with the dot instruction where it has it.
 pub fn isas() -> Vec<Isa> {
-    let mut list = vec![Isa::lookup(HOST_TRIPLE, "x86-64-v3", &[]).unwrap()];
     let native = Isa::native().unwrap();
-    if native.lanes == 16 {
-        list.push(Isa::lookup(HOST_TRIPLE, "x86-64-v4", &[]).unwrap());
-    }
+    let levels = LEVELS.iter().rev().filter_map(|level| Isa::lookup(HOST_TRIPLE, level, &[]).ok());
+    let mut list: Vec<Isa> = levels.filter(|isa| isa.runs_on(&native)).collect();
     list.push(native);
     list
 }

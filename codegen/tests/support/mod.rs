@@ -4,7 +4,7 @@
 pub mod program;
 
 use libloading::Library;
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::llvm::module::Compiled;
 use std::process::Command;
 
@@ -13,7 +13,7 @@ pub fn isas() -> Vec<Isa> {
     let native = Isa::native().expect("native");
     let mut list: Vec<Isa> = ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"]
         .iter()
-        .map(|cpu| Isa::lookup(HOST_TRIPLE, cpu, &[]).expect(cpu))
+        .map(|cpu| Isa::lookup(X86_64_TRIPLE, cpu, &[]).expect(cpu))
         .filter(|isa| isa.runs_on(&native))
         .collect();
     list.push(native);

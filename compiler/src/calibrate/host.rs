@@ -7,14 +7,11 @@ use crate::link::{self, tools};
 use crate::plan::{self, PlanCx, Planned, WeightTable};
 use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, Sizes};
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_codegen::isa::{HOST_TRIPLE, Isa, LEVELS};
 use rcompile_codegen::{Error as CodegenError, Options, compile_units, verify};
 use rcompile_graph::Module;
 use std::collections::HashMap;
 use std::sync::Arc;
-
-/// The levels that calibration is compiled for, the best first: machines of one level give the same codes.
-const LEVELS: [&str; 3] = ["x86-64-v4", "x86-64-v3", "generic"];
 
 /// Compiles, links and loads; equal programs once.
 pub struct HostCompiler<'a> {

@@ -8,10 +8,11 @@
 //! left out of its segment; nothing else moves.
 
 use crate::error::Error;
+use crate::targets::platform;
 use object::LittleEndian;
 use object::elf::{
-    DT_FLAGS, DT_FLAGS_1, DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_TEXTREL, EM_AARCH64, EM_X86_64, ET_DYN, FileHeader64, PF_W, PF_X, PT_DYNAMIC,
-    PT_GNU_RELRO, PT_GNU_STACK, PT_INTERP, PT_LOAD, ProgramFlags, ProgramHeader64,
+    DT_FLAGS, DT_FLAGS_1, DT_NEEDED, DT_RPATH, DT_RUNPATH, DT_TEXTREL, ET_DYN, FileHeader64, PF_W, PF_X, PT_DYNAMIC, PT_GNU_RELRO,
+    PT_GNU_STACK, PT_INTERP, PT_LOAD, ProgramFlags, ProgramHeader64,
 };
 use object::read::elf::{Dyn, FileHeader, ProgramHeader, SectionHeader};
 use rcompile_runtime::abi::{PAYLOAD_SECTION, PAYLOAD_VADDR, WEIGHTS_ALIGN};
@@ -71,7 +72,7 @@ fn unreadable(e: object::read::Error) -> Broken {
 fn image(bytes: &[u8], triple: &str) -> Result<Image, Broken> {
     let header = Header::parse(bytes).map_err(unreadable)?;
     let e = header.endian().map_err(unreadable)?;
-    let machine = if triple.starts_with("aarch64") { EM_AARCH64 } else { EM_X86_64 };
+    let machine = platform(triple).machine;
     if header.e_machine(e) != machine {
         return Err(format!("machine, expected {machine:?}, found {:?}", header.e_machine(e)).into());
     }

@@ -14,6 +14,7 @@ pub mod payload;
 pub mod tools;
 
 use crate::error::Error;
+use crate::targets::platform;
 use guard::WorkDir;
 use rcompile_codegen::host::SINGLE_THREAD_RUNTIME;
 use rcompile_runtime::abi::PayloadHeader;
@@ -86,7 +87,7 @@ pub fn link(work: &WorkDir, tools: &Tools, inputs: Inputs<'_>) -> Result<Linked,
     }
     work.write("objects", list_of_objects((0..inputs.objects.len()).map(object_name)).as_bytes())?;
     let args = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
-    let protection = if tools.triple.starts_with("aarch64") { "-mbranch-protection=standard" } else { "-fcf-protection=full" };
+    let protection = platform(&tools.triple).protection;
     let mut compile = args(&["-O2", "-fPIE", "-ffreestanding", "-fno-stack-protector", protection]);
     compile.push(format!("-DCHECKSUM_AT={}", offset_of!(PayloadHeader, image_checksum)));
     compile.extend(args(&["-c", "start.c", "stub.c"]));

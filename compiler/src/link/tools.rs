@@ -2,6 +2,7 @@
 
 use super::guard::{self, Finished};
 use crate::error::Error;
+use crate::targets::platform;
 use rcompile_codegen::isa::HOST_TRIPLE;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -34,15 +35,10 @@ pub fn install_cc(triple: &str) -> String {
         true => "apt-get install gcc libc6-dev (Debian, Ubuntu), or set CC to a C compiler that links static-pie".into(),
         false => format!(
             "apt-get install {} (Debian, Ubuntu), or set {} to a C compiler that links static-pie for {triple}",
-            cross_packages(triple),
+            platform(triple).cross_packages,
             cross_variable(triple)
         ),
     }
-}
-
-/// Debian's and Ubuntu's packages with a C compiler and library for another architecture.
-pub fn cross_packages(triple: &str) -> &'static str {
-    if triple.starts_with("aarch64") { "gcc-aarch64-linux-gnu libc6-dev-arm64-cross" } else { "gcc-x86-64-linux-gnu libc6-dev-amd64-cross" }
 }
 
 /// The variable that names a C compiler for another architecture, as cargo's build scripts know it.

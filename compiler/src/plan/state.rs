@@ -60,12 +60,12 @@ pub(super) fn plan(module: &Module, cx: &PlanCx<'_>) -> Result<(StatePlan, State
 mod tests {
     use super::*;
     use crate::error::Error;
-    use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+    use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 
     /// All layers of a page lie together; states that do not survive a step share one place.
     #[test]
     fn states_lie_page_by_page() {
-        let isa = Isa::lookup(HOST_TRIPLE, if HOST_TRIPLE.starts_with("x86_64") { "x86-64-v3" } else { "neoverse-n1" }, &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v3", &[]).unwrap();
         let cx = PlanCx { isa: &isa, slots: 3, ctx_size: 300, least_rows: 1, cores: 1, tuning: None };
         let layout = |persistent: &str| {
             let text = format!(

@@ -187,7 +187,7 @@ pub fn attention_rows(bucket: u64, heads_per_kv: u64, kv_heads: u64, cores: u32)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcompile_codegen::isa::HOST_TRIPLE;
+    use rcompile_codegen::isa::X86_64_TRIPLE;
 
     #[test]
     fn tiles_of_attention_leave_work_for_all_cores() {
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn long_groups_of_nibbles_leave_few_rows_to_vectors() {
-        let isa = Isa::lookup(HOST_TRIPLE, "emeraldrapids", &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, "emeraldrapids", &[]).unwrap();
         let mr = |compute, rows, coding| {
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             heuristic(&isa, rows, &panels, DType::U8, compute).mr
@@ -219,7 +219,7 @@ mod tests {
     #[test]
     fn levels_read_as_the_cpu_likes_that_they_run_on() {
         let on = |cpu: &str, rows, coding| {
-            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let choose = |tuned| choose(tuned, &isa, rows, &panels, DType::Bf16, Compute::F32);
             let (tile, on) = choose(None);
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn a_single_row_of_codes_walks_as_its_cpu_likes() {
         let walk = |cpu: &str, rows, coding| {
-            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
             (tile.fetch.streams, tile.fetch.l2, tile.fetch.l1)
@@ -256,7 +256,7 @@ mod tests {
 
     #[test]
     fn blocks_by_tiles_fit_l1() {
-        let isa = Isa::lookup(HOST_TRIPLE, "sapphirerapids", &[]).unwrap();
+        let isa = Isa::lookup(X86_64_TRIPLE, "sapphirerapids", &[]).unwrap();
         let k_block = |k, compute, dtype, coding| {
             let panels = Panels { nr: isa.panel_nr(), k_pack: 2, k, groups: 1, group_cols: 2048, ways: 1, coding };
             heuristic(&isa, 512, &panels, dtype, compute).k_block
@@ -275,7 +275,7 @@ mod tests {
     #[test]
     fn nibbles_are_taken_apart_once_unless_that_costs_nothing() {
         let blocks = |cpu: &str, rows, group| {
-            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let coding = Coding::Int4 { group, zeros: false };
             let panels = Panels { nr: isa.panel_nr(), k_pack: 8, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
@@ -289,7 +289,7 @@ mod tests {
     #[test]
     fn rows_are_busy_by_their_instructions_per_line() {
         let rows = |cpu: &str, dtype, compute, coding| {
-            let isa = Isa::lookup(HOST_TRIPLE, cpu, &[]).unwrap();
+            let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 1, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = heuristic(&isa, 8, &panels, dtype, compute);
             (tile.fetch.busy_rows, tile.fetch.busy_l1)
