@@ -145,37 +145,13 @@ impl<'o> Building<'o> {
             Some(path) => calibrate::check(&model).and_then(|()| CalibrationText::read(path, &model)).map(Some)?,
             None => None,
         };
-        let facts = model.facts();
         stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.weights.parameters()));
         for warning in &model.warnings {
             self.warn(Some(warning.to_string()));
         }
         let settings = Settings::new(o, &model, &isa)?;
-        if settings.ctx_size as usize > facts.max_positions {
-            self.warn(Some(format!(
-                "warning[W-context]: --ctx-size: {} positions are beyond what the model was trained for, {}; later positions may be nonsense",
-                settings.ctx_size, facts.max_positions
-            )));
-        }
-        if let (Some(stored), DType::BF16) = (settings.weight_dtype.filter(|d| *d != DType::BF16), settings.compute) {
-            self.warn(Some(format!(
-                "warning[W-dtype]: --compute bf16: weights of matrix products that are no codes are stored in bf16; --dtype {} is for the others",
-                stored.name()
-            )));
-        }
-        if let Some(keep) =
-            settings.quantisation.keep.iter().find(|keep| is_narrowed(keep, &model)).filter(|_| settings.compute == DType::BF16)
-        {
-            let name = rcompile_models::error::escape(&keep.pattern);
-            self.warn(Some(format!(
-                "warning[W-dtype]: --compute bf16: what --keep says of {name} is stored in bf16 if it is a weight of matrix products"
-            )));
-        }
-        if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
-            let count = model.weights.coded_count();
-            self.warn(Some(format!(
-                "warning[W-quantize]: --quantize: {count} matrices of the checkpoint are codes already and stay as they are"
-            )));
+        for remark in remarks(&model, &settings) {
+            self.warn(Some(remark));
         }
         let report = &mut self.report;
         report.model = model.name.clone();
@@ -553,6 +529,36 @@ fn run_passes(
         report.notes.extend(notes);
     }
     Ok(cx.products)
+}
+
+/// What may not be meant in what was asked for.
+fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let (positions, trained) = (settings.ctx_size, model.facts().max_positions);
+    if positions as usize > trained {
+        remarks.push(format!(
+            "warning[W-context]: --ctx-size: {positions} positions are beyond what the model was trained for, {trained}; later positions may \
+             be nonsense"
+        ));
+    }
+    let narrowed = settings.compute == DType::BF16;
+    if let Some(stored) = settings.weight_dtype.filter(|stored| narrowed && *stored != DType::BF16) {
+        remarks.push(format!(
+            "warning[W-dtype]: --compute bf16: weights of matrix products that are no codes are stored in bf16; --dtype {} is for the others",
+            stored.name()
+        ));
+    }
+    if let Some(keep) = settings.quantisation.keep.iter().find(|keep| narrowed && is_narrowed(keep, model)) {
+        let name = rcompile_models::error::escape(&keep.pattern);
+        remarks.push(format!(
+            "warning[W-dtype]: --compute bf16: what --keep says of {name} is stored in bf16 if it is a weight of matrix products"
+        ));
+    }
+    if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
+        let count = model.weights.coded_count();
+        remarks.push(format!("warning[W-quantize]: --quantize: {count} matrices of the checkpoint are codes already and stay as they are"));
+    }
+    remarks
 }
 
 /// Patterns that give a type to tensors of which no product reads any. (Other tensors have the checkpoint's type, or `--dtype`'s.)
