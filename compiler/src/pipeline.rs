@@ -76,8 +76,8 @@ pub const PASSES: &[Pass] = &[
     Pass::new("outline-layers", outline_layers::run, 1).of_steps(),             // last: all others see plain layers
 ];
 
-/// Bytes of the stack of a thread that compiles, whatever `RUST_MIN_STACK` says.
-pub const STACK_BYTES: usize = 8 << 20;
+/// Bytes of the stack of a thread that compiles, whatever `RUST_MIN_STACK` says. (Control groups count them.)
+pub const STACK_BYTES: usize = 2 << 20;
 
 /// Runs a verb.
 pub fn dispatch(command: Command) -> Result<(), Error> {

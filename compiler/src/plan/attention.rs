@@ -5,8 +5,7 @@
 
 use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::KernelBuilder;
-use super::lower::{Stop, binary, compare};
-use super::weights::Weights;
+use super::lower::{Lowering, Stop, binary, compare};
 use super::{Plan, PlanError};
 use rcompile_codegen::program as p;
 use rcompile_codegen::program::{
@@ -30,12 +29,11 @@ impl Plan<'_> {
         // Of codes: the largest magnitude first, as `rcompile_graph::quant` says.
         let mut factors = None;
         if layout.kv.scales().is_some() {
-            let abs = |f: &Frame<'_>, k: &mut KernelBuilder, ws: &mut Weights<'_>, at: &[ExprId]| {
-                let x = f.at(k, ws, source, at)?;
-                Ok(k.exprs.add(Expr::Unary(p::UnaryOp::Abs, x)))
-            };
-            let largest =
-                frame.row_reduce(&mut k, &mut self.weights, id, value.into(), ReduceOp::Max, layout.kv.head_dim.into(), &idx, abs)?;
+            let mut lowering = Lowering { frame, k: &mut k, weights: &mut self.weights };
+            let largest = lowering.row_reduce((id, value.into()), ReduceOp::Max, layout.kv.head_dim.into(), &idx, |l, at| {
+                let x = l.at(source, at)?;
+                Ok(l.k.exprs.add(Expr::Unary(p::UnaryOp::Abs, x)))
+            })?;
             let (zero, tiny, most) = (k.exprs.float(0.0), k.exprs.float(rcompile_graph::quant::TINY), k.exprs.float(127.0));
             let nothing = k.exprs.add(Expr::Cmp(p::CmpOp::Lt, largest, tiny));
             let mut quotient = |a, b| {
@@ -45,20 +43,20 @@ impl Plan<'_> {
             factors = Some((quotient(most, largest), quotient(largest, most)));
         }
         self.inner_stores(&mut k, layout.kv.head_dim, true, &idx, |plan, k, idx| {
-            let mut x = frame.at(k, &mut plan.weights, source, idx)?;
+            let mut lowering = Lowering { frame, k, weights: &mut plan.weights };
+            let mut x = lowering.at(source, idx)?;
             if let Some((inverse, _)) = factors {
-                x = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, x, inverse));
+                x = lowering.k.exprs.add(Expr::Binary(p::BinaryOp::Mul, x, inverse));
             }
-            let slot = frame.at(k, &mut plan.weights, node.inputs[2], &idx[..1])?;
-            let place = frame.at(k, &mut plan.weights, node.inputs[3], &idx[..1])?;
+            let (slot, place) = (lowering.at(node.inputs[2], &idx[..1])?, lowering.at(node.inputs[3], &idx[..1])?);
             let index = layout.element(k, value, slot, place, idx[1], idx[2]);
             let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.kv.dtype });
             Ok(vec![Store { operand, index, value: x }])
         })?;
         if let (Some(scales), Some((_, scale))) = (layout.kv.scales(), factors) {
             self.inner_stores(&mut k, 1, false, &idx, |plan, k, idx| {
-                let slot = frame.at(k, &mut plan.weights, node.inputs[2], &idx[..1])?;
-                let place = frame.at(k, &mut plan.weights, node.inputs[3], &idx[..1])?;
+                let mut lowering = Lowering { frame, k, weights: &mut plan.weights };
+                let (slot, place) = (lowering.at(node.inputs[2], &idx[..1])?, lowering.at(node.inputs[3], &idx[..1])?);
                 let index = layout.scale(k, scales, value, slot, place, idx[1]);
                 let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: DType::F32 });
                 Ok(vec![Store { operand, index, value: scale }])

@@ -42,25 +42,35 @@ impl From<PlanError> for Stop {
 /// Result of lowering.
 pub type Lowered = Result<ExprId, Stop>;
 
-impl Frame<'_> {
+/// Expressions of a kernel from values of a function, and the weights that these read.
+pub struct Lowering<'l, 'm, 'w> {
+    /// The function, and where its stored values lie.
+    pub frame: &'l Frame<'m>,
+    /// The kernel.
+    pub k: &'l mut KernelBuilder,
+    /// The program's weights.
+    pub weights: &'l mut Weights<'w>,
+}
+
+impl Lowering<'_, '_, '_> {
     /// Element `idx` of value `v`.
-    pub fn at(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
-        if let Some(way) = k.acc.get(&v) {
+    pub fn at(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
+        if let Some(way) = self.k.acc.get(&v) {
             let way = *way;
-            return Ok(k.exprs.add(Expr::Acc(way)));
+            return Ok(self.k.exprs.add(Expr::Acc(way)));
         }
         let key = (v, idx.to_vec());
-        if let Some(e) = k.memo.get(&key) {
+        if let Some(e) = self.k.memo.get(&key) {
             return Ok(*e);
         }
-        let e = match self.homes.get(&v) {
+        let e = match self.frame.homes.get(&v) {
             Some(home) => {
-                let (operand, index) = self.address(k, &home.clone(), v, idx);
-                k.load(operand.place, operand.dtype, index)
+                let (operand, index) = self.frame.address(self.k, &home.clone(), v, idx);
+                self.k.load(operand.place, operand.dtype, index)
             }
             None => {
-                let e = self.compute(k, ws, v, idx)?;
-                let node = self.func.node(v);
+                let e = self.compute(v, idx)?;
+                let node = self.frame.func.node(v);
                 let rounds = match node.op.class() {
                     OpClass::Source => matches!(node.op, Op::Const(_)),
                     // A conversion rounds itself.
@@ -68,186 +78,186 @@ impl Frame<'_> {
                     class => class == OpClass::Reduction,
                 };
                 match node.ty.dtype {
-                    g::DType::BF16 if rounds => k.exprs.add(Expr::Round(DType::Bf16, e)),
-                    g::DType::F16 if rounds => k.exprs.add(Expr::Round(DType::F16, e)),
+                    g::DType::BF16 if rounds => self.k.exprs.add(Expr::Round(DType::Bf16, e)),
+                    g::DType::F16 if rounds => self.k.exprs.add(Expr::Round(DType::F16, e)),
                     _ => e,
                 }
             }
         };
-        k.memo.insert(key, e);
+        self.k.memo.insert(key, e);
         Ok(e)
     }
 
-    fn compute(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
-        let node = self.func.node(v);
+    fn compute(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let node = self.frame.func.node(v);
         let input = |i: usize| node.inputs[i];
-        let shape = |v: ValueId| &self.func.ty(v).shape;
+        let shape = |v: ValueId| &self.frame.func.ty(v).shape;
         match &node.op {
             Op::Input { .. } => Err(PlanError::Internal(format!("input {} is not stored", v.0)).into()),
-            Op::Param(p) => Ok(self.param(k, ws, *p, idx)),
-            Op::Const(value) if node.ty.dtype.is_float() => Ok(k.exprs.float(*value as f32)),
-            Op::Const(value) => Ok(k.int(*value as i64)),
+            Op::Param(p) => Ok(self.param(*p, idx)),
+            Op::Const(value) if node.ty.dtype.is_float() => Ok(self.k.exprs.float(*value as f32)),
+            Op::Const(value) => Ok(self.k.int(*value as i64)),
             Op::Unary(op) => {
-                let x = self.at(k, ws, input(0), idx)?;
-                unary(k, *op, x)
+                let x = self.at(input(0), idx)?;
+                unary(self.k, *op, x)
             }
             Op::Binary(op) => {
-                let a = self.broadcast(k, ws, input(0), idx)?;
-                let b = self.broadcast(k, ws, input(1), idx)?;
+                let a = self.broadcast(input(0), idx)?;
+                let b = self.broadcast(input(1), idx)?;
                 // Kernels divide addresses, which are not negative.
                 let divides = *op == Binary::Div && node.ty.dtype.is_int();
-                let least = |e: ExprId| k.bounds(e).map_or(i64::MIN, |(low, _)| low);
+                let least = |e: ExprId| self.k.bounds(e).map_or(i64::MIN, |(low, _)| low);
                 if divides && (least(a) < 0 || least(b) <= 0) {
                     return Err(Stop::unsupported("division of integers that may be negative or zero"));
                 }
-                Ok(k.exprs.add(Expr::Binary(binary(*op), a, b)))
+                Ok(self.k.exprs.add(Expr::Binary(binary(*op), a, b)))
             }
             Op::Compare(op) => {
-                let a = self.broadcast(k, ws, input(0), idx)?;
-                let b = self.broadcast(k, ws, input(1), idx)?;
-                Ok(k.exprs.add(Expr::Cmp(compare(*op), a, b)))
+                let a = self.broadcast(input(0), idx)?;
+                let b = self.broadcast(input(1), idx)?;
+                Ok(self.k.exprs.add(Expr::Cmp(compare(*op), a, b)))
             }
             Op::Where => {
-                let c = self.broadcast(k, ws, input(0), idx)?;
-                let a = self.broadcast(k, ws, input(1), idx)?;
-                let b = self.broadcast(k, ws, input(2), idx)?;
-                Ok(k.exprs.add(Expr::Select(c, a, b)))
+                let c = self.broadcast(input(0), idx)?;
+                let a = self.broadcast(input(1), idx)?;
+                let b = self.broadcast(input(2), idx)?;
+                Ok(self.k.exprs.add(Expr::Select(c, a, b)))
             }
             Op::Convert => {
-                let x = self.at(k, ws, input(0), idx)?;
-                convert(k, x, self.func.ty(input(0)).dtype, node.ty.dtype)
+                let x = self.at(input(0), idx)?;
+                convert(self.k, x, self.frame.func.ty(input(0)).dtype, node.ty.dtype)
             }
             Op::Reshape => {
                 let (from, to) = (shape(input(0)), &node.ty.shape);
-                let source = reshape_index(k, from, to, idx);
-                self.at(k, ws, input(0), &source)
+                let source = reshape_index(self.k, from, to, idx);
+                self.at(input(0), &source)
             }
             Op::Permute { perm } => {
                 let mut source = idx.to_vec();
                 for (i, p) in perm.iter().enumerate() {
                     source[*p as usize] = idx[i];
                 }
-                self.at(k, ws, input(0), &source)
+                self.at(input(0), &source)
             }
             Op::Slice { axis, start, .. } => {
                 let mut source = idx.to_vec();
-                let start = k.int(*start as i64);
-                source[*axis as usize] = k.add(idx[*axis as usize], start);
-                self.at(k, ws, input(0), &source)
+                let start = self.k.int(*start as i64);
+                source[*axis as usize] = self.k.add(idx[*axis as usize], start);
+                self.at(input(0), &source)
             }
-            Op::Cat { axis } => self.cat(k, ws, v, *axis as usize, idx),
-            Op::Expand => self.broadcast(k, ws, input(0), idx),
+            Op::Cat { axis } => self.cat(v, *axis as usize, idx),
+            Op::Expand => self.broadcast(input(0), idx),
             Op::Embedding => {
-                let row = self.at(k, ws, input(1), &idx[..1])?;
+                let row = self.at(input(1), &idx[..1])?;
                 let mut source = vec![row];
                 source.extend(&idx[1..]);
-                self.at(k, ws, input(0), &source)
+                self.at(input(0), &source)
             }
             Op::IndexSelect => {
                 let mut source = idx.to_vec();
                 let last = source.len() - 1;
-                source[last] = self.at(k, ws, input(1), &idx[last..])?;
-                self.at(k, ws, input(0), &source)
+                source[last] = self.at(input(1), &idx[last..])?;
+                self.at(input(0), &source)
             }
-            Op::Reduce { op, axis } => self.reduce(k, ws, v, *op, *axis as usize, idx),
-            Op::Softmax => self.softmax(k, ws, v, idx),
-            Op::RmsNorm { eps } => self.rms_norm(k, ws, v, *eps, idx),
-            Op::LayerNorm { eps } => self.layer_norm(k, ws, v, *eps, idx),
-            Op::Rope => self.rope(k, ws, v, idx),
-            Op::Pool(pool) => self.pool(k, ws, v, *pool, idx),
+            Op::Reduce { op, axis } => self.reduce(v, *op, *axis as usize, idx),
+            Op::Softmax => self.softmax(v, idx),
+            Op::RmsNorm { eps } => self.rms_norm(v, *eps, idx),
+            Op::LayerNorm { eps } => self.layer_norm(v, *eps, idx),
+            Op::Rope => self.rope(v, idx),
+            Op::Pool(pool) => self.pool(v, *pool, idx),
             Op::Mm { .. } | Op::Sdpa { .. } | Op::Call { .. } => Err(Stop::Store(v)),
             Op::KvAppend { .. } => Err(Stop::unsupported("elements of a state")),
         }
     }
 
-    fn softmax(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
-        let inputs = &self.func.node(v).inputs;
+    fn softmax(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let inputs = &self.frame.func.node(v).inputs;
         let last = idx.len() - 1;
-        let n = width(&self.func.ty(v).shape)?;
+        let n = width(&self.frame.func.ty(v).shape)?;
         let x = inputs[0];
-        let max = self.row_reduce(k, ws, v, 0, ReduceOp::Max, n, &idx[..last], |f, k, ws, at| f.at(k, ws, x, at))?;
+        let max = self.row_reduce((v, 0), ReduceOp::Max, n, &idx[..last], |l, at| l.at(x, at))?;
         let exp = |k: &mut KernelBuilder, x: ExprId| {
             let d = k.exprs.add(Expr::Binary(BinaryOp::Sub, x, max));
             k.exprs.add(Expr::Unary(UnaryOp::Exp, d))
         };
-        let sum = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, &idx[..last], |f, k, ws, at| {
-            let x = f.at(k, ws, x, at)?;
-            Ok(exp(k, x))
+        let sum = self.row_reduce((v, 1), ReduceOp::Sum, n, &idx[..last], |l, at| {
+            let x = l.at(x, at)?;
+            Ok(exp(l.k, x))
         })?;
-        let x = self.at(k, ws, x, idx)?;
-        let e = exp(k, x);
-        Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, e, sum)))
+        let x = self.at(x, idx)?;
+        let e = exp(self.k, x);
+        Ok(self.k.exprs.add(Expr::Binary(BinaryOp::Div, e, sum)))
     }
 
-    fn rms_norm(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, eps: f64, idx: &[ExprId]) -> Lowered {
-        let inputs = &self.func.node(v).inputs;
-        let n = width(&self.func.ty(v).shape)?;
+    fn rms_norm(&mut self, v: ValueId, eps: f64, idx: &[ExprId]) -> Lowered {
+        let inputs = &self.frame.func.node(v).inputs;
+        let n = width(&self.frame.func.ty(v).shape)?;
         let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
         let x = inputs[0];
-        let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| {
-            let x = f.at(k, ws, x, at)?;
-            Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, x, x)))
+        let sum = self.row_reduce((v, 0), ReduceOp::Sum, n, lead, |l, at| {
+            let x = l.at(x, at)?;
+            Ok(l.k.exprs.add(Expr::Binary(BinaryOp::Mul, x, x)))
         })?;
-        let root = inverse_root(k, sum, n, eps);
-        let x = self.at(k, ws, x, idx)?;
-        let w = self.at(k, ws, inputs[1], &[last])?;
-        let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, x, root));
-        Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w)))
+        let root = inverse_root(self.k, sum, n, eps);
+        let x = self.at(x, idx)?;
+        let w = self.at(inputs[1], &[last])?;
+        let normed = self.k.exprs.add(Expr::Binary(BinaryOp::Mul, x, root));
+        Ok(self.k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w)))
     }
 
-    fn layer_norm(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, eps: f64, idx: &[ExprId]) -> Lowered {
-        let inputs = &self.func.node(v).inputs;
-        let n = width(&self.func.ty(v).shape)?;
+    fn layer_norm(&mut self, v: ValueId, eps: f64, idx: &[ExprId]) -> Lowered {
+        let inputs = &self.frame.func.node(v).inputs;
+        let n = width(&self.frame.func.ty(v).shape)?;
         let (lead, last) = (&idx[..idx.len() - 1], idx[idx.len() - 1]);
         let x = inputs[0];
-        let sum = self.row_reduce(k, ws, v, 0, ReduceOp::Sum, n, lead, |f, k, ws, at| f.at(k, ws, x, at))?;
-        let count = k.exprs.float(n as f32);
-        let mean = k.exprs.add(Expr::Binary(BinaryOp::Div, sum, count));
+        let sum = self.row_reduce((v, 0), ReduceOp::Sum, n, lead, |l, at| l.at(x, at))?;
+        let count = self.k.exprs.float(n as f32);
+        let mean = self.k.exprs.add(Expr::Binary(BinaryOp::Div, sum, count));
         let centred = |k: &mut KernelBuilder, x: ExprId| k.exprs.add(Expr::Binary(BinaryOp::Sub, x, mean));
-        let squares = self.row_reduce(k, ws, v, 1, ReduceOp::Sum, n, lead, |f, k, ws, at| {
-            let x = f.at(k, ws, x, at)?;
-            let c = centred(k, x);
-            Ok(k.exprs.add(Expr::Binary(BinaryOp::Mul, c, c)))
+        let squares = self.row_reduce((v, 1), ReduceOp::Sum, n, lead, |l, at| {
+            let x = l.at(x, at)?;
+            let c = centred(l.k, x);
+            Ok(l.k.exprs.add(Expr::Binary(BinaryOp::Mul, c, c)))
         })?;
-        let root = inverse_root(k, squares, n, eps);
-        let x = self.at(k, ws, x, idx)?;
-        let c = centred(k, x);
-        let normed = k.exprs.add(Expr::Binary(BinaryOp::Mul, c, root));
-        let w = self.at(k, ws, inputs[1], &[last])?;
-        let b = self.at(k, ws, inputs[2], &[last])?;
-        let scaled = k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w));
-        Ok(k.exprs.add(Expr::Binary(BinaryOp::Add, scaled, b)))
+        let root = inverse_root(self.k, squares, n, eps);
+        let x = self.at(x, idx)?;
+        let c = centred(self.k, x);
+        let normed = self.k.exprs.add(Expr::Binary(BinaryOp::Mul, c, root));
+        let w = self.at(inputs[1], &[last])?;
+        let b = self.at(inputs[2], &[last])?;
+        let scaled = self.k.exprs.add(Expr::Binary(BinaryOp::Mul, normed, w));
+        Ok(self.k.exprs.add(Expr::Binary(BinaryOp::Add, scaled, b)))
     }
 
-    fn broadcast(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
-        let shape = &self.func.ty(v).shape;
+    fn broadcast(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let shape = &self.frame.func.ty(v).shape;
         let skip = idx.len() - shape.len();
         let mut source = Vec::with_capacity(shape.len());
         for (d, i) in shape.iter().zip(&idx[skip..]) {
-            source.push(if *d == Dim::Const(1) { k.int(0) } else { *i });
+            source.push(if *d == Dim::Const(1) { self.k.int(0) } else { *i });
         }
-        self.at(k, ws, v, &source)
+        self.at(v, &source)
     }
 
-    fn param(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, p: ParamId, idx: &[ExprId]) -> ExprId {
-        let ty = &self.module.params[p.index()].ty;
-        let layout = ws.lookup_layout(p);
-        let weight = ws.get(&self.params[&p], layout);
-        let dtype = ws.storage(ty.dtype).unwrap_or(DType::F32);
+    fn param(&mut self, p: ParamId, idx: &[ExprId]) -> ExprId {
+        let ty = &self.frame.module.params[p.index()].ty;
+        let layout = self.weights.lookup_layout(p);
+        let weight = self.weights.get(&self.frame.params[&p], layout);
+        let dtype = self.weights.storage(ty.dtype).unwrap_or(DType::F32);
         let index = match layout {
-            Layout::Plain => linear(k, &ty.shape, idx),
-            Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(k, (weight, dtype), &panels, idx[0], idx[1]),
-            Layout::Panels(panels) => panel_index(k, &panels, dtype, idx[0], idx[1]),
+            Layout::Plain => linear(self.k, &ty.shape, idx),
+            Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(self.k, (weight, dtype), &panels, idx[0], idx[1]),
+            Layout::Panels(panels) => panel_index(self.k, &panels, dtype, idx[0], idx[1]),
         };
-        k.load(Place::Weight(weight), dtype, index)
+        self.k.load(Place::Weight(weight), dtype, index)
     }
 
-    fn cat(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, axis: usize, idx: &[ExprId]) -> Lowered {
-        let node = self.func.node(v);
+    fn cat(&mut self, v: ValueId, axis: usize, idx: &[ExprId]) -> Lowered {
+        let node = self.frame.func.node(v);
         let mut parts = Vec::new();
         let mut start = 0i64;
         for part in &node.inputs {
-            let n = self.func.ty(*part).shape[axis].constant().unwrap_or(1) as i64;
+            let n = self.frame.func.ty(*part).shape[axis].constant().unwrap_or(1) as i64;
             parts.push((*part, start, n));
             start += n;
         }
@@ -256,13 +266,13 @@ impl Frame<'_> {
             let back = k.int(-start);
             k.add(e, back)
         };
-        if let Some((low, high)) = k.bounds(e) {
+        if let Some((low, high)) = self.k.bounds(e) {
             if let Some((part, start, _)) = parts.iter().find(|(_, s, n)| *s <= low && high < s + n) {
                 let mut source = idx.to_vec();
-                source[axis] = at(k, *start);
-                return self.at(k, ws, *part, &source);
+                source[axis] = at(self.k, *start);
+                return self.at(*part, &source);
             }
-            if let Some(offset) = k.inner_offset(e)
+            if let Some(offset) = self.k.inner_offset(e)
                 && let Some((_, start, n)) = parts.iter().find(|(_, s, n)| *s <= low && low < s + n)
             {
                 return Err(Stop::Split(start + n - offset));
@@ -271,27 +281,27 @@ impl Frame<'_> {
         // The index does not follow the inner variable: choose at run time, with every address inside its part.
         let mut value = None;
         for (part, start, n) in parts {
-            let (zero, last) = (k.int(0), k.int(n - 1));
-            let moved = at(k, start);
-            let low = k.binary(BinaryOp::Max, moved, zero);
+            let (zero, last) = (self.k.int(0), self.k.int(n - 1));
+            let moved = at(self.k, start);
+            let low = self.k.binary(BinaryOp::Max, moved, zero);
             let mut source = idx.to_vec();
-            source[axis] = k.binary(BinaryOp::Min, low, last);
-            let x = self.at(k, ws, part, &source)?;
+            source[axis] = self.k.binary(BinaryOp::Min, low, last);
+            let x = self.at(part, &source)?;
             value = Some(match value {
                 None => x,
                 Some(before) => {
-                    let start = k.int(start);
-                    let here = k.exprs.add(Expr::Cmp(CmpOp::Ge, e, start));
-                    k.exprs.add(Expr::Select(here, x, before))
+                    let start = self.k.int(start);
+                    let here = self.k.exprs.add(Expr::Cmp(CmpOp::Ge, e, start));
+                    self.k.exprs.add(Expr::Select(here, x, before))
                 }
             });
         }
         value.ok_or_else(|| Stop::unsupported("concatenation of nothing"))
     }
 
-    fn rope(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, idx: &[ExprId]) -> Lowered {
-        let node = self.func.node(v);
-        let half = self.func.ty(node.inputs[1]).shape[1].constant().unwrap_or(0) as i64;
+    fn rope(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
+        let node = self.frame.func.node(v);
+        let half = self.frame.func.ty(node.inputs[1]).shape[1].constant().unwrap_or(0) as i64;
         let d = idx[2];
         let side = |k: &KernelBuilder, edge: i64| match (k.bounds(d), k.inner_offset(d)) {
             (Some((_, high)), _) if high < edge => Ok(true),
@@ -299,129 +309,125 @@ impl Frame<'_> {
             (_, Some(offset)) => Err(Stop::Split(edge - offset)),
             _ => Err(Stop::Store(v)),
         };
-        let x = |k: &mut KernelBuilder, ws: &mut Weights<'_>, shift: i64| {
-            let shift = k.int(shift);
-            let at = k.add(d, shift);
-            self.at(k, ws, node.inputs[0], &[idx[0], idx[1], at])
+        let x = |l: &mut Self, shift: i64| {
+            let shift = l.k.int(shift);
+            let at = l.k.add(d, shift);
+            l.at(node.inputs[0], &[idx[0], idx[1], at])
         };
-        let table = |k: &mut KernelBuilder, ws: &mut Weights<'_>, which: usize, shift: i64| {
-            let shift = k.int(shift);
-            let at = k.add(d, shift);
-            self.at(k, ws, node.inputs[which], &[idx[0], at])
+        let table = |l: &mut Self, which: usize, shift: i64| {
+            let shift = l.k.int(shift);
+            let at = l.k.add(d, shift);
+            l.at(node.inputs[which], &[idx[0], at])
         };
-        if !side(k, 2 * half)? {
-            return x(k, ws, 0);
+        if !side(self.k, 2 * half)? {
+            return x(self, 0);
         }
-        let first = side(k, half)?;
+        let first = side(self.k, half)?;
         let back = if first { 0 } else { -half };
-        let (c, s) = (table(k, ws, 1, back)?, table(k, ws, 2, back)?);
-        let (this, other) = (x(k, ws, 0)?, x(k, ws, if first { half } else { -half })?);
-        let this = k.exprs.add(Expr::Binary(BinaryOp::Mul, this, c));
-        let other = k.exprs.add(Expr::Binary(BinaryOp::Mul, other, s));
-        Ok(k.exprs.add(Expr::Binary(if first { BinaryOp::Sub } else { BinaryOp::Add }, this, other)))
+        let (c, s) = (table(self, 1, back)?, table(self, 2, back)?);
+        let (this, other) = (x(self, 0)?, x(self, if first { half } else { -half })?);
+        let this = self.k.exprs.add(Expr::Binary(BinaryOp::Mul, this, c));
+        let other = self.k.exprs.add(Expr::Binary(BinaryOp::Mul, other, s));
+        Ok(self.k.exprs.add(Expr::Binary(if first { BinaryOp::Sub } else { BinaryOp::Add }, this, other)))
     }
 
-    fn reduce(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, op: Reduce, axis: usize, idx: &[ExprId]) -> Lowered {
-        let x = self.func.node(v).inputs[0];
-        let Dim::Const(n) = self.func.ty(x).shape[axis] else {
+    fn reduce(&mut self, v: ValueId, op: Reduce, axis: usize, idx: &[ExprId]) -> Lowered {
+        let x = self.frame.func.node(v).inputs[0];
+        let Dim::Const(n) = self.frame.func.ty(x).shape[axis] else {
             return Err(Stop::unsupported("reduction over rows"));
         };
         let kind = if op == Reduce::Amax { ReduceOp::Max } else { ReduceOp::Sum };
         let total = if axis + 1 == idx.len() {
-            self.row_reduce(k, ws, v, 0, kind, n, &idx[..axis], |f, k, ws, at| f.at(k, ws, x, at))?
+            self.row_reduce((v, 0), kind, n, &idx[..axis], |l, at| l.at(x, at))?
         } else {
-            let var = k.var((0, n as i64 - 1));
+            let var = self.k.var((0, n as i64 - 1));
             let mut source = idx.to_vec();
-            source[axis] = k.var_expr(var);
-            let body = self.at(k, ws, x, &source)?;
-            let (begin, end) = (k.int(0), k.int(n as i64));
-            k.exprs.add(Expr::Fold { op: kind, var, begin, end, body })
+            source[axis] = self.k.var_expr(var);
+            let body = self.at(x, &source)?;
+            let (begin, end) = (self.k.int(0), self.k.int(n as i64));
+            self.k.exprs.add(Expr::Fold { op: kind, var, begin, end, body })
         };
         if op == Reduce::Mean {
-            let n = k.exprs.float(n as f32);
-            return Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, total, n)));
+            let n = self.k.exprs.float(n as f32);
+            return Ok(self.k.exprs.add(Expr::Binary(BinaryOp::Div, total, n)));
         }
         Ok(total)
     }
 
     /// Reduction of a row of `n` elements as a stage of its own; `which` tells several of one value apart.
-    #[allow(clippy::too_many_arguments)]
     pub(super) fn row_reduce(
-        &self,
-        k: &mut KernelBuilder,
-        ws: &mut Weights<'_>,
-        v: ValueId,
-        which: u32,
+        &mut self,
+        (v, which): (ValueId, u32),
         op: ReduceOp,
         n: u64,
         lead: &[ExprId],
-        element: impl Fn(&Self, &mut KernelBuilder, &mut Weights<'_>, &[ExprId]) -> Lowered,
+        element: impl Fn(&mut Self, &[ExprId]) -> Lowered,
     ) -> Lowered {
-        if !k.may_reduce || !lead.iter().all(|e| k.is_outer(*e)) {
+        if !self.k.may_reduce || !lead.iter().all(|e| self.k.is_outer(*e)) {
             return Err(Stop::Store(v));
         }
         let key = (v, which, lead.to_vec());
-        if let Some(e) = k.reduced.get(&key) {
+        if let Some(e) = self.k.reduced.get(&key) {
             return Ok(*e);
         }
-        let (saved_inner, saved_memo) = (k.inner, std::mem::take(&mut k.memo));
-        let var = k.var((0, n as i64 - 1));
+        let (saved_inner, saved_memo) = (self.k.inner, std::mem::take(&mut self.k.memo));
+        let var = self.k.var((0, n as i64 - 1));
         let mut at = lead.to_vec();
-        at.push(k.var_expr(var));
+        at.push(self.k.var_expr(var));
         let mut total = None;
         in_pieces(n as u32, |range| {
-            k.set_inner(var, &range);
-            let value = element(self, k, ws, &at)?;
-            let part = k.reduce(op, var, range, value);
+            self.k.set_inner(var, &range);
+            let value = element(self, &at)?;
+            let part = self.k.reduce(op, var, range, value);
             let join = if op == ReduceOp::Sum { BinaryOp::Add } else { BinaryOp::Max };
-            total = Some(total.map_or(part, |t| k.exprs.add(Expr::Binary(join, t, part))));
+            total = Some(total.map_or(part, |t| self.k.exprs.add(Expr::Binary(join, t, part))));
             Ok(())
         })?;
-        (k.inner, k.memo) = (saved_inner, saved_memo);
+        (self.k.inner, self.k.memo) = (saved_inner, saved_memo);
         let total = total.ok_or_else(|| Stop::unsupported("reduction of nothing"))?;
-        k.reduced.insert(key, total);
+        self.k.reduced.insert(key, total);
         Ok(total)
     }
 
-    fn pool(&self, k: &mut KernelBuilder, ws: &mut Weights<'_>, v: ValueId, pool: Pool, idx: &[ExprId]) -> Lowered {
-        let x = self.func.node(v).inputs[0];
-        if !self.homes.contains_key(&x) {
+    fn pool(&mut self, v: ValueId, pool: Pool, idx: &[ExprId]) -> Lowered {
+        let x = self.frame.func.node(v).inputs[0];
+        if !self.frame.homes.contains_key(&x) {
             return Err(Stop::Store(x));
         }
         let (run, col) = (idx[0], idx[1]);
-        let one = k.int(1);
-        let next = k.add(run, one);
-        let begin = k.load(Place::Table(Table::RunBegin), DType::I32, run);
-        let end = k.load(Place::Table(Table::RunBegin), DType::I32, next);
-        let fold = |k: &mut KernelBuilder, ws: &mut Weights<'_>, op: ReduceOp| {
-            let var = k.var((0, i64::from(i32::MAX)));
-            let row = k.var_expr(var);
-            let body = self.at(k, ws, x, &[row, col])?;
-            Ok(k.exprs.add(Expr::Fold { op, var, begin, end, body }))
+        let one = self.k.int(1);
+        let next = self.k.add(run, one);
+        let begin = self.k.load(Place::Table(Table::RunBegin), DType::I32, run);
+        let end = self.k.load(Place::Table(Table::RunBegin), DType::I32, next);
+        let fold = |l: &mut Self, op: ReduceOp| {
+            let var = l.k.var((0, i64::from(i32::MAX)));
+            let row = l.k.var_expr(var);
+            let body = l.at(x, &[row, col])?;
+            Ok(l.k.exprs.add(Expr::Fold { op, var, begin, end, body }))
         };
         match pool {
             Pool::Mean => {
-                let sum = fold(k, ws, ReduceOp::Sum)?;
-                let n = k.exprs.add(Expr::Binary(BinaryOp::Sub, end, begin));
-                let n = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, n));
-                Ok(k.exprs.add(Expr::Binary(BinaryOp::Div, sum, n)))
+                let sum = fold(self, ReduceOp::Sum)?;
+                let n = self.k.exprs.add(Expr::Binary(BinaryOp::Sub, end, begin));
+                let n = self.k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, n));
+                Ok(self.k.exprs.add(Expr::Binary(BinaryOp::Div, sum, n)))
             }
-            Pool::Max => fold(k, ws, ReduceOp::Max),
+            Pool::Max => fold(self, ReduceOp::Max),
             // Runs are not empty; the clamps say so to the program's verifier.
             Pool::Cls => {
-                let rows = match self.func.ty(x).shape[0] {
-                    Dim::Sym(s) => self.module.symbols[s.index()].bound,
+                let rows = match self.frame.func.ty(x).shape[0] {
+                    Dim::Sym(s) => self.frame.module.symbols[s.index()].bound,
                     Dim::Const(n) => n,
                 };
-                let top = k.int(rows as i64 - 1);
-                let first = k.binary(BinaryOp::Min, begin, top);
-                self.at(k, ws, x, &[first, col])
+                let top = self.k.int(rows as i64 - 1);
+                let first = self.k.binary(BinaryOp::Min, begin, top);
+                self.at(x, &[first, col])
             }
             Pool::Last => {
-                let (one, zero) = (k.int(1), k.int(0));
-                let last = k.binary(BinaryOp::Sub, end, one);
-                let last = k.binary(BinaryOp::Max, last, zero);
-                self.at(k, ws, x, &[last, col])
+                let (one, zero) = (self.k.int(1), self.k.int(0));
+                let last = self.k.binary(BinaryOp::Sub, end, one);
+                let last = self.k.binary(BinaryOp::Max, last, zero);
+                self.at(x, &[last, col])
             }
         }
     }

@@ -6,7 +6,7 @@
 
 use super::frame::{Cols, Frame, Home, Rows, storage};
 use super::kernel::{KernelBuilder, evaluate};
-use super::lower::Stop;
+use super::lower::{Lowering, Stop};
 use super::panels::panels;
 use super::{Plan, PlanError};
 use rcompile_codegen::expr::below;
@@ -207,7 +207,7 @@ impl Plan<'_> {
             k.acc.insert(*v, way as u32);
         }
         let (row_e, col_e) = (k.var_expr(row), k.var_expr(col));
-        let value = frame.at(&mut k, &mut self.weights, chain.end, &[row_e, col_e])?;
+        let value = Lowering { frame, k: &mut k, weights: &mut self.weights }.at(chain.end, &[row_e, col_e])?;
         // Columns of the epilogue are padded columns: the home is addressed without its column map.
         let padded = match home {
             Home::Buffer { id, dtype, stride, .. } => Home::Buffer { id: *id, dtype: *dtype, stride: *stride, cols: Cols::Plain },

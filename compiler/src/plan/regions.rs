@@ -6,7 +6,7 @@
 
 use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::KernelBuilder;
-use super::lower::{Stop, in_pieces};
+use super::lower::{Lowering, Stop, in_pieces};
 use super::tiling;
 use super::{Plan, PlanError};
 use rcompile_codegen::program::{
@@ -195,7 +195,7 @@ impl Plan<'_> {
         self.inner_stores(&mut k, n, shape.len() > 1, &idx, |plan, k, idx| {
             // The home is not yet known to the frame, so that the value is computed and not loaded.
             let (operand, index) = frame.address(k, home, v, idx);
-            let value = frame.at(k, &mut plan.weights, v, idx)?;
+            let value = Lowering { frame, k, weights: &mut plan.weights }.at(v, idx)?;
             Ok(vec![Store { operand: k.operand(operand), index, value }])
         })?;
         Ok(LoopNest { outer, operands: k.operands, exprs: k.exprs, stages: k.stages })
