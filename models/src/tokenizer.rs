@@ -373,6 +373,23 @@ mod tests {
         }
     }
 
+    /// A pattern is written as the engine of executables reads it, and a special token that only the config names is warned of.
+    #[test]
+    fn what_is_read_for_executables() {
+        let file = json!({
+            "model": {"type": "WordLevel", "vocab": {"a": 0, "  ": 1, "\n": 2, "?": 3, "a\n": 4, "<s>": 5}, "unk_token": "?"},
+            "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+                {"type": "Split", "pattern": {"Regex": "^ +"}, "behavior": "Isolated", "invert": false}]},
+        });
+        let (_temp, dir) = crate::generation::tests::dir_with(&[(FILE, file), (CONFIG, json!({"bos_token": "<s>", "eos_token": "</s>"}))]);
+        let mut warnings = vec![];
+        let read = read(&dir, 6, &mut warnings).unwrap().unwrap();
+        let ids = load(&read.json).unwrap().encode("a\n  a", true).unwrap().get_ids().to_vec();
+        assert_eq!(ids, [4, 1, 0]);
+        let warnings: Vec<String> = warnings.iter().map(Warning::to_string).collect();
+        assert!(matches!(&warnings[..], [one] if one.contains("bos_token") && one.contains("`<s>` is no added token")), "{warnings:?}");
+    }
+
     /// Which file counts for special tokens depends on the library that wrote them.
     #[test]
     fn special_tokens_of_two_files() {

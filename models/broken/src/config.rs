@@ -91,6 +91,12 @@ pub const CONFIG: &[Case] = &[
         t.config("quantization_config", json!({"quant_method": "gptq", "bits": 4, "dynamic": {"+:.*": {"bits": 8}}}));
     }),
     ("gptq_bits_missing", 4, &["bits", "is missing"], |t| t.config("quantization_config", json!({"quant_method": "gptq"}))),
+    ("awq_of_two_versions", 6, &["version", "gemv"], |t| {
+        t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "format": "gemm", "version": "gemv"}));
+    }),
+    ("awq_of_another_library", 6, &["backend", "llm-awq"], |t| {
+        t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "backend": "llm-awq"}));
+    }),
     ("awq_gemv", 6, &["version", "gemv"], |t| {
         t.config("quantization_config", json!({"quant_method": "awq", "bits": 4, "version": "gemv"}));
     }),
