@@ -648,12 +648,20 @@ fn other_verbs() {
 /// What sizes threads of Rust makes none of ours too small.
 #[test]
 fn stacks_are_as_large_as_they_must_be() {
-    let case = Case::new("llama-gqa-tied");
+    let dir = tempfile::tempdir().expect("temporary directory");
+    let exe = dir.path().join("exe");
     let mut command = rcompile();
-    command.args(["build", "--no-tokenizer", "--cpu", "x86-64-v3", "--buckets", "1", "--model"]).arg(case.model());
-    command.arg("-o").arg(case.out().join("exe")).env("RUST_MIN_STACK", "1000");
-    let output = command.output().expect("rcompile runs");
+    command.args([
+        "build",
+        "--cpu",
+        "x86-64-v3",
+        "--buckets",
+        "1",
+        "--model",
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo/model"),
+    ]);
+    let output = command.arg("-o").arg(&exe).env("RUST_MIN_STACK", "1000").output().expect("rcompile runs");
     assert_eq!(output.status.code(), Some(0), "{output:?}");
-    let output = Command::new(case.out().join("exe")).args(["generate", "--tokens", "1", "-t", "2"]).env("RUST_MIN_STACK", "1000").output();
+    let output = Command::new(exe).args(["generate", "-p", "Once", "-n", "2", "-t", "2"]).env("RUST_MIN_STACK", "1000").output();
     assert_eq!(output.expect("it runs").status.code(), Some(0));
 }
