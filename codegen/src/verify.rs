@@ -1,5 +1,5 @@
 //! Verifier of programs: what holds whatever the CPU. Kernel generators rely on it, and look only at what they have code for on theirs
-//! (`problems` in `kernels/rows/check.rs` and `kernels/attention/pairs.rs`).
+//! (`kernels/rows/check.rs`, `check` of `kernels/attention.rs`).
 //!
 //! Memory
 //! - Buffers start at multiples of 64 bytes, have rows of a multiple of 32 elements and lie inside `arena_bytes`.

@@ -63,6 +63,9 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab: u32,
     },
+    /// No rows.
+    #[error("a step without rows")]
+    Empty,
     /// A row beyond the slots or positions that the executable has.
     #[error("{what} {found}: expected a value below {bound}")]
     Bound {
@@ -553,7 +556,7 @@ impl<'a> Session<'a> {
             None => Ok(()),
         };
         if rows.is_empty() {
-            return Err(StepError::Bound { what: "first row", found: 0, bound: 0 });
+            return Err(StepError::Empty);
         }
         let vocab = self.program.vocab_size;
         if let Some(&id) = rows.token.iter().find(|&&id| id < 0 || id as u32 >= vocab) {

@@ -360,6 +360,10 @@ fn a_decoder_answers() {
     assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4", "-t", "2", "--copy-weights"]), "defg\n");
     assert_eq!(exe.ok(&["generate", "-p", "ghi", "--stop", "k"]), "j\n");
     assert_eq!(exe.ok(&["generate", "--chat", "--system", "ab", "-p", "cd", "-n", "1"]), "e\n");
+    let said = exe.path.with_file_name("said");
+    fs::write(&said, "cd\n").unwrap();
+    assert_eq!(exe.ok(&["generate", "--chat", "--system", "ab", "-f", said.to_str().unwrap(), "-n", "1"]), "e\n");
+    fs::remove_file(&said).unwrap();
 
     let report = exe.json(&["generate", "--tokens", "0,1,2", "--json", "--temp", "0"]);
     assert_eq!(report["prompt_tokens"], serde_json::json!([0, 1, 2]));

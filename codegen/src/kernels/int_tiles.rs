@@ -50,7 +50,7 @@ pub(super) fn row_bytes(product: &Product) -> u32 {
 impl Microkernel {
     /// A panel's columns, all at once.
     pub(super) fn all_columns(&self, lanes: u32) -> Walk {
-        Walk { m: 1, panels: 1, ways: 1, vectors: self.product.panels.nr / lanes, pieces: 1 }
+        Walk { m: 1, panels: 1, ways: 1, vectors: self.product.panels.nr / lanes, passes: 1 }
     }
 
     /// Takes the nibbles of `groups` groups of the panel at `w` apart, and keeps them with their scales at `to` (see `int_dot`), or as

@@ -58,7 +58,7 @@ pub(super) fn window_round<'c>(fb: &Fb<'_, 'c>, round: Value<'c>) -> Value<'c> {
     fb.add(fb.mul_int(window, WINDOW_BYTES as i64 / lines), fb.mul_int(inside, 64))
 }
 
-/// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `piece * vectors * lanes` on).
+/// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `pass * vectors * lanes` on).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Walk {
     /// Rows.
@@ -70,18 +70,18 @@ pub(super) struct Walk {
     /// Vectors of each panel (of each way).
     pub vectors: u32,
     /// Passes over the panels to cover all their vectors.
-    pub pieces: u32,
+    pub passes: u32,
 }
 
 impl Walk {
     /// `m` rows over weights from memory, in up to `streams` streams, with up to `most` panels side by side.
     pub fn stream(isa: &Isa, micro: &Microkernel, m: u32, streams: u32, most: u32) -> Walk {
         let together = Walk::panel(isa, micro, m, micro.product.panels.ways.min(streams));
-        // Pieces would read every second line only, twice: one way after the other, then.
-        let walk = if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together };
+        // Passes would read every second line only, twice: one way after the other, then.
+        let walk = if together.passes > 1 { Walk::panel(isa, micro, m, 1) } else { together };
         let side_by_side = |p: u32| p * walk.ways <= streams && micro.fits(isa, m, p * walk.vectors * walk.ways);
         let mut panels = 1;
-        if walk.pieces == 1 && walk.ways == micro.product.panels.ways {
+        if walk.passes == 1 && walk.ways == micro.product.panels.ways {
             while panels < most && side_by_side(panels + 1) {
                 panels += 1;
             }
@@ -89,11 +89,11 @@ impl Walk {
         Walk { panels, ..walk }
     }
 
-    /// `m` rows over one panel from a cache. In pieces each block of rows would go through every second line of it, and then the others,
-    /// which is slower from L2 (docs/machines/emerald-rapids.md): one way after the other, then.
+    /// `m` rows over one panel from a cache. In several passes each block of rows would go through every second line of it, and then the
+    /// others, which is slower from L2 (docs/machines/emerald-rapids.md): one way after the other, then.
     pub fn block(isa: &Isa, micro: &Microkernel, m: u32) -> Walk {
         let together = Walk::panel(isa, micro, m, micro.product.panels.ways);
-        if together.pieces > 1 { Walk::panel(isa, micro, m, 1) } else { together }
+        if together.passes > 1 { Walk::panel(isa, micro, m, 1) } else { together }
     }
 
     fn panel(isa: &Isa, micro: &Microkernel, m: u32, ways: u32) -> Walk {
@@ -102,7 +102,7 @@ impl Walk {
         while vectors > 1 && !micro.fits(isa, m, vectors * ways) {
             vectors /= 2;
         }
-        Walk { m, panels: 1, ways, vectors, pieces: per_panel / vectors }
+        Walk { m, panels: 1, ways, vectors, passes: per_panel / vectors }
     }
 
     /// Does a step hold its rows in registers and go through the weights, or the other way round?
@@ -170,7 +170,7 @@ pub(super) enum Feed<'c> {
 /// Where widened weights are kept, as `f32[k][nr]` per panel, or nibbles taken apart (see `int_dot`).
 #[derive(Clone, Copy)]
 pub(super) struct Keep<'c> {
-    /// Address for the first vector of the piece.
+    /// Address for the first vector of the pass.
     pub to: Value<'c>,
     /// Address for the scales of its columns in the first group (nibbles).
     pub scales: Value<'c>,
@@ -191,13 +191,13 @@ struct StepAt<'c> {
 pub(super) struct At<'c> {
     /// Rows (packed ones for matrix instructions), from the first k on.
     pub a: Value<'c>,
-    /// First panel: what is walked beside this piece is prefetched with it.
+    /// First panel: what is walked beside this pass is prefetched with it.
     pub panel: Value<'c>,
-    /// The piece of it.
+    /// What the pass takes of it.
     pub w: Value<'c>,
-    /// Scales of the piece's columns in the first group ([`Coding::has_group_scales`]).
+    /// Scales of the pass's columns in the first group ([`Coding::has_group_scales`]).
     pub scales: Value<'c>,
-    /// The piece's part of the tile.
+    /// The pass's part of the tile.
     pub tile: Value<'c>,
 }
 
@@ -583,7 +583,7 @@ impl Microkernel {
         let (l2, l1) = reading.distances(streams.len() as u32);
         // Lines of a stream's step: those that begin in the vectors of its packs.
         let pack_bytes = step_bytes / packs;
-        let pack_lines = (pack_bytes / u64::from(walk.pieces)).div_ceil(64);
+        let pack_lines = (pack_bytes / u64::from(walk.passes)).div_ceil(64);
         let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
         lines.dedup();
         if l2 >= PAGE && (streams.len() as u32) < WINDOW_PAGES {

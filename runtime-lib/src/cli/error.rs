@@ -115,7 +115,9 @@ impl From<StepError> for Failure {
             StepError::Threads(_) => {
                 Self::new(7, "threads", error).help("raise the limit of processes and threads (ulimit -u), or use fewer: -t 1")
             }
-            StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => Self::new(7, "step", error),
+            StepError::Empty | StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => {
+                Self::new(7, "step", error)
+            }
             StepError::Broken(_) => Self::new(9, "executable", error),
         }
     }

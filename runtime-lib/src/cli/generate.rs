@@ -138,7 +138,12 @@ fn encoded(cx: &Cx, args: &GenerateArgs, text: &Text<'_>, input: &str) -> Result
     if !args.chat {
         return Ok(within_memory(input.len(), || text.encode(input, true))?);
     }
-    let rendered = ChatTemplate::of(cx)?.render(&first_messages(args.system.as_deref(), input))?;
+    // The line break that ends a file is none of what a user says.
+    let said = match args.input.file {
+        Some(_) => input.strip_suffix("\r\n").or_else(|| input.strip_suffix('\n')).unwrap_or(input),
+        None => input,
+    };
+    let rendered = ChatTemplate::of(cx)?.render(&first_messages(args.system.as_deref(), said))?;
     Ok(within_memory(rendered.len(), || text.encode(&rendered, false))?)
 }
 

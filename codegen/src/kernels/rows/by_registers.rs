@@ -44,7 +44,7 @@ impl Product {
             fb.for_(first, end, walk.panels.into(), |panel| {
                 let w = fb.offset(w, fb.mul_int(panel, self.panel_bytes()));
                 let steps = micro.steps(fb, k);
-                self.pieces(&micro, walk, fb, (a, w, tile), |at, _, _| {
+                self.passes(&micro, walk, fb, (a, w, tile), |at, _, _| {
                     micro.emit(fb, walk, at, steps, Start::Zero, Feed::Stream(reading), None)
                 });
                 let column = fb.mul_int(panel, panels.nr.into());
@@ -72,31 +72,31 @@ impl Product {
         let walk = Walk::block(fb.isa(), &micro, m);
         let a = self.rows(fb, &caller, m, block.a, block.k);
         let steps = micro.steps(fb, block.k);
-        let rounds = walk.pieces * (panels.ways / walk.ways);
+        let rounds = walk.passes * (panels.ways / walk.ways);
         let step = fb.div(fb.mul_int(block.ahead_part, 1 << AHEAD_SHIFT), fb.mul_int(fb.max(steps, fb.int(1)), rounds.into()));
         let start = k_blocks.start(fb, &block);
         let block = Block { w, rows: fb.int(m.into()), ..block };
         let passage = Passage { panel_bytes: micro.panel_bytes, widened_panel, k_blocks, most_rows: m };
         self.panels_of_block(fb, &caller, &block, passage, |at| {
-            self.pieces(&micro, walk, fb, (a, at.w, at.tile), |piece_at, way, piece| {
-                let round = fb.add(fb.mul_int(way, walk.pieces.into()), piece);
+            self.passes(&micro, walk, fb, (a, at.w, at.tile), |pass_at, way, pass| {
+                let round = fb.add(fb.mul_int(way, walk.passes.into()), pass);
                 let part = fb.div(fb.mul(round, block.ahead_part), fb.int(rounds.into()));
                 let feed = Feed::Ahead { at: fb.offset(at.ahead, part), step, stream: panels.panel_bytes(self.weight) };
                 let widened = matches!(weights, Weights::Widen { .. }).then(|| {
                     let kept = kept(widened_panel);
-                    let vector = fb.mul_int(piece, walk.vectors.into());
+                    let vector = fb.mul_int(pass, walk.vectors.into());
                     let widened = fb.index(at.widened, way, widened_panel);
                     let scales = fb.index(fb.offset_const(widened, kept.codes_bytes()), vector, u64::from(fb.lanes()) * 4);
                     Keep { to: fb.index(widened, vector, kept.vector_bytes(fb.lanes())), scales, stream: widened_panel }
                 });
-                micro.emit(fb, walk, piece_at, steps, start, feed, widened);
+                micro.emit(fb, walk, pass_at, steps, start, feed, widened);
             });
         });
     }
 
-    /// All pieces of a walk of `(a, w, tile)`: `body(at, way, piece)` with the piece's addresses; the way is the first of those side by
+    /// All passes of a walk of `(a, w, tile)`: `body(at, way, pass)` with the pass's addresses; the way is the first of those side by
     /// side.
-    fn pieces<'c>(
+    fn passes<'c>(
         &self,
         micro: &Microkernel,
         walk: Walk,
@@ -110,12 +110,12 @@ impl Product {
         // One round where all ways are walked side by side.
         fb.for_(fb.int(0), fb.int((panels.ways / walk.ways).into()), 1, |way| {
             let [panel, tile] = [(panel, micro.panel_bytes), (tile, way_tile)].map(|(at, bytes)| fb.index(at, way, bytes));
-            fb.for_(fb.int(0), fb.int(walk.pieces.into()), 1, |piece| {
-                let vector = fb.mul_int(piece, walk.vectors.into());
+            fb.for_(fb.int(0), fb.int(walk.passes.into()), 1, |pass| {
+                let vector = fb.mul_int(pass, walk.vectors.into());
                 let w = fb.offset(panel, fb.mul_int(vector, micro.vector_bytes(fb.lanes()) as i64));
                 let scales = fb.offset(fb.offset_const(panel, codes), fb.mul_int(vector, i64::from(fb.lanes()) * scale as i64));
                 let tile = fb.offset(tile, fb.mul_int(vector, i64::from(fb.lanes()) * 4));
-                body(At { a, panel, w, scales, tile }, way, piece);
+                body(At { a, panel, w, scales, tile }, way, pass);
             });
         });
     }
