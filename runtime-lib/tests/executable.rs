@@ -352,6 +352,19 @@ fn build(name: &str, variant: Variant) -> Exe {
     exe
 }
 
+/// The line break that ends a file is none of what a user says, but one that is typed.
+#[test]
+fn a_file_says_what_its_line_says() {
+    let template = Some("{{ 'cd' if messages[-1].content == 'cd' else 'a' }}");
+    let exe = build("said", Variant { template, ..Variant::default() });
+    for (text, answer) in [("cd", "e\n"), ("cd\n", "e\n"), ("cd\r\n", "e\n"), ("cd\n\n", "b\n")] {
+        let file = exe.path.with_file_name("text");
+        fs::write(&file, text).unwrap();
+        assert_eq!(exe.ok(&["generate", "--chat", "-f", file.to_str().unwrap(), "-n", "1"]), answer, "{text:?}");
+    }
+    assert_eq!(exe.ok(&["generate", "--chat", "-p", "cd\n", "-n", "1"]), "b\n");
+}
+
 #[test]
 fn a_decoder_answers() {
     let exe = build("decoder", Variant::default());
@@ -360,10 +373,6 @@ fn a_decoder_answers() {
     assert_eq!(exe.ok(&["generate", "-p", "abc", "-n", "4", "-t", "2", "--copy-weights"]), "defg\n");
     assert_eq!(exe.ok(&["generate", "-p", "ghi", "--stop", "k"]), "j\n");
     assert_eq!(exe.ok(&["generate", "--chat", "--system", "ab", "-p", "cd", "-n", "1"]), "e\n");
-    let said = exe.path.with_file_name("said");
-    fs::write(&said, "cd\n").unwrap();
-    assert_eq!(exe.ok(&["generate", "--chat", "--system", "ab", "-f", said.to_str().unwrap(), "-n", "1"]), "e\n");
-    fs::remove_file(&said).unwrap();
 
     let report = exe.json(&["generate", "--tokens", "0,1,2", "--json", "--temp", "0"]);
     assert_eq!(report["prompt_tokens"], serde_json::json!([0, 1, 2]));
