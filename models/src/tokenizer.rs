@@ -220,7 +220,8 @@ fn probe(tokenizer: &mut tokenizers::Tokenizer, size: usize, budget: Budget) -> 
     Ok(empty.ok().and_then(Result::ok).map(|e| e.get_ids().to_vec()).unwrap_or_default())
 }
 
-/// Added tokens that take the space beside them: each before and behind each other. The crate fails where two take the same one.
+/// Added tokens that take the space beside them (64 of them at most): each before and behind each other. The crate fails where two take the
+/// same one.
 fn beside_each_other(tokenizer: &tokenizers::Tokenizer) -> impl Iterator<Item = (&'static str, String)> + use<> {
     const MOST: usize = 64;
     let all = tokenizer.get_added_tokens_decoder();

@@ -421,7 +421,7 @@ pub enum OutputKind {
 /// Pooled vectors per run that an encoder writes: each pooling, then the same L2-normalised.
 pub const POOLED_VECTORS: usize = 2 * 4;
 
-/// How the vectors of a text become one.
+/// How the vectors of a text become one, in the order in which an entry writes them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "exe", derive(clap::ValueEnum))]
 #[serde(rename_all = "lowercase")]
@@ -528,4 +528,17 @@ pub struct PoolingInfo {
     pub mode: Pooling,
     /// L2-normalise by default.
     pub normalize: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn vectors_lie_where_the_entry_writes_them() {
+        assert_eq!(Pooling::Mean.vector(false), 0);
+        assert_eq!(Pooling::Last.vector(false), 3);
+        assert_eq!(Pooling::Mean.vector(true), 4);
+        assert_eq!(Pooling::Max.vector(true), 6);
+    }
 }

@@ -18,34 +18,34 @@ pub struct TypeError {
 
 /// Type of `op` applied to operands of the types `inputs`; `declared` is the declared type for ops that need one.
 pub fn infer(module: &Module, op: &Op, inputs: &[&Type], declared: Option<&Type>) -> Result<Type, TypeError> {
-    let node = Node { module, name: op.name(), inputs, declared };
+    let rule = Rule { module, name: op.name(), inputs, declared };
     match op {
-        Op::Input { .. } => node.takes(0).and_then(|()| node.declared()),
-        Op::Param(id) => node.param(*id),
-        Op::Const(_) => node.constant(),
-        Op::Unary(Unary::Not) => node.not(),
-        Op::Unary(_) => node.float_to_same(),
-        Op::Binary(b) => node.binary(matches!(b, Binary::And | Binary::Or)),
-        Op::Compare(_) => node.compare(),
-        Op::Where => node.choose(),
-        Op::Convert => node.convert(),
-        Op::Reshape => node.reshape(),
-        Op::Permute { perm } => node.permute(perm),
-        Op::Slice { axis, start, end } => node.slice(*axis, *start, *end),
-        Op::Cat { axis } => node.cat(*axis as usize),
-        Op::Expand => node.expand(),
-        Op::Embedding => node.embedding(),
-        Op::IndexSelect => node.index_select(),
-        Op::Mm { rhs_t } => node.matmul(*rhs_t),
-        Op::Reduce { axis, .. } => node.reduce(*axis),
-        Op::Softmax => node.softmax(),
-        Op::RmsNorm { .. } => node.norm(1),
-        Op::LayerNorm { .. } => node.norm(2),
-        Op::Rope => node.rope(),
-        Op::KvAppend { state } => node.kv_append(*state),
-        Op::Sdpa { state, .. } => node.sdpa(*state),
-        Op::Pool(_) => node.pool(),
-        Op::Call { func, params, states } => node.call(*func, params, states),
+        Op::Input { .. } => rule.takes(0).and_then(|()| rule.declared()),
+        Op::Param(id) => rule.param(*id),
+        Op::Const(_) => rule.constant(),
+        Op::Unary(Unary::Not) => rule.not(),
+        Op::Unary(_) => rule.float_to_same(),
+        Op::Binary(b) => rule.binary(matches!(b, Binary::And | Binary::Or)),
+        Op::Compare(_) => rule.compare(),
+        Op::Where => rule.choose(),
+        Op::Convert => rule.convert(),
+        Op::Reshape => rule.reshape(),
+        Op::Permute { perm } => rule.permute(perm),
+        Op::Slice { axis, start, end } => rule.slice(*axis, *start, *end),
+        Op::Cat { axis } => rule.cat(*axis as usize),
+        Op::Expand => rule.expand(),
+        Op::Embedding => rule.embedding(),
+        Op::IndexSelect => rule.index_select(),
+        Op::Mm { rhs_t } => rule.matmul(*rhs_t),
+        Op::Reduce { axis, .. } => rule.reduce(*axis),
+        Op::Softmax => rule.softmax(),
+        Op::RmsNorm { .. } => rule.norm(1),
+        Op::LayerNorm { .. } => rule.norm(2),
+        Op::Rope => rule.rope(),
+        Op::KvAppend { state } => rule.kv_append(*state),
+        Op::Sdpa { state, .. } => rule.sdpa(*state),
+        Op::Pool(_) => rule.pool(),
+        Op::Call { func, params, states } => rule.call(*func, params, states),
     }
 }
 
@@ -77,8 +77,8 @@ fn volume(shape: &[Dim]) -> Option<(u64, Vec<SymbolId>)> {
     Some((product, symbols))
 }
 
-/// What a rule sees: the op's name for messages, and the types around it.
-struct Node<'a> {
+/// A rule at work: the op's name for messages, and the types around it.
+struct Rule<'a> {
     module: &'a Module,
     name: &'static str,
     inputs: &'a [&'a Type],
@@ -88,7 +88,7 @@ struct Node<'a> {
 type Ruled = Result<Type, TypeError>;
 
 /// What rules have in common.
-impl Node<'_> {
+impl Rule<'_> {
     fn error<T>(&self, what: impl Into<String>) -> Result<T, TypeError> {
         Err(TypeError { op: self.name.to_string(), what: what.into() })
     }
@@ -118,7 +118,7 @@ impl Node<'_> {
 }
 
 /// Sources and elementwise ops.
-impl Node<'_> {
+impl Rule<'_> {
     fn param(&self, id: ParamId) -> Ruled {
         self.takes(0)?;
         self.module.params.get(id.index()).map_or_else(|| self.error("no such parameter"), |p| Ok(p.ty.clone()))
@@ -179,7 +179,7 @@ impl Node<'_> {
 }
 
 /// Views.
-impl Node<'_> {
+impl Rule<'_> {
     fn reshape(&self) -> Ruled {
         self.takes(1)?;
         let (x, ty) = (self.inputs[0], self.declared()?);
@@ -252,7 +252,7 @@ impl Node<'_> {
 }
 
 /// Products, reductions and norms.
-impl Node<'_> {
+impl Rule<'_> {
     fn matmul(&self, rhs_t: bool) -> Ruled {
         self.takes(2)?;
         for operand in self.inputs.iter().filter(|t| !t.dtype.is_quantised()) {
@@ -322,7 +322,7 @@ impl Node<'_> {
 }
 
 /// Caches of keys and values, and calls.
-impl Node<'_> {
+impl Rule<'_> {
     fn kv_append(&self, state: StateId) -> Ruled {
         // Further operands are tokens of earlier writes.
         if self.inputs.len() < 4 || self.inputs[4..].iter().any(|t| t.dtype != DType::State) {

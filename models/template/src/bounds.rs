@@ -166,7 +166,7 @@ fn check_widths<'s>(specs: impl Iterator<Item = &'s str>) -> Result<(), minijinj
 }
 
 /// What a filter is given by place or by name.
-fn argument(args: &[Value], at: usize, name: &str) -> Option<Value> {
+pub(crate) fn argument(args: &[Value], at: usize, name: &str) -> Option<Value> {
     let by_place = args.get(at).filter(|arg| !arg.is_kwargs()).cloned();
     by_place.or_else(|| args.last().filter(|arg| arg.is_kwargs()).and_then(|arg| arg.get_attr(name).ok()))
 }

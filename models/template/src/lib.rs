@@ -198,6 +198,8 @@ mod tests {
             ("{{ {} is iterable }} {{ range(2) is iterable }} {{ true is iterable }}", "True True False"),
             ("{% if tools is iterable and tools | length > 0 %}tools{% endif %}{{ x | length }}", "0"),
             ("{{ '' | default('d', true) }}{{ x | default }}{{ '' | d('d', boolean=true) }}{{ none | default('q') }}", "ddNone"),
+            ("{{ (x | default(none)) is none }} {{ x | default(default_value=none) }} {{ 'a' | default }}", "True None a"),
+            ("{{ none | replace('o', '0') }}{{ x | replace('a', 'b') }} {{ true | replace('T', 't') }}", "N0ne true"),
             ("{{ 'aaa' | replace('a', 'b', 2) }} {{ 'aaa' | replace('a', 'b', count=0) }} {{ 12 | replace('1', 'x') }}", "bba aaa x2"),
             ("{{ '<\"\\'&>' | e }}", "&lt;&#34;&#39;&amp;&gt;"),
             ("{{ 'abc'.removeprefix('a').removesuffix('c') }} {{ 'abc'.removeprefix('x') }}", "b abc"),

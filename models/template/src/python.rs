@@ -3,22 +3,17 @@
 //!
 //! In: values and arguments of a template. Out: what Jinja2 3.1 makes of them.
 
-use minijinja::value::{Kwargs, Tuple, Value, ValueKind, from_args};
+use crate::bounds::argument;
+use minijinja::value::{Kwargs, Rest, Tuple, Value, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, filters};
 
 /// Adds the tests and the filters.
 pub(crate) fn add(env: &mut Environment<'_>) {
     // What has a length and items, among it slices and ranges, which the engine calls iterable. (So it does what `items()` gives, which has
     // none.)
-    env.add_test("sequence", |value: &Value| {
-        use ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
-        matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined)
-    });
+    env.add_test("sequence", is_sequence);
     // The engine also calls `none` so.
-    env.add_test("iterable", |value: &Value| {
-        use ValueKind::{Bytes, Iterable, Map, Plain, Seq, String, Undefined};
-        matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined) || value.kind() == Plain && value.try_iter().is_ok()
-    });
+    env.add_test("iterable", |value: &Value| is_sequence(value) || value.kind() == ValueKind::Plain && value.try_iter().is_ok());
     env.add_filter("default", default);
     env.add_filter("d", default);
     env.add_filter("length", length);
@@ -31,6 +26,11 @@ pub(crate) fn add(env: &mut Environment<'_>) {
         let not_in_words = |c: char| !c.is_alphanumeric() && c != '_';
         text.split(not_in_words).filter(|word| !word.is_empty()).count()
     });
+}
+
+fn is_sequence(value: &Value) -> bool {
+    use ValueKind::{Bytes, Iterable, Map, Seq, String, Undefined};
+    matches!(value.kind(), Bytes | Iterable | Map | Seq | String | Undefined)
 }
 
 /// A method of strings that the engine lacks, or that takes more arguments; `None` for any other.
@@ -115,12 +115,15 @@ fn partition(text: &str, separator: &str, from_end: bool) -> Result<Value, Error
 }
 
 /// `default(default_value='', boolean=False)`: what stands for an undefined value, and with `boolean` for any that is not true.
-fn default(value: &Value, other: Option<Value>, boolean: Option<bool>, named: Kwargs) -> Result<Value, Error> {
-    let other = if other.is_some() { other } else { named.get("default_value")? };
-    let boolean = if boolean.is_some() { boolean } else { named.get("boolean")? };
-    named.assert_all_used()?;
-    let given = !value.is_undefined() && (value.is_true() || boolean != Some(true));
-    Ok(if given { value.clone() } else { other.unwrap_or_else(|| Value::from("")) })
+fn default(value: &Value, args: Rest<ValueOrKwargs>) -> Value {
+    let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
+    // (As an option of its own `none` would be none.)
+    let given = |at, name| argument(&args, at, name).filter(|value| !value.is_undefined());
+    let boolean = given(1, "boolean").is_some_and(|boolean| boolean.is_true());
+    match value.is_undefined() || boolean && !value.is_true() {
+        true => given(0, "default_value").unwrap_or_else(|| Value::from("")),
+        false => value.clone(),
+    }
 }
 
 /// `length`: an undefined value has none.

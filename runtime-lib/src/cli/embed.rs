@@ -113,14 +113,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn vectors_lie_where_the_entry_writes_them() {
-        assert_eq!(Pooling::Mean.vector(false), 0);
-        assert_eq!(Pooling::Last.vector(false), 3);
-        assert_eq!(Pooling::Mean.vector(true), 4);
-        assert_eq!(Pooling::Max.vector(true), 6);
-    }
-
-    #[test]
     fn the_text_that_has_no_tokens_is_named() {
         let json = r#"{"added_tokens":[],"normalizer":null,"pre_tokenizer":null,"post_processor":null,"decoder":null,
             "model":{"type":"WordLevel","vocab":{"a":0},"unk_token":"[UNK]"}}"#;
