@@ -286,7 +286,7 @@ impl WeightIndex {
         let missing: Vec<&TensorSpec> = specs.iter().filter(|s| !s.optional && self.shape(&s.name).is_none()).collect();
         if let Some(first) = missing.first() {
             let what = format!("is missing ({} in all)", missing.len());
-            let expected = format!("{} of shape {:?}", count(specs.iter().filter(|s| !s.optional).count()), first.shape);
+            let expected = format!("one of shape {:?} among {}", first.shape, count(specs.iter().filter(|s| !s.optional).count()));
             let e = Error::new(Kind::Disagree, main, &first.name, what, expected, count(self.tensors.len()));
             let untied_head = arch.facts().head == Some(first.name.as_str());
             if self.get(&first.name.replace(".weight", ".qweight")).is_some() {
