@@ -16,7 +16,7 @@
 mod kernel_harness;
 
 use kernel_harness::{Area, Loaded, Rng, Step};
-use rcompile_codegen::isa::{HOST_TRIPLE, Int8Dot, Isa};
+use rcompile_codegen::isa::{Distances, HOST_TRIPLE, Int8Dot, Isa};
 use rcompile_codegen::kernels::{attention, matmul};
 use rcompile_codegen::llvm::builder::{Codes, Elem, Ty, Visibility};
 use rcompile_codegen::program::*;
@@ -377,7 +377,7 @@ impl Matmuls {
         let at = e.binary(BinaryOp::Mul, r, stride);
         let index = e.binary(BinaryOp::Add, at, c);
         let value = e.add(Expr::Acc(0));
-        let nibbles = matches!(self.coding, Coding::Int4 { .. });
+        let nibbles = self.coding.has_nibbles();
         let widen =
             self.dtype != DType::F32 && (self.compute == Compute::F32 || self.compute.takes_codes() && nibbles) && env("WIDEN", 1) == 1;
         let most_k = match self.compute {
@@ -417,14 +417,10 @@ impl Matmuls {
                 widen,
                 fetch: Fetch {
                     streams: env("STREAMS", stream.side_by_side),
-                    l2: self.prefetch,
-                    l1: env("NEAR", stream.l1),
+                    ahead: Distances { l2: self.prefetch, l1: env("NEAR", stream.ahead.l1) },
                     past_l2: env("PASTL2", self.isa.streams.lone_past_l2.into()) > 0,
-                    busy_rows: env("BUSY", 0),
-                    busy_l1: self.prefetch,
-                    near_streams: 0,
-                    near_l2: 0,
-                    near_l1: 0,
+                    busy: std::env::var_os("BUSY").map(|_| BusyRows { rows: env("BUSY", 0), l1: self.prefetch }),
+                    near: None,
                 },
             },
             fetch_by_cpu: vec![],

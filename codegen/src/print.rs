@@ -235,11 +235,9 @@ fn matmul(out: &mut String, m: &Matmul) -> fmt::Result {
     let others = m.fetch_by_cpu.iter().map(|(kind, fetch)| (format!(" on {kind:?}"), fetch));
     for (cpu, f) in [(String::new(), &t.fetch)].into_iter().chain(others) {
         let past_l2 = if f.past_l2 { " past l2" } else { "" };
-        writeln!(
-            out,
-            "  fetch{cpu} {{streams {}, prefetch {} {}{past_l2}, busy {} {}, near {} {} {}}}",
-            f.streams, f.l2, f.l1, f.busy_rows, f.busy_l1, f.near_streams, f.near_l2, f.near_l1
-        )?;
+        let busy = f.busy.map_or(String::new(), |busy| format!(", from {} rows on l1 {}", busy.rows, busy.l1));
+        let near = f.near.map_or(String::new(), |near| format!(", from {} streams on {}", near.streams, near.ahead));
+        writeln!(out, "  fetch{cpu} {{streams {}, ahead {}{past_l2}{busy}{near}}}", f.streams, f.ahead)?;
     }
     if let Some(q) = &m.quantise {
         write!(out, "  ")?;

@@ -21,7 +21,7 @@ pub use self::attention::{Attention, KEY_GROUP, KvPage};
 pub use self::compute::{Compute, FewRows, SHORT_GROUP};
 pub use self::exprs::{BinaryOp, CmpOp, Expr, Exprs, ReduceOp, UnaryOp};
 pub use self::loops::{LoopNest, Stage, StageKind, Store};
-pub use self::matmul::{Fetch, GroupNest, Matmul, MatmulTile, Reading, TILE_ROWS};
+pub use self::matmul::{BusyRows, Fetch, GroupNest, Matmul, MatmulTile, Reading, TILE_ROWS};
 pub use self::quantise::Quantise;
 pub use self::weights::{Coding, Layout, Panels};
 

@@ -5,7 +5,7 @@ mod kernel_harness;
 
 use asm_check::{HotLoop, group_loops, hot_loops};
 use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
-use rcompile_codegen::isa::{Isa, PANEL_VECTORS, X86_64_TRIPLE};
+use rcompile_codegen::isa::{Distances, Isa, Near, PANEL_VECTORS, X86_64_TRIPLE};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::kernels::part::Part;
 use rcompile_codegen::kernels::rows::{RowFunction, RowWork};
@@ -74,14 +74,10 @@ impl Case {
                 widen: false,
                 fetch: Fetch {
                     streams: isa.streams.rows.side_by_side,
-                    l2: 4096,
-                    l1: 512,
+                    ahead: Distances { l2: 4096, l1: 512 },
                     past_l2: isa.streams.lone_past_l2,
-                    busy_rows: 3,
-                    busy_l1: 1024,
-                    near_streams: 2,
-                    near_l2: 2048,
-                    near_l1: 256,
+                    busy: Some(BusyRows { rows: 3, l1: 1024 }),
+                    near: Some(Near { streams: 2, ahead: Distances { l2: 2048, l1: 256 } }),
                 },
             },
             fetch_by_cpu: vec![],
@@ -104,7 +100,7 @@ impl Case {
         const TILE_ROWS: u32 = 32;
         let takes_apart = match self.compute {
             Compute::F32 => self.dtype != DType::F32,
-            compute => compute.takes_codes() && matches!(self.coding, Coding::Int4 { .. }),
+            compute => compute.takes_codes() && self.coding.has_nibbles(),
         };
         let mr = self.tile.mr;
         match (self.compute, self.coding.group()) {
@@ -471,7 +467,7 @@ impl Case {
 /// Random codes and scales of column `c` of the panel at `panel`, in the file as `Coding` says, and their values.
 fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: usize, c: usize, values: &mut [f32]) {
     let (group, nr, pack) = (p.coding.group().unwrap() as usize, p.nr as usize, p.k_pack as usize);
-    let (offset, nibbles) = (p.coding.offset(dtype), matches!(p.coding, Coding::Int4 { .. }));
+    let (offset, nibbles) = (p.coding.offset(dtype), p.coding.has_nibbles());
     let (mut scale, mut zero) = (0.0, 0);
     let mut bytes = vec![0u8; group / 2];
     let draw = |rng: &mut Rng| {
@@ -489,7 +485,7 @@ fn put_codes(p: &Panels, dtype: DType, step: &mut Step, rng: &mut Rng, panel: us
                 // Five bits of its eleven.
                 scale = from_f16(to_f16(scale) & !0x3f);
             }
-            let behind = at + p.code_bytes() as usize + c * 2;
+            let behind = at + p.scales_at() as usize + c * 2;
             step.weights.put(behind, &to_f16(scale).to_le_bytes());
             if p.coding.has_zeros() {
                 zero = draw(rng);
@@ -1076,7 +1072,7 @@ fn hot_loop_asm_of_codes() {
         let zeros = zeros.into_iter().filter(|_| compute == Compute::Int8Dot);
         for coding in [Coding::Int8 { group: 256 }, int4(32), int4(128)].into_iter().chain(zeros) {
             let case = Case { compute, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
-            let four = matches!(coding, Coding::Int4 { .. });
+            let four = coding.has_nibbles();
             let rows = isa.rows(compute);
             // Blocks of six rows that take nibbles apart themselves keep both sums in registers.
             let (widen, beside) = (!isa.nibbles_beside_dots, isa.nibbles_beside_dots && coding == int4(32));
@@ -1282,7 +1278,7 @@ fn prefetches_and_ways_by_the_number_of_rows() {
     let isa = Isa::lookup(X86_64_TRIPLE, "znver4", &[]).unwrap();
     let k = 2048;
     let case = Case { compute: Compute::Bf16Dot, epilogue: Epilogue::SiluGate, k, ..Case::new(&isa, DType::Bf16) };
-    let fetch = Fetch { l2: 1024, l1: 0, busy_rows: 7, busy_l1: 3072, near_streams: 0, ..case.tile.fetch };
+    let fetch = Fetch { ahead: Distances { l2: 1024, l1: 0 }, busy: Some(BusyRows { rows: 7, l1: 3072 }), near: None, ..case.tile.fetch };
     let tile = MatmulTile { mr: 12, block_mr: 12, fetch, ..case.tile };
     let (program, kernel) = Case { tile, ..case }.program(&isa);
     let asm = assembly(&isa, &program, &kernel);
@@ -1316,12 +1312,12 @@ fn distances_by_the_number_of_streams() {
     let isa = Isa::lookup(X86_64_TRIPLE, "sapphirerapids", &[]).unwrap();
     let case = Case { compute: Compute::Bf16Tiles, k: 2048, group_cols: 256, ..Case::new(&isa, DType::Bf16) };
     // Nearer: into L2 instead of L1.
-    let near = Fetch { streams: 6, l2: 0, busy_rows: 0, near_streams: 3, near_l2: 1024, near_l1: 0, ..case.tile.fetch };
-    for fetch in [near, Fetch { near_streams: 0, ..near }] {
+    let far = Fetch { streams: 6, ahead: Distances { l2: 0, l1: 512 }, busy: None, near: None, ..case.tile.fetch };
+    for fetch in [Fetch { near: Some(Near { streams: 3, ahead: Distances { l2: 1024, l1: 0 } }), ..far }, far] {
         let tile = MatmulTile { mr: 4, block_mr: 4, fetch, ..case.tile };
         let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
-        for (m, is_near) in [(2, fetch.near_streams > 0), (4, false)] {
+        for (m, is_near) in [(2, fetch.near.is_some()), (4, false)] {
             let body = asm.split_once(&format!("\nkernel.stream{m}:")).unwrap().1.split_once(".Lfunc_end").unwrap().0;
             assert_eq!(body.contains("prefetcht1"), is_near, "{m} rows: {body}");
             assert!(body.contains("prefetcht0"), "{m} rows, fewer streams at the end: {body}");
@@ -1335,7 +1331,7 @@ fn lines_of_a_single_stream_pass_l2_by() {
     for (cpu, lone) in [("znver5", "prefetchnta"), ("x86-64-v4", "prefetcht0")] {
         let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
         let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
-        let far = Fetch { l2: 0, l1: 4096, busy_rows: 0, near_streams: 0, ..case.tile.fetch };
+        let far = Fetch { ahead: Distances { l2: 0, l1: 4096 }, busy: None, near: None, ..case.tile.fetch };
         for (streams, wanted) in [(1, lone), (3, "prefetcht0")] {
             let tile = MatmulTile { mr: 4, block_mr: 4, fetch: Fetch { streams, ..far }, ..case.tile };
             let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
@@ -1357,13 +1353,13 @@ fn lines_of_a_single_stream_pass_l2_by() {
 fn each_cpu_has_its_streams() {
     let isa = Isa::native().unwrap();
     let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
-    let other = Fetch { streams: 4, l2: 1024, l1: 0, busy_rows: 0, near_streams: 0, ..case.tile.fetch };
-    let zen5 = Fetch { streams: 1, l2: 0, l1: 8192, past_l2: true, ..other };
+    let other = Fetch { streams: 4, ahead: Distances { l2: 1024, l1: 0 }, busy: None, near: None, ..case.tile.fetch };
+    let zen5 = Fetch { streams: 1, ahead: Distances { l2: 0, l1: 8192 }, past_l2: true, ..other };
     // Other streams side by side, of two ways.
     let tile = MatmulTile { fetch: other, ..case.tile };
     Case { tile, fetch_by_cpu: vec![(CpuKind::Zen5, zen5)], epilogue: Epilogue::SiluGate, k: 64, ..case.clone() }.check(&isa);
     // From two rows on both are the same.
-    let busy = |fetch| Fetch { streams: 1, busy_rows: 2, busy_l1: 4096, past_l2: true, ..fetch };
+    let busy = |fetch| Fetch { streams: 1, busy: Some(BusyRows { rows: 2, l1: 4096 }), past_l2: true, ..fetch };
     let tile = MatmulTile { fetch: busy(other), ..case.tile };
     let case = Case { tile, fetch_by_cpu: vec![(CpuKind::Zen5, busy(zen5))], ..case };
     let (_, kernel) = case.program(&isa);
@@ -1373,7 +1369,7 @@ fn each_cpu_has_its_streams() {
     // In the functions' place: which of them was called, in the arena's first word.
     let (program, kernel) = case.program(&isa);
     let symbol = |part: &Part| match part {
-        Part::Rows(RowFunction { work: RowWork::Stream { reading, .. }, .. }) if reading.l1 == zen5.l1 => "zen5".to_string(),
+        Part::Rows(RowFunction { work: RowWork::Stream { reading, .. }, .. }) if reading.ahead == zen5.ahead => "zen5".to_string(),
         part => part.name(),
     };
     let names: BTreeSet<String> = matmul::Schedule::new(&isa, &program, &kernel).parts().iter().map(symbol).collect();

@@ -3,7 +3,7 @@
 mod support;
 
 use expect_test::expect;
-use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
+use rcompile_codegen::isa::{Distances, Isa, Near, X86_64_TRIPLE};
 use rcompile_codegen::program::*;
 use rcompile_codegen::verify::verify;
 use rcompile_codegen::{Error, Options, compile, compile_units};
@@ -59,14 +59,10 @@ fn sample() -> Program {
         widen: false,
         fetch: Fetch {
             streams: 6,
-            l2: 4096,
-            l1: 512,
+            ahead: Distances { l2: 4096, l1: 512 },
             past_l2: false,
-            busy_rows: 7,
-            busy_l1: 1024,
-            near_streams: 3,
-            near_l2: 1024,
-            near_l1: 256,
+            busy: Some(BusyRows { rows: 7, l1: 1024 }),
+            near: Some(Near { streams: 3, ahead: Distances { l2: 1024, l1: 256 } }),
         },
     };
     let append = {
@@ -200,7 +196,7 @@ fn text_form() {
             a = b1: bf16 stride 64
             w = w1: panels {k 64, nr 32, k_pack 2, groups 6 x 32 columns}
             tile {mr 12 12, k_block 512, m_block 0, n_block 8, widen false}
-            fetch {streams 6, prefetch 4096 512, busy 7 1024, near 3 1024 256}
+            fetch {streams 6, ahead l2 4096 l1 512, from 7 rows on l1 1024, from 3 streams on l2 1024 l1 256}
             o0 = b2: f32
             o1 = w3: f32
             o0[v0 * 192 + v1] = acc0 + o1[v1]
@@ -224,7 +220,7 @@ fn text_form() {
             a = b3: bf16 stride 64
             w = w2: panels {k 64, nr 32, k_pack 2, groups 1 x 64 columns}
             tile {mr 12 12, k_block 512, m_block 0, n_block 8, widen false}
-            fetch {streams 6, prefetch 4096 512, busy 7 1024, near 3 1024 256}
+            fetch {streams 6, ahead l2 4096 l1 512, from 7 rows on l1 1024, from 3 streams on l2 1024 l1 256}
             o0 = b0: f32
             e4 = v0 * 64 + v1
             o0[e4] = o0[e4] + acc0

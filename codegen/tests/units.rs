@@ -2,7 +2,7 @@
 
 mod support;
 
-use rcompile_codegen::isa::{Arch, Isa, X86_64_TRIPLE};
+use rcompile_codegen::isa::{Arch, Distances, Isa, X86_64_TRIPLE};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::program::*;
 use rcompile_codegen::{Emit, Error, Options, compile, compile_units, probe_units};
@@ -147,7 +147,7 @@ fn head(isa: &Isa, max_logit_rows: u32, rows: Extent, least_rows: u32) -> Progra
         m_block: 24,
         n_block: 4,
         widen: true,
-        fetch: Fetch { streams: 4, l2: 0, l1: 0, past_l2: false, busy_rows: 0, busy_l1: 0, near_streams: 0, near_l2: 0, near_l1: 0 },
+        fetch: Fetch { streams: 4, ahead: Distances { l2: 0, l1: 0 }, past_l2: false, busy: None, near: None },
     };
     let mut e = E::default();
     let (row, col) = (e.var(0), e.var(1));

@@ -3,7 +3,7 @@
 //! In: a JSON file, written by `--autotune fast` or by hand. Out: [`Tuning`], which the planner asks for each matmul.
 //!
 //! ```text
-//! { "rcompile_tuning": 7, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5", "features": "+avx2,+avx512bf16,..",
+//! { "rcompile_tuning": 8, "target": "x86_64-unknown-linux-gnu", "cpu": "znver5", "features": "+avx2,+avx512bf16,..",
 //!   "matmuls": [ { "rows": 1, "weights": "bf16", "compute": "bf16_dot", "k": 2048, "n": 8192, "ways": 2,
 //!                  "tile": { .. fields of MatmulTile .. } }, .. ] }
 //! ```
@@ -16,8 +16,8 @@
 use crate::emit;
 use crate::error::Error;
 use crate::input;
-use rcompile_codegen::isa::Isa;
-use rcompile_codegen::program::{Coding, Compute, DType, Fetch, Kernel, Matmul, MatmulTile, Panels, Program};
+use rcompile_codegen::isa::{Distances, Isa};
+use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Matmul, MatmulTile, Panels, Program};
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind};
 use serde::de::Error as _;
@@ -26,7 +26,7 @@ use std::collections::HashSet;
 use std::path::Path;
 
 /// Version of the format.
-const VERSION: u32 = 7;
+const VERSION: u32 = 8;
 /// Larger files are refused before they are parsed.
 const BYTES_MAX: u64 = 4 << 20;
 /// The flag, and the file's name among the inputs that `info` lists.
@@ -80,7 +80,6 @@ struct Entry {
     k: u32,
     n: u32,
     ways: u32,
-    #[serde(with = "TileFields")]
     tile: MatmulTile,
 }
 
@@ -93,35 +92,6 @@ impl Entry {
         let Entry { rows, weights, compute, k, n, ways, .. } = self.clone();
         MatmulKey { rows, weights, compute, k, n, ways }
     }
-}
-
-/// [`MatmulTile`] in the file.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "MatmulTile", deny_unknown_fields)]
-struct TileFields {
-    mr: u32,
-    block_mr: u32,
-    k_block: u32,
-    m_block: u32,
-    n_block: u32,
-    widen: bool,
-    #[serde(with = "FetchFields")]
-    fetch: Fetch,
-}
-
-/// [`Fetch`] in the file.
-#[derive(Serialize, Deserialize)]
-#[serde(remote = "Fetch", deny_unknown_fields)]
-struct FetchFields {
-    streams: u32,
-    l2: u32,
-    l1: u32,
-    past_l2: bool,
-    busy_rows: u32,
-    busy_l1: u32,
-    near_streams: u32,
-    near_l2: u32,
-    near_l1: u32,
 }
 
 /// Choices for one CPU.
@@ -236,9 +206,10 @@ fn input_file(bytes: &[u8]) -> InputFile {
 }
 
 /// Fields of a tile with their least and largest value, and what they are a multiple of.
-fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 13] {
+fn limits(isa: &Isa, entry: &Entry) -> Vec<(&'static str, u32, u32, u32, u32)> {
     let (tile, fetch) = (&entry.tile, &entry.tile.fetch);
-    [
+    let distance = |name, bytes| (name, bytes, 0, 1 << 20, 64);
+    let mut limits = vec![
         ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
         ("block_mr", tile.block_mr, 1, tile.mr, 1),
         ("k_block", tile.k_block, 0, entry.k.checked_next_multiple_of(padding(&entry.weights)).unwrap_or(0), 2),
@@ -246,14 +217,21 @@ fn limits(isa: &Isa, entry: &Entry) -> [(&'static str, u32, u32, u32, u32); 13] 
         ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { tile.mr.saturating_mul(2).saturating_add(1) }, 1 << 20, 1),
         ("n_block", tile.n_block, 1, 1 << 16, 1),
         ("fetch.streams", fetch.streams, 1, 64, 1),
-        ("fetch.l2", fetch.l2, 0, 1 << 20, 64),
-        ("fetch.l1", fetch.l1, 0, 1 << 20, 64),
-        ("fetch.busy_rows", fetch.busy_rows, 0, 64, 1),
-        ("fetch.busy_l1", fetch.busy_l1, 0, 1 << 20, 64),
-        ("fetch.near_streams", fetch.near_streams, 0, 64, 1),
-        ("fetch.near_l2", fetch.near_l2, 0, 1 << 20, 64),
-        ("fetch.near_l1", fetch.near_l1, 0, 1 << 20, 64),
-    ]
+        distance("fetch.ahead.l2", fetch.ahead.l2),
+        distance("fetch.ahead.l1", fetch.ahead.l1),
+    ];
+    if let Some(busy) = fetch.busy {
+        limits.extend([("fetch.busy.rows", busy.rows, 1, 64, 1), distance("fetch.busy.l1", busy.l1)]);
+    }
+    if let Some(near) = fetch.near {
+        let Distances { l2, l1 } = near.ahead;
+        limits.extend([
+            ("fetch.near.streams", near.streams, 1, 64, 1),
+            distance("fetch.near.ahead.l2", l2),
+            distance("fetch.near.ahead.l1", l1),
+        ]);
+    }
+    limits
 }
 
 /// Names that weights can have, and what blocks of their k are a multiple of at most: groups of codes are whole.
@@ -301,7 +279,8 @@ mod compute {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcompile_codegen::isa::X86_64_TRIPLE;
+    use rcompile_codegen::isa::{Near, X86_64_TRIPLE};
+    use rcompile_codegen::program::{BusyRows, Fetch};
 
     fn isa() -> Isa {
         Isa::lookup(X86_64_TRIPLE, "x86-64-v4", &[]).unwrap()
@@ -320,14 +299,10 @@ mod tests {
                 widen: true,
                 fetch: Fetch {
                     streams: 6,
-                    l2: 4096,
-                    l1: 1024,
+                    ahead: Distances { l2: 4096, l1: 1024 },
                     past_l2: true,
-                    busy_rows: 7,
-                    busy_l1: 3072,
-                    near_streams: 3,
-                    near_l2: 2048,
-                    near_l1: 1024,
+                    busy: Some(BusyRows { rows: 7, l1: 3072 }),
+                    near: Some(Near { streams: 3, ahead: Distances { l2: 2048, l1: 768 } }),
                 },
             },
         )
@@ -388,13 +363,15 @@ mod tests {
         tuning.set(key, tile);
         let good = tuning.text(&isa()).unwrap();
         for (from, to, code, word) in [
-            ("\"rcompile_tuning\": 7", "\"rcompile_tuning\": 6", 6, "rcompile_tuning"),
+            ("\"rcompile_tuning\": 8", "\"rcompile_tuning\": 7", 6, "rcompile_tuning"),
             ("\"features\": \"", "\"features\": \"+other,", 5, "features"),
-            ("\"busy_rows\": 7", "\"busy_rows\": 65", 5, "tile.fetch.busy_rows"),
-            ("\"near_streams\": 3", "\"near_streams\": 65", 5, "tile.fetch.near_streams"),
-            ("\"near_l2\": 2048", "\"near_l2\": 100", 5, "tile.fetch.near_l2"),
-            ("\"near_l1\": 1024", "\"near_l1\": 100", 5, "tile.fetch.near_l1"),
-            ("\"busy_l1\": 3072", "\"busy_l1\": 100", 5, "tile.fetch.busy_l1"),
+            ("\"rows\": 7", "\"rows\": 65", 5, "tile.fetch.busy.rows"),
+            ("\"rows\": 7", "\"rows\": 0", 5, "tile.fetch.busy.rows"),
+            ("\"rows\": 7,", "", 4, "rows"),
+            ("\"l1\": 3072", "\"l1\": 100", 5, "tile.fetch.busy.l1"),
+            ("\"streams\": 3", "\"streams\": 65", 5, "tile.fetch.near.streams"),
+            ("\"l2\": 2048", "\"l2\": 100", 5, "tile.fetch.near.ahead.l2"),
+            ("\"l1\": 768", "\"l1\": 100", 5, "tile.fetch.near.ahead.l1"),
             ("x86-64-v4", "znver5", 5, "cpu"),
             ("x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu", 5, "target"),
             ("\"mr\": 8", "\"mr\": 13", 5, "matmuls[0].tile.mr"),
@@ -405,8 +382,8 @@ mod tests {
             ("\"k_block\": 0", "\"k_block\": 33", 5, "k_block"),
             ("\"k_block\": 0", "\"k_block\": 66", 5, "k_block"),
             ("\"m_block\": 0", "\"m_block\": 16", 5, "m_block"),
-            ("\"l2\": 4096", "\"l2\": 100", 5, "tile.fetch.l2"),
-            ("\"l1\": 1024", "\"l1\": 100", 5, "tile.fetch.l1"),
+            ("\"l2\": 4096", "\"l2\": 100", 5, "tile.fetch.ahead.l2"),
+            ("\"l1\": 1024", "\"l1\": 100", 5, "tile.fetch.ahead.l1"),
             ("\"streams\": 6", "\"streams\": 0", 5, "tile.fetch.streams"),
             ("bf16", "int4", 4, "int4"),
             ("\"ways\": 2", "\"ways\": 2, \"depth\": 1", 4, "depth"),
@@ -418,6 +395,17 @@ mod tests {
             let e = read(&text).unwrap_err();
             assert_eq!(e.exit_code(), code, "{to}: {e}");
             assert!(e.to_string().contains(word) && e.lines()[0].starts_with("error["), "{to}: {e}");
+        }
+        // What there need not be is null, and said all the same.
+        let (key, tile) = sample();
+        tuning.set(key, MatmulTile { fetch: Fetch { busy: None, near: None, ..tile.fetch }, ..tile });
+        let good_too = tuning.text(&isa()).unwrap();
+        assert_eq!(read(&good_too).unwrap(), tuning);
+        for field in ["busy", "near"] {
+            let text = good_too.replacen(&format!(",\n          \"{field}\": null"), "", 1);
+            assert_ne!(text, good_too);
+            let e = read(&text).unwrap_err();
+            assert!(e.exit_code() == 4 && e.to_string().contains(field), "{field}: {e}");
         }
         // Numbers that other limits follow from may be too large for those.
         let large = |name: &str, value: &str, block: &str| {

@@ -36,8 +36,8 @@ use crate::error::{Error, Kind};
 use crate::json;
 use crate::weights::{TensorInfo, WeightIndex};
 
-/// Column of eight that nibble `i` of an AWQ word holds.
-const AWQ_ORDER: [usize; 8] = [0, 2, 4, 6, 1, 3, 5, 7];
+/// Nibble of an AWQ word that holds column `i` of eight.
+const AWQ_NIBBLES: [usize; 8] = [0, 4, 1, 5, 2, 6, 3, 7];
 /// Ends of the names of a layer's parts.
 const PARTS: [&str; 4] = [".qweight", ".qzeros", ".scales", ".g_idx"];
 
@@ -424,7 +424,7 @@ impl CodedMatrix {
                     let first = rows.start / pack;
                     Self::words(weights, &self.qweight, packed, first..rows.end.div_ceil(pack), &mut words)?;
                     for (row, codes) in rows.clone().zip(codes.chunks_exact_mut(inputs)) {
-                        codes[packed] = code(words[row / pack - first], awq_nibble(row % pack));
+                        codes[packed] = code(words[row / pack - first], AWQ_NIBBLES[row % pack]);
                     }
                 }
             }
@@ -445,7 +445,7 @@ impl CodedMatrix {
             Self::words(weights, &self.qzeros, group, first..rows.end.div_ceil(pack), &mut words)?;
             for row in rows.clone() {
                 let word = words[row / pack - first];
-                let i = if self.scheme.method == Method::Awq { awq_nibble(row % pack) } else { row % pack };
+                let i = if self.scheme.method == Method::Awq { AWQ_NIBBLES[row % pack] } else { row % pack };
                 let field = |word: u32| (word >> (i as u32 * bits)) & mask;
                 let minus_one = self.scheme.method == (Method::Gptq { zeros_minus_one: true });
                 let zero = if minus_one { field(word.wrapping_add(one)) } else { field(word) };
@@ -505,11 +505,6 @@ impl CodedMatrix {
         }
         Ok(scales)
     }
-}
-
-/// Nibble of an AWQ word that holds column `column` of eight.
-fn awq_nibble(column: usize) -> usize {
-    AWQ_ORDER.iter().position(|c| *c == column).unwrap_or(0)
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! bits on two pipes, NEON on four) both have the same peak; on V2 SVE is 128 bits wide.
 
 use super::family::{Cpu, Family, cpu};
-use super::{Arch, Int8Dot, Isa, Stream, Streams};
+use super::{Arch, Distances, Int8Dot, Isa, Stream, Streams};
 use crate::error::Error;
 
 /// armv8-a.
@@ -53,10 +53,10 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         // the next one and a pass of rows fill; half of each would double what packing rows takes, see docs/graviton.md.)
         l2_bytes: 2 << 20,
         streams: Streams {
-            row: Stream { side_by_side: 4, l2: 8192, l1: 1024 },
+            row: Stream { side_by_side: 4, ahead: Distances { l2: 8192, l1: 1024 } },
             bytes: None,
             nibbles: None,
-            rows: Stream { side_by_side: 4, l2: 8192, l1: 2048 },
+            rows: Stream { side_by_side: 4, ahead: Distances { l2: 8192, l1: 2048 } },
             busy: None,
             near: None,
             lone_past_l2: false,

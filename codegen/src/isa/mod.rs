@@ -6,7 +6,10 @@
 
 pub mod aarch64;
 mod family;
+mod streams;
 pub mod x86_64;
+
+pub use self::streams::{Busy, Distances, Near, Stream, Streams};
 
 use crate::error::Error;
 use crate::program::{Coding, Compute, DType, FewRows, SHORT_GROUP};
@@ -32,69 +35,6 @@ pub const BF16_TILE_K: u32 = 32;
 /// Rows that FMA takes in the order of the tiles, where a result has two sums: with four it takes as long over a line as the line's way
 /// from memory, beside another thread of the core at least, and with three tiles gain too (docs/machines/sapphire-rapids.md).
 const BF16_TILE_ROWS: u32 = 2;
-
-/// How weights that stream from memory are read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stream {
-    /// Most panels side by side (each has its own address registers).
-    pub side_by_side: u32,
-    /// Bytes ahead that lines are asked into L2; 0: not at all.
-    pub l2: u32,
-    /// The same for L1.
-    pub l1: u32,
-}
-
-/// The same for one row and for several, which take longer over a line.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Streams {
-    /// By a single row.
-    pub row: Stream,
-    /// By a single row whose weights are codes of a byte, where another way is better.
-    pub bytes: Option<Stream>,
-    /// The same for nibbles.
-    pub nibbles: Option<Stream>,
-    /// By several rows.
-    pub rows: Stream,
-    /// By so many rows that computing with a line takes longer than reading it, where another way is better then.
-    pub busy: Option<Busy>,
-    /// By several rows that walk several streams side by side, where they want lines nearer than those that walk one.
-    pub near: Option<Near>,
-    /// Do lines that walks of a single stream ask into L1 pass L2 by? What few rows have used once need not push rows out of it, and
-    /// need not go from there to a last cache that takes what L2 drops.
-    pub lone_past_l2: bool,
-}
-
-/// How weights are prefetched by walks of several streams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Near {
-    /// Least streams.
-    pub streams: u32,
-    /// Bytes ahead that lines are asked into L2.
-    pub l2: u32,
-    /// The same for L1.
-    pub l1: u32,
-}
-
-/// How weights are prefetched when computing with a line takes longer than reading it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Busy {
-    /// Vector instructions per cache line that make it so.
-    pub instructions: u32,
-    /// Bytes ahead that lines are asked into L1, and into no other cache.
-    pub l1: u32,
-}
-
-impl Streams {
-    /// What holds for a matmul of so many rows by weights of this coding.
-    pub fn of(self, rows: u64, coding: Coding) -> Stream {
-        match coding {
-            _ if rows > 1 => self.rows,
-            Coding::Elements => self.row,
-            Coding::Int8 { .. } | Coding::Int8Groups { .. } => self.bytes.unwrap_or(self.row),
-            Coding::Int4 { .. } => self.nibbles.unwrap_or(self.row),
-        }
-    }
-}
 
 /// A resolved target.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! x86-64 CPUs: levels v3 and v4, Zen, Intel servers.
 
 use super::family::{Cpu, Family, cpu};
-use super::{Arch, Busy, Int8Dot, Isa, Near, Stream, Streams};
+use super::{Arch, Busy, Distances, Int8Dot, Isa, Near, Stream, Streams};
 use crate::error::Error;
 use rcompile_runtime::abi::CpuKind;
 use std::collections::BTreeSet;
@@ -51,7 +51,7 @@ const GENERIC: Streams = Streams {
     row: NEAR_STREAMS.row,
     bytes: None,
     nibbles: None,
-    rows: Stream { side_by_side: 6, l2: 8192, l1: 2048 },
+    rows: Stream { side_by_side: 6, ahead: Distances { l2: 8192, l1: 2048 } },
     busy: None,
     near: None,
     lone_past_l2: false,
@@ -59,37 +59,37 @@ const GENERIC: Streams = Streams {
 /// Measured on Emerald Rapids: a single row wants its lines 2 KB ahead in L2, several rows 8 KB ahead and 3 KB in L1. Two rows, which walk
 /// three streams or more, are like one (measured on Granite Rapids).
 const INTEL_STREAMS: Streams = Streams {
-    row: Stream { side_by_side: 6, l2: 2048, l1: 1024 },
+    row: Stream { side_by_side: 6, ahead: Distances { l2: 2048, l1: 1024 } },
     bytes: None,
     nibbles: None,
-    rows: Stream { side_by_side: 6, l2: 8192, l1: 3072 },
+    rows: Stream { side_by_side: 6, ahead: Distances { l2: 8192, l1: 3072 } },
     busy: None,
-    near: Some(Near { streams: 3, l2: 2048, l1: 1024 }),
+    near: Some(Near { streams: 3, ahead: Distances { l2: 2048, l1: 1024 } }),
     lone_past_l2: false,
 };
 
 /// Measured on Zen 4, whose first cache has few places for lines that are on their way, and whose second follows one stream best: 1 KB
 /// ahead into L2. Lines that wait in L2 for a core that is busy come late: those go to L1 alone, 3 KB ahead.
 const NEAR: Streams = Streams {
-    row: Stream { side_by_side: 1, l2: 1024, l1: 0 },
+    row: Stream { side_by_side: 1, ahead: Distances { l2: 1024, l1: 0 } },
     bytes: None,
     nibbles: None,
-    rows: Stream { side_by_side: 6, l2: 1024, l1: 0 },
+    rows: Stream { side_by_side: 6, ahead: Distances { l2: 1024, l1: 0 } },
     busy: Some(Busy { instructions: 7, l1: 3072 }),
     near: None,
     lone_past_l2: false,
 };
 
 /// Measured on Zen 3: four streams of a single row, each near.
-const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, l2: 1024, l1: 0 }, ..NEAR };
+const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, ahead: Distances { l2: 1024, l1: 0 } }, ..NEAR };
 
 /// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, 8 KB ahead in one stream of
 /// nibbles and of several rows, past L2.
 const ZEN5: Streams = Streams {
-    row: Stream { side_by_side: 4, l2: 0, l1: 1024 },
+    row: Stream { side_by_side: 4, ahead: Distances { l2: 0, l1: 1024 } },
     bytes: None,
-    nibbles: Some(Stream { side_by_side: 1, l2: 0, l1: 8192 }),
-    rows: Stream { side_by_side: 1, l2: 0, l1: 8192 },
+    nibbles: Some(Stream { side_by_side: 1, ahead: Distances { l2: 0, l1: 8192 } }),
+    rows: Stream { side_by_side: 1, ahead: Distances { l2: 0, l1: 8192 } },
     busy: None,
     near: None,
     lone_past_l2: true,
@@ -101,7 +101,7 @@ const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, 
 /// Code for a level on CPUs that want their weights otherwise. On Zen 5 it is measured apart from code for that: a single row of elements 1 KB
 /// ahead reads a tenth less, and bytes in four streams, whose dots take three instructions, a tenth (docs/machines/zen5.md).
 const LEVEL_STREAMS: &[(CpuKind, Streams)] =
-    &[(CpuKind::Zen5, Streams { row: Stream { side_by_side: 4, l2: 0, l1: 2048 }, bytes: ZEN5.nibbles, ..ZEN5 })];
+    &[(CpuKind::Zen5, Streams { row: Stream { side_by_side: 4, ahead: Distances { l2: 0, l1: 2048 } }, bytes: ZEN5.nibbles, ..ZEN5 })];
 
 const ROWS: &[Row] = &[
     Row { cpu: cpu("x86-64-v3", &[]), bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },

@@ -125,9 +125,9 @@ impl Microkernel {
     /// Byte of a record where the word is at which sums start, unless all start at [`Quantise::INTEGERS`].
     pub(super) fn start_at(&self, group: u32) -> Option<u32> {
         match self.coding.has_zeros() || self.coding.offset(self.dtype) == 0 {
-            true if Quantise::has_powers_of_two(group) => Some(group),
+            true if Quantise::has_powers_of_two(group) => Some(Quantise::scale_at(group)),
             true => None,
-            false => Some(group + 4),
+            false => Some(Quantise::start_at(group)),
         }
     }
     /// Factors of the columns of a walk in the group whose scales are at `at`.
@@ -284,8 +284,8 @@ impl<'c> GroupRows<'c> for Records<'_> {
     fn add_group(&self, fb: &Fb<'_, 'c>, acc: &[Value<'c>], a: Value<'c>, (sums, columns): GroupSums<'c>) -> Vec<Value<'c>> {
         let GroupStep { kernel, walk, group, vectors, .. } = self.0;
         let rows = (0..walk.m).map(|r| RowFactors {
-            scale: fb.load_broadcast(DType::F32, fb.lanes(), self.row_at(fb, a, r, *group)),
-            bias: kernel.coding.has_zeros().then(|| self.words(fb, a, r, group + 4)),
+            scale: fb.load_broadcast(DType::F32, fb.lanes(), self.row_at(fb, a, r, Quantise::scale_at(*group))),
+            bias: kernel.coding.has_zeros().then(|| self.words(fb, a, r, Quantise::start_at(*group))),
         });
         add_rows(fb, *group, (acc, &sums), columns.as_ref(), rows, vectors.len())
     }

@@ -22,7 +22,7 @@ use super::mmla::{REGISTER, blocks_of_rows, exchange_halves, rows_of_blocks, ste
 use super::product::Product;
 use crate::isa::Isa;
 use crate::llvm::builder::{Elem, Fb, Ty, Value};
-use crate::program::Compute;
+use crate::program::{Compute, Quantise};
 
 /// k of a row or column in one register.
 const K: u32 = 8;
@@ -79,7 +79,8 @@ pub(super) fn pack<'c>(fb: &Fb<'_, 'c>, product: &Product, m: u32, a: Value<'c>,
         });
         let scales = fb.offset_const(to, codes_bytes(m, group));
         for (pair, even, odd) in pairs() {
-            let [even, odd] = [even, odd].map(|r| fb.load(Ty::vec(Elem::I32, 2), fb.offset_const(row(a, r), group.into()), 4));
+            let [even, odd] =
+                [even, odd].map(|r| fb.load(Ty::vec(Elem::I32, 2), fb.offset_const(row(a, r), Quantise::scale_at(group).into()), 4));
             let at = fb.offset_const(scales, u64::from(pair) * REGISTER);
             fb.store(fb.shuffle(even, odd, &[0, 0, 2, 2]), at, REGISTER as u32);
             fb.store(fb.shuffle(even, odd, &[1, 1, 3, 3]), fb.offset_const(at, step), REGISTER as u32);

@@ -31,7 +31,7 @@ use super::product::Product;
 use super::tiles::{Ahead, ROW, SIDE, TileAt, pieces_behind};
 use super::widening::Widening;
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, DType};
+use crate::program::{Coding, DType, Quantise};
 use std::ops::Range;
 
 /// k, and bytes of a row, of a step in groups of `group`.
@@ -205,8 +205,8 @@ impl<'a, 'm, 'c> Groups<'a, 'm, 'c> {
             let word = |at: u32| fb.splat(fb.load(Ty::I32, fb.offset_const(record, at.into()), 4), lanes);
             let ints = Ty::vec(Elem::I32, lanes);
             let first = micro.start_at(group).map_or_else(|| fb.bitcast(integers(fb), ints), word);
-            let scale = fb.bitcast(word(group), ints.with(Elem::F32));
-            let row = RowFactors { scale, bias: micro.coding.has_zeros().then(|| word(group + 4)) };
+            let scale = fb.bitcast(word(Quantise::scale_at(group)), ints.with(Elem::F32));
+            let row = RowFactors { scale, bias: micro.coding.has_zeros().then(|| word(Quantise::start_at(group))) };
             let [from, tile] = [self.sums, self.at.tile].map(|at| fb.index(at, r, self.row_bytes));
             for (c, v) in self.vectors().enumerate() {
                 let sum = fb.add(fb.load(ints, fb.offset_const(from, v), lanes * 4), first);

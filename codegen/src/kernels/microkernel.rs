@@ -16,7 +16,7 @@
 
 use super::product::Product;
 use super::{int_mmla, mmla};
-use crate::isa::{BF16_TILE_K, Isa};
+use crate::isa::{BF16_TILE_K, Distances, Isa};
 use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
 use crate::program::{Coding, Compute, DType, FewRows, Reading};
 
@@ -266,11 +266,11 @@ impl Microkernel {
     }
     /// Are codes two to a byte?
     pub fn has_nibbles(&self) -> bool {
-        matches!(self.coding, Coding::Int4 { .. }) && !self.is_unpacked()
+        self.coding.has_nibbles() && !self.is_unpacked()
     }
     /// Are these nibbles that an earlier block of rows took apart?
     pub fn is_unpacked(&self) -> bool {
-        matches!(self.coding, Coding::Int4 { .. }) && self.k_pack < self.product.panels.k_pack
+        self.coding.has_nibbles() && self.k_pack < self.product.panels.k_pack
     }
     /// Bytes of one column that lie together.
     pub fn column_bytes(&self) -> u64 {
@@ -391,7 +391,7 @@ impl Microkernel {
                 Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => {
                     let group = fb.lshr(i, (group / self.k_pack).trailing_zeros());
                     let scales = fb.mul_int(group, panels.group_bytes() as i64);
-                    (fb.add(offset, fb.mul_int(group, (panels.group_bytes() - panels.code_bytes()) as i64)), scales)
+                    (fb.add(offset, fb.mul_int(group, (panels.group_bytes() - panels.scales_at()) as i64)), scales)
                 }
                 _ => (offset, offset),
             }
@@ -580,7 +580,7 @@ impl Microkernel {
         here: Value<'c>,
         (step_bytes, packs): (u64, u64),
     ) {
-        let (l2, l1) = reading.distances(streams.len() as u32);
+        let Distances { l2, l1 } = reading.distances(streams.len() as u32);
         // Lines of a stream's step: those that begin in the vectors of its packs.
         let pack_bytes = step_bytes / packs;
         let pack_lines = (pack_bytes / u64::from(walk.passes)).div_ceil(64);

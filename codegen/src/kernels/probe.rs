@@ -112,7 +112,7 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
                     (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), L2));
                 } else {
                     // As far ahead as a matmul of a single row asks for them.
-                    for (ahead, cache) in [(reading.l2, L2), (reading.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
+                    for (ahead, cache) in [(reading.ahead.l2, L2), (reading.ahead.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {
                         (0..CHUNK / 64).for_each(|line| fb.prefetch(fb.offset_const(at, u64::from(ahead) + line * 64), cache));
                     }
                 }

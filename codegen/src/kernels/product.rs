@@ -2,7 +2,7 @@
 //!
 //! In: a [`Matmul`]. Out: [`Product`]: what rows and panels look like, without what becomes of the sums and where anything lies.
 
-use crate::program::{Coding, Compute, DType, Matmul, Panels, Program};
+use crate::program::{Compute, DType, Matmul, Panels, Program};
 
 /// Rows times panels, without what becomes of it and where it lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +40,6 @@ impl Product {
     }
     /// Are codes two to a byte?
     pub fn has_nibbles(&self) -> bool {
-        matches!(self.panels.coding, Coding::Int4 { .. })
+        self.panels.coding.has_nibbles()
     }
 }

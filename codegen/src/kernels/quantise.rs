@@ -110,7 +110,7 @@ fn one_group<'c>(fb: &Fb<'_, 'c>, kernel: &Quantise, x: Value<'c>, (out, out_val
     }
     let sum = fb.reduce(sum, |a, b| fb.add(a, b));
     let origin = if powers_of_two { fb.mul(scale, integers) } else { integers };
-    fb.store(if powers_of_two { origin } else { scale }, fb.offset_const(out, kernel.group.into()), 4);
+    fb.store(if powers_of_two { origin } else { scale }, fb.offset_const(out, Quantise::scale_at(kernel.group).into()), 4);
     let start = fb.add(fb.mul(sum, fb.i32(-kernel.bias_factor)), fb.bitcast(origin, Ty::I32));
-    fb.store(start, fb.offset_const(out, u64::from(kernel.group) + 4), 4);
+    fb.store(start, fb.offset_const(out, Quantise::start_at(kernel.group).into()), 4);
 }

@@ -1,6 +1,6 @@
 //! Arithmetics of a matmul, and what each wants of its operands.
 
-use super::{Coding, DType};
+use super::{Coding, DType, Quantise};
 
 /// Arithmetic of a matmul; accumulation is f32, of codes exact within a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -122,7 +122,7 @@ impl Compute {
     /// Bytes of a record (see [`Quantise`](super::Quantise)) for it: tiles want rows that begin with a cache line (they read others at a
     /// quarter of the rate).
     pub fn record(self, group: u32) -> u32 {
-        let bytes = group + 8;
+        let bytes = Quantise::start_at(group) + DType::F32.size() as u32;
         match self {
             _ if self.by_tiles() => bytes.next_multiple_of(64),
             _ => bytes,

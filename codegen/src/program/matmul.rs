@@ -1,15 +1,17 @@
 //! Matmuls over packed panels, with epilogue and group nests.
 
 use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Program, Quantise, Store, VarId, WeightId};
-use crate::isa::Near;
+use crate::isa::{Distances, Near};
 use rcompile_runtime::abi::CpuKind;
+use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
 /// Rows that go through a matmul's panels once by tiles, as few rows do by vectors: nothing is blocked.
 pub const TILE_ROWS: u32 = 32;
 
-/// Tile of a matmul.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// Tile of a matmul. Its fields, and those below, are names in tuning files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct MatmulTile {
     /// Most rows per register tile.
     pub mr: u32,
@@ -31,42 +33,46 @@ pub struct MatmulTile {
 }
 
 /// How few rows, which go through all k of a panel at once, read weights that stream from memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Fetch {
     /// Most panels (times ways) that an instance walks side by side: each is a stream from memory.
     pub streams: u32,
-    /// Bytes ahead that lines are asked into L2, 0 = not at all.
-    pub l2: u32,
-    /// The same for L1.
-    pub l1: u32,
+    /// Prefetch distances.
+    pub ahead: Distances,
     /// What walks of a single stream ask into L1 passes L2 by (PREFETCHNTA).
     pub past_l2: bool,
-    /// From so many rows on arithmetic takes longer over a line than memory, 0 = never: instances of so many prefetch by `busy_l1` alone.
-    pub busy_rows: u32,
-    /// Their distance into L1.
-    pub busy_l1: u32,
-    /// Walks of at least so many streams use `near_l2` and `near_l1` instead of `l2` and `l1`, 0 = never. Busy rows are not affected.
-    pub near_streams: u32,
-    /// Their distance into L2.
-    pub near_l2: u32,
-    /// The same for L1.
-    pub near_l1: u32,
+    /// Instances of so many rows that arithmetic takes longer over a line than memory does.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub busy: Option<BusyRows>,
+    /// Walks of several streams, where those want other distances. Busy rows are not affected.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub near: Option<Near>,
+}
+
+/// How instances that arithmetic bounds prefetch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BusyRows {
+    /// Least rows.
+    pub rows: u32,
+    /// Distance into L1, and into no other cache.
+    pub l1: u32,
 }
 
 impl Fetch {
     /// How `m` rows read weights that stream from memory: in `most` streams at most, panels times ways.
     pub fn reading(&self, m: u32, most: u32) -> Reading {
-        let (streams, past_l2) = (self.streams.min(most), self.past_l2);
-        if self.is_busy(m) {
-            return Reading { streams, l2: 0, l1: self.busy_l1, past_l2, near: None };
-        }
-        let near = Near { streams: self.near_streams, l2: self.near_l2, l1: self.near_l1 };
-        let near = (1..=streams).contains(&near.streams).then_some(near);
-        Reading { streams, l2: self.l2, l1: self.l1, past_l2, near }
+        let streams = self.streams.min(most);
+        let (ahead, near) = match self.busy(m) {
+            Some(busy) => (Distances { l2: 0, l1: busy.l1 }, None),
+            None => (self.ahead, self.near.filter(|near| near.streams <= streams)),
+        };
+        Reading { streams, ahead, past_l2: self.past_l2, near }
     }
-    /// Is an instance of `m` rows bound by arithmetic, also where weights come from memory?
-    pub fn is_busy(&self, m: u32) -> bool {
-        self.busy_rows > 0 && m >= self.busy_rows
+    /// How an instance of `m` rows prefetches if arithmetic bounds it, also where weights come from memory.
+    pub fn busy(&self, m: u32) -> Option<BusyRows> {
+        self.busy.filter(|busy| m >= busy.rows)
     }
 }
 
@@ -75,10 +81,8 @@ impl Fetch {
 pub struct Reading {
     /// Most streams side by side: panels times ways.
     pub streams: u32,
-    /// Prefetch distance into L2 in bytes, 0 = none.
-    pub l2: u32,
-    /// The same for L1.
-    pub l1: u32,
+    /// Prefetch distances.
+    pub ahead: Distances,
     /// What a single stream asks into L1 passes L2 by.
     pub past_l2: bool,
     /// Distances of walks of many streams.
@@ -86,12 +90,9 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Distances into L2 and L1 of a walk of `streams` streams.
-    pub fn distances(&self, streams: u32) -> (u32, u32) {
-        match self.near {
-            Some(near) if streams >= near.streams => (near.l2, near.l1),
-            _ => (self.l2, self.l1),
-        }
+    /// Prefetch distances of a walk of `streams` streams.
+    pub fn distances(&self, streams: u32) -> Distances {
+        self.near.filter(|near| streams >= near.streams).map_or(self.ahead, |near| near.ahead)
     }
 }
 

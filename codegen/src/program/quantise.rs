@@ -1,6 +1,6 @@
 //! Rows of floats to records of codes, the left operand of matmuls over codes.
 
-use super::{Compute, Extent, Operand, SHORT_GROUP};
+use super::{Compute, DType, Extent, Operand, SHORT_GROUP};
 
 /// Rows of floats to int8 codes with a scale per group of k: `q8g32` .. `q8g256` of the graph (whose scales by 32 are powers of two).
 ///
@@ -37,6 +37,14 @@ impl Quantise {
     /// subtraction.
     pub const INTEGERS: f32 = 12_582_912.0;
 
+    /// Byte of a record of `group` codes where `scale` is.
+    pub fn scale_at(group: u32) -> u32 {
+        group
+    }
+    /// Byte of a record of `group` codes where `start` is, the last thing in it.
+    pub fn start_at(group: u32) -> u32 {
+        Self::scale_at(group) + DType::F32.size() as u32
+    }
     /// Bytes of a record.
     pub fn record(&self) -> u32 {
         self.compute.record(self.group)

@@ -97,9 +97,17 @@ impl Coding {
     pub fn bias_factor(self, dtype: DType) -> i32 {
         if self.has_zeros() { 1 } else { self.offset(dtype) }
     }
+    /// Type of a column's scales and zero points.
+    pub fn scale_type(self) -> DType {
+        if self.has_group_scales() { DType::F16 } else { DType::F32 }
+    }
     /// Is a code a byte?
     pub fn has_bytes(self) -> bool {
         matches!(self, Coding::Int8 { .. } | Coding::Int8Groups { .. })
+    }
+    /// Is it half of one?
+    pub fn has_nibbles(self) -> bool {
+        matches!(self, Coding::Int4 { .. })
     }
     /// Are there kernels with matrix instructions ([`Compute::Int8Mmla`](super::Compute::Int8Mmla))?
     pub fn fits_mmla(self) -> bool {
@@ -160,26 +168,38 @@ impl Panels {
             Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => u64::from(k / group) * self.group_bytes(),
         }
     }
-    /// Bytes of a group's codes of all columns.
-    pub fn code_bytes(&self) -> u64 {
-        let codes = u64::from(self.coding.group().unwrap_or(0)) * u64::from(self.nr);
-        if self.coding.has_bytes() { codes } else { codes / 2 }
+    /// Bytes of a column's codes that lie together: a byte each, or half of one.
+    pub fn column_code_bytes(&self) -> u32 {
+        if self.coding.has_bytes() { self.k_pack } else { self.k_pack / 2 }
+    }
+    /// Byte where the scales of all columns begin, behind their codes: of a group, or, with one scale for all k, of a panel.
+    pub fn scales_at(&self) -> u64 {
+        let k = match self.coding {
+            Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => group,
+            Coding::Int8 { .. } | Coding::Elements => self.padded_k(),
+        };
+        let codes = u64::from(k) * u64::from(self.nr);
+        if self.coding.has_nibbles() { codes / 2 } else { codes }
+    }
+    /// Where the zero points are, behind the scales, one of each column, of [`Coding::scale_type`] like them.
+    pub fn zeros_at(&self) -> u64 {
+        self.scales_at() + u64::from(self.nr) * self.coding.scale_type().size()
     }
     /// Bytes of a group with its scales and zero points, where each has them.
     pub fn group_bytes(&self) -> u64 {
         let factors = if self.coding.has_zeros() { 2 } else { 1 };
-        self.code_bytes() + u64::from(self.nr) * factors * DType::F16.size()
+        self.scales_at() + u64::from(self.nr) * factors * self.coding.scale_type().size()
     }
     /// Bytes of one panel of one way, without the gap behind it.
     pub fn filled_bytes(&self, dtype: DType) -> u64 {
-        let scales = if matches!(self.coding, Coding::Int8 { .. }) { u64::from(self.nr) * DType::F32.size() } else { 0 };
+        let scales = if matches!(self.coding, Coding::Int8 { .. }) { u64::from(self.nr) * self.coding.scale_type().size() } else { 0 };
         self.bytes_before(self.padded_k(), dtype) + scales
     }
     /// Bytes from the beginning of one panel of one way to that of the next: between long ones that would lie whole pages apart there is a
     /// gap of zeros, which nobody reads, but for nibbles.
     pub fn panel_bytes(&self, dtype: DType) -> u64 {
         let filled = self.filled_bytes(dtype);
-        let has_gap = self.nr >= GAP_COLUMNS && filled >= GAP_FROM && !matches!(self.coding, Coding::Int4 { .. });
+        let has_gap = self.nr >= GAP_COLUMNS && filled >= GAP_FROM && !self.coding.has_nibbles();
         if has_gap && filled.is_multiple_of(PAGE) { filled + GAP } else { filled }
     }
     /// Bytes of all panels, without gaps: what reading them once takes.

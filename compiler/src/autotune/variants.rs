@@ -1,7 +1,8 @@
 //! Which tiles are tried: a few steps away from the planner's choice, the most promising first.
 
 use crate::tuning::MatmulKey;
-use rcompile_codegen::program::{Fetch, MatmulTile, TILE_ROWS};
+use rcompile_codegen::isa::Distances;
+use rcompile_codegen::program::{BusyRows, Fetch, MatmulTile, TILE_ROWS};
 
 /// The planner's tile, then others; none twice. Those that read weights in other ways are a few steps from the way in which the planner has
 /// this CPU read them.
@@ -13,20 +14,18 @@ pub(super) fn of(key: &MatmulKey, planned: MatmulTile, here: Fetch) -> Vec<Matmu
     let others = if key.rows <= u64::from(t.mr) {
         // Weights are read once and stream from memory: how far ahead, and how many streams.
         let f = here;
-        let fetches = match f.is_busy(key.rows as u32) {
-            true => vec![
-                Fetch { busy_l1: f.busy_l1 * 2, ..f },
-                Fetch { busy_rows: 0, ..f },
-                Fetch { streams: (f.streams / 2).max(1), ..f },
-                Fetch { busy_l1: (f.busy_l1 / 2).next_multiple_of(64), ..f },
-            ],
-            false => vec![
-                Fetch { l2: f.l2 * 2, ..f },
-                Fetch { l2: 1024, l1: 0, streams: if key.rows == 1 { 1 } else { f.streams }, ..f },
-                Fetch { streams: (f.streams / 2).max(1), ..f },
-                Fetch { l1: f.l1 * 2, ..f },
-                Fetch { l2: f.l2 / 2, ..f },
-            ],
+        let half_the_streams = Fetch { streams: (f.streams / 2).max(1), ..f };
+        let fetches = match f.busy(key.rows as u32) {
+            Some(busy) => {
+                let at = |l1| Fetch { busy: Some(BusyRows { l1, ..busy }), ..f };
+                vec![at(busy.l1 * 2), Fetch { busy: None, ..f }, half_the_streams, at((busy.l1 / 2).next_multiple_of(64))]
+            }
+            None => {
+                let Distances { l2, l1 } = f.ahead;
+                let at = |l2, l1| Fetch { ahead: Distances { l2, l1 }, ..f };
+                let near_l2 = Fetch { streams: if key.rows == 1 { 1 } else { f.streams }, ..at(1024, 0) };
+                vec![at(l2 * 2, l1), near_l2, half_the_streams, at(l2, l1 * 2), at(l2 / 2, l1)]
+            }
         };
         fetches.into_iter().map(|fetch| MatmulTile { fetch, ..t }).collect()
     } else if key.compute.by_tiles() && key.rows <= u64::from(TILE_ROWS) {
@@ -57,6 +56,7 @@ pub(super) fn of(key: &MatmulKey, planned: MatmulTile, here: Fetch) -> Vec<Matmu
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcompile_codegen::isa::Near;
     use rcompile_codegen::program::Compute;
 
     const HEURISTIC: MatmulTile = MatmulTile {
@@ -68,14 +68,10 @@ mod tests {
         widen: false,
         fetch: Fetch {
             streams: 6,
-            l2: 8192,
-            l1: 3072,
+            ahead: Distances { l2: 8192, l1: 3072 },
             past_l2: false,
-            busy_rows: 0,
-            busy_l1: 0,
-            near_streams: 3,
-            near_l2: 2048,
-            near_l1: 1024,
+            busy: None,
+            near: Some(Near { streams: 3, ahead: Distances { l2: 2048, l1: 1024 } }),
         },
     };
 
@@ -83,10 +79,10 @@ mod tests {
     #[test]
     fn steps_are_from_what_this_cpu_does() {
         let key = MatmulKey { rows: 1, weights: "bf16".into(), compute: Compute::F32, k: 2048, n: 2048, ways: 1 };
-        let here = Fetch { streams: 4, l2: 0, l1: 2048, near_streams: 0, ..HEURISTIC.fetch };
+        let here = Fetch { streams: 4, ahead: Distances { l2: 0, l1: 2048 }, near: None, ..HEURISTIC.fetch };
         let variants = of(&key, HEURISTIC, here);
         assert_eq!(variants[0], HEURISTIC);
-        let read = variants[1..].iter().map(|tile| (tile.fetch.streams, tile.fetch.l2, tile.fetch.l1));
+        let read = variants[1..].iter().map(|tile| (tile.fetch.streams, tile.fetch.ahead.l2, tile.fetch.ahead.l1));
         assert_eq!(read.collect::<Vec<_>>(), [(1, 1024, 0), (2, 0, 2048), (4, 0, 4096)]);
         // Blocks of many rows are read as before.
         let many = of(&MatmulKey { rows: 64, ..key }, HEURISTIC, here);

@@ -301,7 +301,7 @@ impl<'c> Forward<'c> {
     fn new(chunks: &'c [Vec<u32>], plannings: &[Planning]) -> Result<Forward<'c>, Error> {
         let first = &plannings[0];
         let f = first.stage.module.main();
-        let width = f.ty(f.outputs[0]).shape.last().and_then(|d| d.constant()).unwrap_or(0) as usize;
+        let width = f.ty(f.outputs[0]).shape.last().and_then(|d| d.constant()).expect("hidden states of a width") as usize;
         let most = plannings[1..].iter().map(|p| p.weights.len).max().unwrap_or(0);
         let hidden = chunks.iter().map(Vec::len).sum::<usize>() * width * 4;
         let batch = rayon::current_num_threads().min(chunks.len()).min(BATCH);

@@ -165,7 +165,7 @@ const PAGE: u64 = rcompile_runtime::abi::PAGE_POSITIONS as u64;
 
 /// A page of one head.
 pub(super) fn kv_page(s: &State) -> KvPage {
-    let dtype = if s.dtype.is_quantised() { DType::I8 } else { storage(s.dtype).unwrap_or(DType::F32) };
+    let dtype = if s.dtype.is_quantised() { DType::I8 } else { storage(s.dtype).expect("a cache of floats or codes") };
     KvPage { dtype, head_dim: s.head_dim as u32 }
 }
 

@@ -150,14 +150,21 @@ pub fn storage(dtype: g::DType) -> Option<DType> {
     })
 }
 
+/// Elements of a dimension behind the first one, which alone may be a symbol.
+pub fn fixed(dim: Dim) -> i64 {
+    dim.constant().expect("only the first dimension is a symbol") as i64
+}
+
 /// Row-major linear index; symbolic dimensions may only come first.
 pub fn linear(k: &mut KernelBuilder, shape: &[Dim], idx: &[ExprId]) -> ExprId {
-    let mut stride = 1i64;
+    let mut stride = 1;
     let mut sum = k.int(0);
-    for (d, i) in shape.iter().zip(idx).rev() {
-        let term = k.mul_int(*i, stride);
+    for axis in (0..shape.len()).rev() {
+        let term = k.mul_int(idx[axis], stride);
         sum = k.add(term, sum);
-        stride *= d.constant().unwrap_or(1) as i64;
+        if axis > 0 {
+            stride *= fixed(shape[axis]);
+        }
     }
     sum
 }

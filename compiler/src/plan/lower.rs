@@ -6,7 +6,7 @@
 //! that varies).
 
 use super::PlanError;
-use super::frame::{Frame, linear};
+use super::frame::{Frame, fixed, linear};
 use super::kernel::KernelBuilder;
 use super::panels::{coded, panel_index};
 use super::weights::Weights;
@@ -94,7 +94,7 @@ impl Lowering<'_, '_, '_> {
         let shape = |v: ValueId| &self.frame.func.ty(v).shape;
         match &node.op {
             Op::Input { .. } => Err(PlanError::Internal(format!("input {} is not stored", v.0)).into()),
-            Op::Param(p) => Ok(self.param(*p, idx)),
+            Op::Param(p) => self.param(*p, idx),
             Op::Const(value) if node.ty.dtype.is_float() => Ok(self.k.exprs.float(*value as f32)),
             Op::Const(value) => Ok(self.k.int(*value as i64)),
             Op::Unary(op) => {
@@ -239,17 +239,19 @@ impl Lowering<'_, '_, '_> {
         self.at(v, &source)
     }
 
-    fn param(&mut self, p: ParamId, idx: &[ExprId]) -> ExprId {
+    fn param(&mut self, p: ParamId, idx: &[ExprId]) -> Lowered {
         let ty = &self.frame.module.params[p.index()].ty;
         let layout = self.weights.lookup_layout(p);
         let weight = self.weights.get(&self.frame.params[&p], layout);
-        let dtype = self.weights.storage(ty.dtype).unwrap_or(DType::F32);
+        let dtype = self.weights.storage(ty.dtype)?;
         let index = match layout {
             Layout::Plain => linear(self.k, &ty.shape, idx),
-            Layout::Panels(panels) if panels.coding != Coding::Elements => return coded(self.k, (weight, dtype), &panels, idx[0], idx[1]),
+            Layout::Panels(panels) if panels.coding != Coding::Elements => {
+                return Ok(coded(self.k, (weight, dtype), &panels, idx[0], idx[1]));
+            }
             Layout::Panels(panels) => panel_index(self.k, &panels, dtype, idx[0], idx[1]),
         };
-        self.k.load(Place::Weight(weight), dtype, index)
+        Ok(self.k.load(Place::Weight(weight), dtype, index))
     }
 
     fn cat(&mut self, v: ValueId, axis: usize, idx: &[ExprId]) -> Lowered {
@@ -257,7 +259,7 @@ impl Lowering<'_, '_, '_> {
         let mut parts = Vec::new();
         let mut start = 0i64;
         for part in &node.inputs {
-            let n = self.frame.func.ty(*part).shape[axis].constant().unwrap_or(1) as i64;
+            let n = fixed(self.frame.func.ty(*part).shape[axis]);
             parts.push((*part, start, n));
             start += n;
         }
@@ -301,7 +303,7 @@ impl Lowering<'_, '_, '_> {
 
     fn rope(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
         let node = self.frame.func.node(v);
-        let half = self.frame.func.ty(node.inputs[1]).shape[1].constant().unwrap_or(0) as i64;
+        let half = fixed(self.frame.func.ty(node.inputs[1]).shape[1]);
         let d = idx[2];
         let side = |k: &KernelBuilder, edge: i64| match (k.bounds(d), k.inner_offset(d)) {
             (Some((_, high)), _) if high < edge => Ok(true),
@@ -456,7 +458,7 @@ fn reshape_index(k: &mut KernelBuilder, from: &[Dim], to: &[Dim], idx: &[ExprId]
         if i == 0 {
             source.push(rest);
         } else {
-            let (outer, inner) = k.div_rem(rest, d.constant().unwrap_or(1) as i64);
+            let (outer, inner) = k.div_rem(rest, fixed(*d));
             source.push(inner);
             rest = outer;
         }

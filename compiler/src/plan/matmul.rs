@@ -8,6 +8,7 @@ use super::frame::{Cols, Frame, Home, Rows, storage};
 use super::kernel::{KernelBuilder, evaluate};
 use super::lower::{Lowering, Stop};
 use super::panels::panels;
+use super::tiling::MatmulWork;
 use super::{Plan, PlanError};
 use rcompile_codegen::expr::below;
 use rcompile_codegen::program as p;
@@ -31,11 +32,10 @@ impl Plan<'_> {
         };
         let weight_ty = &frame.module.params[weight.index()].ty;
         let (n, depth) = (self.bound(frame, weight_ty.shape[0]) as u32, self.bound(frame, weight_ty.shape[1]) as u32);
-        let dtype =
-            self.weights.storage(weight_ty.dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {}", weight_ty.dtype)))?;
+        let dtype = self.weights.storage(weight_ty.dtype)?;
         let (chain, group_cols) = self.chain_and_groups(frame, id, n);
         let columns = (n / chain.ways / group_cols, group_cols, chain.ways);
-        let (compute, panels) = panels(self.cx.isa, (frame.func.ty(node.inputs[0]).dtype, weight_ty.dtype), depth, columns);
+        let (compute, panels) = panels(self.cx.isa, (frame.func.ty(node.inputs[0]).dtype, weight_ty.dtype), depth, columns)?;
         let row_dim = node.ty.shape[0];
         let times = Times { rows: row_dim, panels: &panels, weight_dtype: dtype, compute };
         let left = self.left(frame, node.inputs[0], &times)?;
@@ -48,7 +48,8 @@ impl Plan<'_> {
         frame.homes.insert(chain.end, home);
         frame.done.extend(chain.inner);
         let group_nests = if panels.groups > 1 { self.group_nests(frame, chain.end, row_dim, &panels)? } else { vec![] };
-        let (tile, fetch_by_cpu) = super::tiling::matmul_tile(&self.cx, self.bound(frame, row_dim), &panels, dtype, compute);
+        let work = MatmulWork { isa: self.cx.isa, rows: self.bound(frame, row_dim), panels: &panels, dtype, compute };
+        let (tile, fetch_by_cpu) = work.tile(self.cx.tuning);
         let matmul = Matmul {
             rows: self.extent(frame, row_dim)?,
             a: left.rows.operand,

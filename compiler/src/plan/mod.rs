@@ -211,7 +211,7 @@ fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<
         frame.homes.insert(*v, Home::Table(table));
     }
     let outputs = frame.func.outputs.clone();
-    let width = |v: &ValueId| frame.func.ty(*v).shape.last().and_then(|d| d.constant()).unwrap_or(1) as u32;
+    let width = |v: &ValueId| plan.row_width(&frame, *v);
     let output_stride = outputs.iter().map(width).max().unwrap_or(1).next_multiple_of(cx.isa.panel_nr());
     let place = |i: usize| Home::Output { stride: output_stride * outputs.len() as u32, offset: i as u32 * output_stride };
     for (i, v) in outputs.iter().enumerate() {

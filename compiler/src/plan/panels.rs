@@ -1,5 +1,6 @@
 //! Panels of weights: the layout that a matmul wants, and where an element lies in it for lookups, which read the same bytes.
 
+use super::PlanError;
 use super::frame::storage;
 use super::kernel::KernelBuilder;
 use crate::passes::quantise;
@@ -18,8 +19,13 @@ pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
 }
 
 /// Arithmetic of a matmul of values of type `x` and a weight of type `weight`, and the weight's panels for it: `groups` of `group_cols`
-/// columns, `ways` of them alternating, `k` deep.
-pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, group_cols, ways): (u32, u32, u32)) -> (Compute, Panels) {
+/// columns, `ways` of them alternating, `k` deep. Errors: types that are never stored.
+pub fn panels(
+    isa: &Isa,
+    (x, weight): (g::DType, g::DType),
+    k: u32,
+    (groups, group_cols, ways): (u32, u32, u32),
+) -> Result<(Compute, Panels), PlanError> {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
     let group = quantise::row_type(weight, k.into()).and_then(group_of).map_or(0, |g| g.len(0) as u32);
     let zeros = weight.has_zeros();
@@ -29,15 +35,16 @@ pub fn panels(isa: &Isa, (x, weight): (g::DType, g::DType), k: u32, (groups, gro
         g::DType::Q4(_) | g::DType::Z4(_) => Coding::Int4 { group, zeros },
         _ => Coding::Elements,
     };
-    let stored = |dtype| storage(dtype).unwrap_or(DType::F32);
+    let stored = |stored: Option<DType>, dtype| stored.ok_or_else(|| PlanError::Unsupported(format!("a matmul of type {dtype}")));
+    let weight_stored = stored(weight_storage(isa, weight), weight)?;
     let compute = match (x.is_quantised(), weight.is_quantised()) {
-        (false, false) => isa.matmul(stored(x), stored(weight), k),
+        (false, false) => isa.matmul(stored(storage(x), x)?, weight_stored, k),
         // Codes of rows meet codes of weights.
         (true, _) => isa.matmul_of_codes(coding),
         (false, true) => Compute::F32,
     };
-    let k_pack = compute.k_pack(stored(weight), coding);
-    (compute, Panels { nr: isa.panel_nr(), k_pack, k, groups, group_cols, ways, coding })
+    let k_pack = compute.k_pack(weight_stored, coding);
+    Ok((compute, Panels { nr: isa.panel_nr(), k_pack, k, groups, group_cols, ways, coding }))
 }
 
 /// Panel and column within it of a row of a weight (an output column).
@@ -67,7 +74,7 @@ pub fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Pane
     };
     let group = (group_number, p.group_bytes() as i64);
     // Bytes of a column that lie together.
-    let pack = i64::from(if p.coding.has_bytes() { p.k_pack } else { p.k_pack / 2 });
+    let pack = i64::from(p.column_code_bytes());
     let code = if !p.coding.has_bytes() {
         let (word, nibble) = k.div_rem(inside, 2 * pack);
         let (high, byte) = k.div_rem(nibble, pack);
@@ -82,19 +89,16 @@ pub fn coded(k: &mut KernelBuilder, (weight, dtype): (WeightId, DType), p: &Pane
         let at = sum(k, &[group, (word, nr * pack), (lane, pack), (byte, 1)]);
         k.load(Place::Weight(weight), dtype, at)
     };
-    // Scale and zero point: `factor` 0 and 1 behind the codes.
-    let behind = |k: &mut KernelBuilder, factor: i64| {
-        let (codes, stored) = match p.coding.has_group_scales() {
-            true => (p.code_bytes() as i64, DType::F16),
-            false => (i64::from(p.padded_k()) * nr, DType::F32),
-        };
+    // Scales or zero points, which begin at a byte of the group.
+    let factor = |k: &mut KernelBuilder, begin: u64| {
+        let stored = p.coding.scale_type();
         let size = stored.size() as i64;
-        let at = sum(k, &[group, (one, codes + factor * nr * size), (lane, size)]);
+        let at = sum(k, &[group, (one, begin as i64), (lane, size)]);
         let (at, _) = k.div_rem(at, size);
         k.load(Place::Weight(weight), stored, at)
     };
-    let scale = behind(k, 0);
-    let offset = if p.coding.has_zeros() { behind(k, 1) } else { k.exprs.float(p.coding.offset(dtype) as f32) };
+    let scale = factor(k, p.scales_at());
+    let offset = if p.coding.has_zeros() { factor(k, p.zeros_at()) } else { k.exprs.float(p.coding.offset(dtype) as f32) };
     let code = k.exprs.add(Expr::Unary(UnaryOp::IntToFloat, code));
     let code = k.exprs.add(Expr::Binary(BinaryOp::Sub, code, offset));
     k.exprs.add(Expr::Binary(BinaryOp::Mul, code, scale))

@@ -1,9 +1,8 @@
 //! Tile choices: heuristics as data, one function per kernel kind.
 
-use super::PlanCx;
-use crate::tuning::MatmulKey;
-use rcompile_codegen::isa::{Isa, Streams};
-use rcompile_codegen::program::{Coding, Compute, DType, Fetch, FewRows, MatmulTile, Panels, SHORT_GROUP};
+use crate::tuning::{MatmulKey, Tuning};
+use rcompile_codegen::isa::{Busy, Isa, Streams};
+use rcompile_codegen::program::{BusyRows, Compute, DType, Fetch, FewRows, MatmulTile, Panels, SHORT_GROUP};
 use rcompile_runtime::abi::CpuKind;
 
 /// Part of L2 for weights: the block, as the loops read it, over which the rows of a pass go, and the next one, as it is stored, which is
@@ -46,113 +45,121 @@ const LINE: u64 = 64;
 /// Vector instructions that take a line of nibbles apart.
 const TAKE_APART: u32 = 3;
 
-/// Tile of a matmul with at most `rows` rows, and how it reads weights on some of the CPUs that code for a level runs on: as `--tuning`
-/// says, else by the heuristic.
-pub fn matmul_tile(cx: &PlanCx<'_>, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
-    let key = MatmulKey::new(rows, panels, dtype, compute);
-    let tuned = cx.tuning.and_then(|t| t.matmul(&key));
-    choose(tuned, cx.isa, rows, panels, dtype, compute)
+/// A matmul that a tile is chosen for.
+#[derive(Clone, Copy)]
+pub struct MatmulWork<'a> {
+    /// CPU.
+    pub isa: &'a Isa,
+    /// Most rows.
+    pub rows: u64,
+    /// Panels of the weight.
+    pub panels: &'a Panels,
+    /// What they store.
+    pub dtype: DType,
+    /// Arithmetic.
+    pub compute: Compute,
 }
 
-/// The same of a tile that was tuned, or not. Another way of reading than the heuristic's was measured, and holds on all CPUs.
-fn choose(
-    tuned: Option<MatmulTile>,
-    isa: &Isa,
-    rows: u64,
-    panels: &Panels,
-    dtype: DType,
-    compute: Compute,
-) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
-    let heuristic = heuristic(isa, rows, panels, dtype, compute);
-    let tile = tuned.unwrap_or(heuristic);
-    if tile.fetch != heuristic.fetch {
-        return (tile, vec![]);
+impl MatmulWork<'_> {
+    /// The tile, and how weights are read on some of the CPUs that code for a level runs on: as `--tuning` says, else by the heuristic.
+    pub fn tile(&self, tuning: Option<&Tuning>) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
+        let key = MatmulKey::new(self.rows, self.panels, self.dtype, self.compute);
+        self.choose(tuning.and_then(|t| t.matmul(&key)))
     }
-    let by_cpu = isa.streams_by_cpu.iter().map(|(kind, streams)| (*kind, fetch(isa, *streams, rows, panels, dtype, compute)));
-    (tile, by_cpu.filter(|(_, fetch)| *fetch != tile.fetch).collect())
-}
 
-fn heuristic(isa: &Isa, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> MatmulTile {
-    let nibbles = matches!(panels.coding, Coding::Int4 { .. });
-    let beside = nibbles && compute == Compute::Int8Dot && isa.nibbles_beside_dots;
-    let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles && !beside;
-    let most_k = match compute.tiles() {
-        Some(held) => L1_WEIGHTS / (panels.nr * held.size() as u32),
-        None if compute.takes_codes() => K_BLOCK_CODES,
-        None => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
-    };
-    let k_blocks = panels.k.div_ceil(most_k);
-    let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-    // (By 32 with zero points up to three blocks of `mr` rows take vectors; without, nibbles are made bf16, as long for few as for many.)
-    let long_nibbles = compute == Compute::Int8Tiles && nibbles && panels.coding.group() != Some(SHORT_GROUP);
-    let by_vectors = if long_nibbles { ROWS_BESIDE_TILES } else { isa.rows(compute) };
-    let mr = by_vectors.min(rows as u32);
-    let block_mr = if beside && panels.coding.group() == Some(SHORT_GROUP) { SHORT_BLOCK_ROWS.min(mr) } else { mr };
-    // As the loops over registers read them: nibbles that were taken apart one to a byte.
-    let read = match (compute.takes_codes() && !beside, widen) {
-        (true, _) => u64::from(k_block * panels.nr),
-        (false, true) => u64::from(k_block * panels.nr) * DType::F32.size(),
-        (false, false) => panels.bytes_before(k_block, dtype),
-    };
-    let panel = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
-    let (m_block, n_block) = pass(isa, panels, compute, (k_block, panel));
-    MatmulTile { mr, block_mr, k_block, m_block, n_block, widen, fetch: fetch(isa, isa.streams, rows, panels, dtype, compute) }
-}
-
-/// How few of at most `rows` rows read their weights where they stream so.
-fn fetch(isa: &Isa, streams: Streams, rows: u64, panels: &Panels, dtype: DType, compute: Compute) -> Fetch {
-    let stream = streams.of(rows, panels.coding);
-    let near = streams.near.filter(|_| rows > 1);
-    Fetch {
-        streams: stream.side_by_side,
-        l2: stream.l2,
-        l1: stream.l1,
-        past_l2: streams.lone_past_l2,
-        busy_rows: streams.busy.map_or(0, |busy| busy_rows(isa, busy.instructions, panels, dtype, compute)),
-        busy_l1: streams.busy.map_or(0, |busy| busy.l1),
-        near_streams: near.map_or(0, |near| near.streams),
-        near_l2: near.map_or(0, |near| near.l2),
-        near_l1: near.map_or(0, |near| near.l1),
+    /// The same of a tile that was tuned, or not. Another way of reading than the heuristic's was measured, and holds on all CPUs.
+    fn choose(&self, tuned: Option<MatmulTile>) -> (MatmulTile, Vec<(CpuKind, Fetch)>) {
+        let heuristic = self.heuristic();
+        let tile = tuned.unwrap_or(heuristic);
+        if tile.fetch != heuristic.fetch {
+            return (tile, vec![]);
+        }
+        let by_cpu = self.isa.streams_by_cpu.iter().map(|(kind, streams)| (*kind, self.fetch(*streams)));
+        (tile, by_cpu.filter(|(_, fetch)| *fetch != tile.fetch).collect())
     }
-}
 
-/// Rows of a pass, and panels that it goes over together, whose block of `k_block` k takes `panel` bytes each.
-fn pass(isa: &Isa, panels: &Panels, compute: Compute, (k_block, panel): (u32, u64)) -> (u32, u32) {
-    if let Some(held) = compute.tiles() {
-        // Panels whose sums, which wait between turns of k, take as much as L2 has, and of int8 half of it. (They come in the order in
-        // which they are wanted, and are asked for.)
-        let (rows, bytes) = match held {
-            DType::I8 => (TILES_PASS_ROWS_INT8, isa.l2_bytes / 2),
-            _ => (TILES_PASS_ROWS, isa.l2_bytes),
+    fn heuristic(&self) -> MatmulTile {
+        let &MatmulWork { isa, rows, panels, dtype, compute } = self;
+        let nibbles = panels.coding.has_nibbles();
+        let beside = nibbles && compute == Compute::Int8Dot && isa.nibbles_beside_dots;
+        let widen = compute == Compute::F32 && dtype != DType::F32 || compute.takes_codes() && nibbles && !beside;
+        let most_k = match compute.tiles() {
+            Some(held) => L1_WEIGHTS / (panels.nr * held.size() as u32),
+            None if compute.takes_codes() => K_BLOCK_CODES,
+            None => (TILE_ELEMENTS / isa.rows(compute)).min((isa.l2_bytes / L2_PER_K) as u32).max(K_BLOCK_LEAST),
         };
-        return (rows, panels_of(bytes, u64::from(rows * panels.nr * panels.ways) * DType::F32.size()));
+        let k_blocks = panels.k.div_ceil(most_k);
+        let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
+        // (By 32 with zero points up to three blocks of `mr` rows take vectors; without, nibbles are made bf16, as long for few as for
+        // many.)
+        let long_nibbles = compute == Compute::Int8Tiles && nibbles && panels.coding.group() != Some(SHORT_GROUP);
+        let by_vectors = if long_nibbles { ROWS_BESIDE_TILES } else { isa.rows(compute) };
+        let mr = by_vectors.min(rows as u32);
+        let block_mr = if beside && panels.coding.group() == Some(SHORT_GROUP) { SHORT_BLOCK_ROWS.min(mr) } else { mr };
+        // As the loops over registers read them: nibbles that were taken apart one to a byte.
+        let read = match (compute.takes_codes() && !beside, widen) {
+            (true, _) => u64::from(k_block * panels.nr),
+            (false, true) => u64::from(k_block * panels.nr) * DType::F32.size(),
+            (false, false) => panels.bytes_before(k_block, dtype),
+        };
+        let panel = (read + panels.bytes_before(k_block, dtype)) * u64::from(panels.ways);
+        let (m_block, n_block) = self.pass(k_block, panel);
+        MatmulTile { mr, block_mr, k_block, m_block, n_block, widen, fetch: self.fetch(isa.streams) }
     }
-    let element = match compute.few_rows() {
-        FewRows::F32 => 4,
-        FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => 2,
-        FewRows::Int8Dot | FewRows::Int8Mmla => 1,
-    };
-    let rows = isa.l2_bytes / L2_ROWS / (u64::from(k_block) * element);
-    ((rows as u32).max(PASS_ROWS), panels_of(isa.l2_bytes / L2_WEIGHTS, panel))
+
+    /// How few rows read their weights where they stream so.
+    fn fetch(&self, streams: Streams) -> Fetch {
+        let stream = streams.of(self.rows, self.panels.coding);
+        let busy = |busy: Busy| BusyRows { rows: self.busy_rows(busy.instructions), l1: busy.l1 };
+        Fetch {
+            streams: stream.side_by_side,
+            ahead: stream.ahead,
+            past_l2: streams.lone_past_l2,
+            busy: streams.busy.map(busy),
+            near: streams.near.filter(|_| self.rows > 1),
+        }
+    }
+
+    /// Rows of a pass, and panels that it goes over together, whose block of `k_block` k takes `panel` bytes each.
+    fn pass(&self, k_block: u32, panel: u64) -> (u32, u32) {
+        let &MatmulWork { isa, panels, compute, .. } = self;
+        if let Some(held) = compute.tiles() {
+            // Panels whose sums, which wait between turns of k, take as much as L2 has, and of int8 half of it. (They come in the order in
+            // which they are wanted, and are asked for.)
+            let (rows, bytes) = match held {
+                DType::I8 => (TILES_PASS_ROWS_INT8, isa.l2_bytes / 2),
+                _ => (TILES_PASS_ROWS, isa.l2_bytes),
+            };
+            return (rows, panels_of(bytes, u64::from(rows * panels.nr * panels.ways) * DType::F32.size()));
+        }
+        let element = match compute.few_rows() {
+            FewRows::F32 => 4,
+            FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => 2,
+            FewRows::Int8Dot | FewRows::Int8Mmla => 1,
+        };
+        let rows = isa.l2_bytes / L2_ROWS / (u64::from(k_block) * element);
+        ((rows as u32).max(PASS_ROWS), panels_of(isa.l2_bytes / L2_WEIGHTS, panel))
+    }
+
+    /// Rows that take at least so many vector instructions over a line of weights; a single row is not asked.
+    fn busy_rows(&self, instructions: u32) -> u32 {
+        let &MatmulWork { isa, panels, dtype, compute, .. } = self;
+        let nibbles = panels.coding.has_nibbles();
+        let elements = if nibbles { 2 * LINE } else { LINE / dtype.size() };
+        let per_lane = match compute.few_rows() {
+            FewRows::F32 => 1,
+            FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => 2,
+            FewRows::Int8Dot | FewRows::Int8Mmla => 4,
+        };
+        let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);
+        let apart = if nibbles { TAKE_APART } else { 0 };
+        instructions.saturating_sub(apart).div_ceil(per_row).max(2)
+    }
 }
 
 /// Panels of `each` bytes in `bytes`.
 fn panels_of(bytes: u64, each: u64) -> u32 {
     (bytes / each).clamp(1, MOST_PANELS) as u32
-}
-
-/// Rows that take at least so many vector instructions over a line of weights; a single row is not asked.
-fn busy_rows(isa: &Isa, instructions: u32, panels: &Panels, dtype: DType, compute: Compute) -> u32 {
-    let nibbles = matches!(panels.coding, Coding::Int4 { .. });
-    let elements = if nibbles { 2 * LINE } else { LINE / dtype.size() };
-    let per_lane = match compute.few_rows() {
-        FewRows::F32 => 1,
-        FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => 2,
-        FewRows::Int8Dot | FewRows::Int8Mmla => 4,
-    };
-    let per_row = (elements as u32 / (isa.lanes * per_lane)).max(1);
-    let apart = if nibbles { TAKE_APART } else { 0 };
-    instructions.saturating_sub(apart).div_ceil(per_row).max(2)
 }
 
 /// Elements from row to row of a buffer of `width` columns: whole cache lines, and never a multiple of 2 KB. Rows of a matmul's tile are
@@ -188,6 +195,7 @@ pub fn attention_rows(bucket: u64, heads_per_kv: u64, kv_heads: u64, cores: u32)
 mod tests {
     use super::*;
     use rcompile_codegen::isa::X86_64_TRIPLE;
+    use rcompile_codegen::program::Coding;
 
     #[test]
     fn tiles_of_attention_leave_work_for_all_cores() {
@@ -204,7 +212,7 @@ mod tests {
         let isa = Isa::lookup(X86_64_TRIPLE, "emeraldrapids", &[]).unwrap();
         let mr = |compute, rows, coding| {
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
-            heuristic(&isa, rows, &panels, DType::U8, compute).mr
+            MatmulWork { isa: &isa, rows, panels: &panels, dtype: DType::U8, compute }.heuristic().mr
         };
         let nibbles = |group, zeros| Coding::Int4 { group, zeros };
         for coding in [nibbles(64, false), nibbles(128, false), nibbles(128, true)] {
@@ -221,12 +229,12 @@ mod tests {
         let on = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
-            let choose = |tuned| choose(tuned, &isa, rows, &panels, DType::Bf16, Compute::F32);
+            let choose = |tuned| MatmulWork { isa: &isa, rows, panels: &panels, dtype: DType::Bf16, compute: Compute::F32 }.choose(tuned);
             let (tile, on) = choose(None);
             // A tile that reads as the heuristic says leaves it to the CPU, another one does not.
             assert_eq!(choose(Some(MatmulTile { n_block: 1, ..tile })).1, on);
-            assert_eq!(choose(Some(MatmulTile { fetch: Fetch { l2: 512, ..tile.fetch }, ..tile })).1, []);
-            on.iter().map(|(kind, f)| (*kind, f.streams, f.l2, f.l1, f.past_l2)).collect::<Vec<_>>()
+            assert_eq!(choose(Some(MatmulTile { fetch: Fetch { streams: 2, ..tile.fetch }, ..tile })).1, []);
+            on.iter().map(|(kind, f)| (*kind, f.streams, f.ahead.l2, f.ahead.l1, f.past_l2)).collect::<Vec<_>>()
         };
         let int4 = Coding::Int4 { group: 32, zeros: false };
         for level in ["x86-64-v3", "x86-64-v4"] {
@@ -244,8 +252,8 @@ mod tests {
         let walk = |cpu: &str, rows, coding| {
             let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
-            let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
-            (tile.fetch.streams, tile.fetch.l2, tile.fetch.l1)
+            let tile = MatmulWork { isa: &isa, rows, panels: &panels, dtype: DType::U8, compute: Compute::Int8Dot }.heuristic();
+            (tile.fetch.streams, tile.fetch.ahead.l2, tile.fetch.ahead.l1)
         };
         let (bf16, int8, int4) = (Coding::Elements, Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
         assert_eq!([bf16, int8, int4].map(|coding| walk("znver5", 1, coding)), [(4, 0, 1024), (4, 0, 1024), (1, 0, 8192)]);
@@ -259,7 +267,7 @@ mod tests {
         let isa = Isa::lookup(X86_64_TRIPLE, "sapphirerapids", &[]).unwrap();
         let k_block = |k, compute, dtype, coding| {
             let panels = Panels { nr: isa.panel_nr(), k_pack: 2, k, groups: 1, group_cols: 2048, ways: 1, coding };
-            heuristic(&isa, 512, &panels, dtype, compute).k_block
+            MatmulWork { isa: &isa, rows: 512, panels: &panels, dtype, compute }.heuristic().k_block
         };
         let (int8, int4) = (Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
         let of = |k| {
@@ -278,7 +286,7 @@ mod tests {
             let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let coding = Coding::Int4 { group, zeros: false };
             let panels = Panels { nr: isa.panel_nr(), k_pack: 8, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
-            let tile = heuristic(&isa, rows, &panels, DType::U8, Compute::Int8Dot);
+            let tile = MatmulWork { isa: &isa, rows, panels: &panels, dtype: DType::U8, compute: Compute::Int8Dot }.heuristic();
             (tile.mr, tile.block_mr, tile.widen, tile.n_block)
         };
         assert_eq!([32, 128].map(|group| blocks("znver5", 512, group)), [(8, 6, false, 3), (8, 8, false, 3)]);
@@ -291,16 +299,16 @@ mod tests {
         let rows = |cpu: &str, dtype, compute, coding| {
             let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 1, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
-            let tile = heuristic(&isa, 8, &panels, dtype, compute);
-            (tile.fetch.busy_rows, tile.fetch.busy_l1)
+            let tile = MatmulWork { isa: &isa, rows: 8, panels: &panels, dtype, compute }.heuristic();
+            tile.fetch.busy.map(|busy| (busy.rows, busy.l1))
         };
         let (elements, int4) = (Coding::Elements, Coding::Int4 { group: 32, zeros: false });
-        assert_eq!(rows("znver4", DType::Bf16, Compute::Bf16Dot, elements), (7, 3072));
-        assert_eq!(rows("znver4", DType::F32, Compute::F32, elements), (7, 3072));
-        assert_eq!(rows("znver4", DType::Bf16, Compute::F32, elements), (4, 3072));
-        assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, Coding::Int8 { group: 256 }), (7, 3072));
-        assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, int4), (2, 3072));
+        assert_eq!(rows("znver4", DType::Bf16, Compute::Bf16Dot, elements), Some((7, 3072)));
+        assert_eq!(rows("znver4", DType::F32, Compute::F32, elements), Some((7, 3072)));
+        assert_eq!(rows("znver4", DType::Bf16, Compute::F32, elements), Some((4, 3072)));
+        assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, Coding::Int8 { group: 256 }), Some((7, 3072)));
+        assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, int4), Some((2, 3072)));
         // Never where lines come from further away anyway.
-        assert_eq!(rows("sapphirerapids", DType::U8, Compute::Int8Dot, int4), (0, 0));
+        assert_eq!(rows("sapphirerapids", DType::U8, Compute::Int8Dot, int4), None);
     }
 }

@@ -1,6 +1,6 @@
 //! Weights: which parameters a program reads in which layout, and where they lie in the file, in execution order.
 
-use super::panels;
+use super::{PlanError, panels};
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{DType, Layout, Panels, Weight, WeightId};
 use rcompile_graph::{self as g, Dim, Module, Op, ParamId, Recipe, ValueId};
@@ -112,15 +112,15 @@ impl<'a> Weights<'a> {
         self.lookups.get(&param).map_or(Layout::Plain, |p| Layout::Panels(*p))
     }
     /// Storage type of a weight of a graph type, see [`panels::weight_storage`].
-    pub(super) fn storage(&self, dtype: g::DType) -> Option<DType> {
-        panels::weight_storage(self.isa, dtype)
+    pub(super) fn storage(&self, dtype: g::DType) -> Result<DType, PlanError> {
+        panels::weight_storage(self.isa, dtype).ok_or_else(|| PlanError::Unsupported(format!("weights of type {dtype}")))
     }
 
     /// The program's weights with their offsets: tensors of a layer lie together, layers in order.
     pub(super) fn place(&self, module: &Module, table: &mut WeightTable) -> Vec<Weight> {
         let stored = |param: ParamId| {
             let p = &module.params[param.index()];
-            (p, self.storage(p.ty.dtype).unwrap_or(DType::F32))
+            (p, self.storage(p.ty.dtype).expect("known since it was planned"))
         };
         let mut place = |param: ParamId, layout: Layout| {
             let (p, dtype) = stored(param);
@@ -162,7 +162,7 @@ fn lookup_panels(module: &Module, isa: &Isa) -> HashMap<ParamId, Panels> {
         let Some(p) = param(node.inputs[1]).filter(|p| looked_up.contains(p)) else { continue };
         let ty = &module.params[p.index()].ty;
         if let [Dim::Const(n), Dim::Const(k)] = ty.shape[..] {
-            let (_, layout) = panels::panels(isa, (f.ty(node.inputs[0]).dtype, ty.dtype), k as u32, (1, n as u32, 1));
+            let Ok((_, layout)) = panels::panels(isa, (f.ty(node.inputs[0]).dtype, ty.dtype), k as u32, (1, n as u32, 1)) else { continue };
             panels.insert(p, layout);
         }
     }

@@ -41,9 +41,8 @@ impl<'c> Generator<'_, 'c> {
             let lanes = fb.lanes();
             // Scales of whole columns lie behind the codes of each panel.
             let panels = &kernel.panels;
-            let codes = panels.bytes_before(panels.padded_k(), self.schedule.product.weight);
-            let scales =
-                matches!(panels.coding, Coding::Int8 { .. }).then(|| fb.offset_const(call.base(&Place::Weight(kernel.weight)), codes));
+            let scales = matches!(panels.coding, Coding::Int8 { .. })
+                .then(|| fb.offset_const(call.base(&Place::Weight(kernel.weight)), panels.scales_at()));
             let scale = |c: Value<'c>, way: u32| {
                 let scales = scales?;
                 let nr = fb.int(panels.nr.into());

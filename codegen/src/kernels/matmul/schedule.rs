@@ -156,7 +156,7 @@ impl Blocks {
         let takes_apart = match kernel.compute.few_rows() {
             FewRows::F32 => product.weight != DType::F32,
             FewRows::Bf16Dot | FewRows::Bf16Mmla | FewRows::Bf16Halves => false,
-            FewRows::Int8Dot | FewRows::Int8Mmla => matches!(panels.coding, Coding::Int4 { .. }),
+            FewRows::Int8Dot | FewRows::Int8Mmla => panels.coding.has_nibbles(),
         };
         // Tiles want bytes, or bf16.
         let widen = takes_apart && (kernel.compute.by_tiles() || kernel.tile.widen && rows > STREAMED_BLOCKS * kernel.tile.mr);
