@@ -18,7 +18,7 @@ use crate::link::payload;
 use crate::options::Compare;
 use crate::pipeline::STACK_BYTES;
 use crate::report::{self, Progress};
-use rcompile_models::error::escape;
+use rcompile_message::escape;
 use rcompile_runtime::abi::{Manifest, Task};
 use rcompile_runtime::logits::{Header, LogitsError, LogitsReader, WINDOW};
 use serde::Serialize;

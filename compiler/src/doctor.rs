@@ -5,6 +5,7 @@ use crate::link::guard::WorkDir;
 use crate::link::{self, Inputs, tools};
 use crate::{report, targets};
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
+use rcompile_message::size;
 use serde::Serialize;
 use std::path::Path;
 
@@ -93,12 +94,12 @@ fn linking() -> Check {
         let objects = [("main".to_string(), object)];
         link::link(&work, &tools, Inputs { steps: &[], objects: &objects, archive: b"!<arch>\n" })
     };
-    needed("linking", try_it().map(|linked| format!("a static-pie of {}", report::size(linked.len_bytes()))))
+    needed("linking", try_it().map(|linked| format!("a static-pie of {}", size(linked.len_bytes()))))
 }
 
 fn runtime() -> Check {
     let bytes = targets::runtime(HOST_TRIPLE);
-    let found = bytes.map_or(format!("none for {HOST_TRIPLE}"), |b| format!("{HOST_TRIPLE}, {}", report::size(b.len() as u64)));
+    let found = bytes.map_or(format!("none for {HOST_TRIPLE}"), |b| format!("{HOST_TRIPLE}, {}", size(b.len() as u64)));
     Check {
         name: "runtime",
         ok: bytes.is_some(),
@@ -113,7 +114,7 @@ fn disk() -> Check {
     let (ok, found) = match rustix::fs::statvfs(".") {
         Ok(fs) => {
             let free = fs.f_bavail.saturating_mul(fs.f_frsize);
-            (free > 1 << 30, format!("{} free in this directory", report::size(free)))
+            (free > 1 << 30, format!("{} free in this directory", size(free)))
         }
         Err(e) => (true, format!("unknown: {e}")),
     };

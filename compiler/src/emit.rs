@@ -24,8 +24,8 @@ pub(crate) const EXTENSIONS: [(EmitKind, &str); 5] = [
 
 /// `step.8`.
 pub(crate) fn bucket_name(module: &Module) -> String {
-    let rows = module.symbol("T").map_or(0, |s| module.symbols[s.index()].bound);
-    format!("{}.{rows}", module.main().name)
+    let rows = module.bound("T").map_or(String::new(), |rows| format!(".{rows}"));
+    format!("{}{rows}", module.main().name)
 }
 
 /// `--dump-dir`: the text of one bucket after a stage or pass.

@@ -6,7 +6,7 @@
 //! ```
 //! Three kinds are kept apart: the user's input (2 to 7), the machine (8), and our own mistakes (70).
 
-use rcompile_models::error::{LINE_MAX, cut, escape};
+use rcompile_message::{LINE_MAX, cut, escape};
 use std::fmt;
 use std::path::Path;
 
@@ -69,7 +69,7 @@ pub enum Error {
         /// What would work.
         help: Option<String>,
     },
-    /// SIGINT, SIGTERM or SIGHUP arrived. Exit code 128 + signal.
+    /// A signal that ends a process arrived. Exit code 128 + signal.
     Interrupted(i32),
     /// A broken invariant of ours. Exit code 70.
     Bug {

@@ -13,7 +13,7 @@ use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
-use rcompile_models::error::escape;
+use rcompile_message::{escape, size};
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};
 use rcompile_runtime::about::About;
@@ -67,7 +67,7 @@ fn directory_scaling(options: &Inspect) -> Result<(), Error> {
     let planned = plan(options)?;
     let subject = Subject {
         name: planned.model,
-        encoder: planned.buckets.first().is_some_and(|b| b.entry == "encode"),
+        encoder: planned.buckets.first().is_some_and(|b| b.entry == Task::Embed.entry()),
         features: planned.features,
         cpu: planned.cpu,
         ctx_size: planned.ctx_size,
@@ -117,23 +117,12 @@ fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
     if m.quantization != "none" {
         let _ = writeln!(out, "  codes      {}", m.quantization);
     }
-    let _ = writeln!(
-        out,
-        "  context    {} positions, {} slots, {} of KV cache per token",
-        m.ctx_size,
-        m.slots,
-        report::size(m.state.bytes_per_token)
-    );
-    let _ = writeln!(
-        out,
-        "  sizes      file {}, weights {}, state {}",
-        report::size(identity.len),
-        report::size(m.weight_bytes),
-        report::size(m.state.bytes)
-    );
+    let _ =
+        writeln!(out, "  context    {} positions, {} slots, {} of KV cache per token", m.ctx_size, m.slots, size(m.state.bytes_per_token));
+    let _ = writeln!(out, "  sizes      file {}, weights {}, state {}", size(identity.len), size(m.weight_bytes), size(m.state.bytes));
     for entry in &m.entries {
         for b in &entry.buckets {
-            let arena = report::size(b.arena_bytes);
+            let arena = size(b.arena_bytes);
             let _ = writeln!(
                 out,
                 "  {:<10} {} rows, {} regions, {} barriers per layer, arena {arena}",
@@ -145,7 +134,7 @@ fn executable(options: &Inspect, identity: &Identity) -> Result<(), Error> {
         }
     }
     for input in &m.inputs {
-        let _ = writeln!(out, "  {}  {} {}", input.sha256, input.name, report::size(input.bytes));
+        let _ = writeln!(out, "  {}  {} {}", input.sha256, input.name, size(input.bytes));
     }
     report::print(&report::quoted(&out))
 }
@@ -232,26 +221,26 @@ fn directory_text(model: &Model, planned: &Report) -> String {
         let _ = writeln!(out, "  codes      {}, {} matrices", scheme.name(), model.weights.coded_count());
     }
     for (dtype, bytes) in &types(model) {
-        let _ = writeln!(out, "  weights    {dtype} {}", report::size(*bytes));
+        let _ = writeln!(out, "  weights    {dtype} {}", size(*bytes));
     }
     let _ = writeln!(
         out,
         "  memory     weights {}, KV cache {} for {} positions in {} slots, arena {}, {} per thread; built for {}",
-        report::size(planned.weight_bytes),
-        report::size(planned.kv_bytes),
+        size(planned.weight_bytes),
+        size(planned.kv_bytes),
         planned.ctx_size,
         planned.slots,
-        report::size(planned.arena_bytes),
-        report::size(private_bytes_per_thread(planned)),
+        size(planned.arena_bytes),
+        size(private_bytes_per_thread(planned)),
         planned.cpu
     );
     let _ = writeln!(out, "  files      {} with {} tensors", model.weights.files().len(), model.weights.iter().count());
     match &model.tokenizer {
         Some(t) => _ = writeln!(out, "  tokenizer  {}, {} tokens", t.facts.model, t.facts.size),
-        None => _ = writeln!(out, "  tokenizer  none: build with --no-tokenizer"),
+        None => _ = writeln!(out, "  tokenizer  none"),
     }
     let _ = writeln!(out, "  template   {}", if model.chat_template.is_some() { "present" } else { "none" });
-    out += "  can be compiled\n";
+    out += if model.tokenizer.is_some() { "  can be compiled\n" } else { "  can be compiled with --no-tokenizer\n" };
     out
 }
 

@@ -62,7 +62,7 @@ pub struct Inspect {
     /// Print JSON
     #[arg(long)]
     pub json: bool,
-    /// Predict the speed on 1 to 96 cores from the program: bytes, operations and barriers, region by region
+    /// Bound the speed on 1 to 96 cores, as many as a socket has, from the program: bytes, operations and barriers, region by region
     #[arg(long)]
     pub scaling: bool,
     /// --scaling: read bandwidth of the socket [default: the table's for the CPU]
@@ -209,8 +209,8 @@ pub struct Build {
     /// CPU features to add or to leave out
     #[arg(help_heading = heading::TARGET, long, value_name = "+A,-B", value_delimiter = ',', allow_hyphen_values = true, value_parser = parse_edit)]
     pub cpu_features: Vec<Edit>,
-    /// Cores that prompts' attention is cut for; any number of threads runs it [default: this machine's, of a named CPU its largest
-    /// machine's]
+    /// Cores that prompts' attention is cut for; any number of threads runs it [default: this machine's, of a named CPU those of a
+    /// socket of its largest machine]
     #[arg(help_heading = heading::TARGET, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub cores: Option<u32>,
 
@@ -237,7 +237,7 @@ pub struct Build {
     /// Write the graph after each pass that changed it, and the programs, into this directory
     #[arg(help_heading = heading::STAGES, long, value_name = "DIR")]
     pub dump_dir: Option<PathBuf>,
-    /// Check that passes which say that they changed nothing left the graph as it was; after others it is verified in any case
+    /// Also check that a pass which reports no change made none (after a reported change the graph is always verified)
     #[arg(help_heading = heading::STAGES, long)]
     pub verify_each: bool,
     /// Print why passes did or did not apply
@@ -277,7 +277,7 @@ pub struct Quantize {
     /// Weights of linear layers as codes: int8 with a scale per output, int4 with a scale per group
     #[arg(long, value_enum, value_name = "TYPE", default_value_t = CodeType::None)]
     pub quantize: CodeType,
-    /// Elements that share a scale of --quantize int4
+    /// Elements that share a scale of --quantize int4 [default: 32]
     #[arg(long, value_name = "32|64|128", value_parser = parse_group)]
     pub group_size: Option<Group>,
     /// The head's weights, and a tied embedding's [default: int8 with --quantize, else none]

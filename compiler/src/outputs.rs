@@ -4,12 +4,14 @@
 //! In: the options. Out: nothing, or the error that names the file. How a name is followed to the place that is written ([`destination`])
 //! is the same here and in `emit.rs`, which writes.
 
+use crate::cache;
 use crate::emit::{EXTENSIONS, emit_path, suffixed};
 use crate::error::Error;
 use crate::link::guard;
 use crate::link::payload;
 use crate::options::{Autotune, Build, EmitKind, WeightsPlace};
 use rcompile_models::Model;
+use rcompile_runtime::abi::weights_path;
 use rcompile_runtime::destination::{Destination, destination};
 use rustix::fs::Access;
 use std::collections::HashSet;
@@ -42,6 +44,8 @@ enum Shape {
     Text,
     /// Made where it is missing, with its parents.
     Directory,
+    /// The same of the compile cache, without which a build goes on where it cannot be made.
+    Cache,
 }
 
 /// The list. What goes to stdout is not on it.
@@ -51,7 +55,7 @@ fn outputs(o: &Build) -> Vec<Output> {
     if let Some(exe) = o.exe_path().filter(|_| o.wants_exe()) {
         add(if o.output.is_some() { "-o OUT" } else { "--emit exe=PATH" }, exe.clone(), Shape::Executable, true);
         if o.weights == WeightsPlace::Split {
-            add("--weights split", payload::weights_path(exe), Shape::Executable, true);
+            add("--weights split", weights_path(exe), Shape::Executable, true);
         }
         if o.save_temps {
             add("--save-temps", suffixed(exe, "temps"), Shape::Directory, true);
@@ -70,6 +74,9 @@ fn outputs(o: &Build) -> Vec<Output> {
     if let Some(path) = o.tuning.as_ref().filter(|_| o.autotune != Autotune::Off) {
         add("--tuning FILE", path.clone(), Shape::Text, false);
     }
+    if let Some(dir) = cache::directory(&o.cache) {
+        add(if o.cache.cache_dir.is_some() { "--cache-dir D" } else { "the compile cache" }, dir, Shape::Cache, false);
+    }
     list
 }
 
@@ -79,7 +86,8 @@ pub(crate) fn check(o: &Build) -> Result<(), Error> {
     for output in outputs(o) {
         let Some(file) = output.check()? else { continue };
         // Only in a directory can anything lie.
-        let is_within = |inner: &Path, outer: &Path, shape: Shape| shape != Shape::Directory && inner.starts_with(outer);
+        let is_file = |shape: Shape| !matches!(shape, Shape::Directory | Shape::Cache);
+        let is_within = |inner: &Path, outer: &Path, shape: Shape| is_file(shape) && inner.starts_with(outer);
         let collides = |(known, other): &&(PathBuf, Output)| is_within(&file, known, other.shape) || is_within(known, &file, output.shape);
         if let Some((known, other)) = files.iter().find(collides) {
             let (flags, path) = (format!("{} and {}", other.flag, output.flag), output.path.display());
@@ -120,8 +128,10 @@ pub(crate) fn check_inputs(o: &Build, model: &Model) -> Result<(), Error> {
 impl Output {
     /// The file or directory that is made or replaced, links followed; None where something is written to that is no file.
     fn check(&self) -> Result<Option<PathBuf>, Error> {
-        if self.shape == Shape::Directory {
-            return self.check_directory().map(Some);
+        match self.shape {
+            Shape::Directory => return self.check_directory().map(Some),
+            Shape::Cache => return Ok(self.check_directory().ok()),
+            Shape::Executable | Shape::Text => {}
         }
         if self.path.as_os_str().as_bytes().ends_with(b"/") {
             return Err(self.refuse("is the name of a directory, expected a file name"));

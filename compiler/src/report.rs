@@ -2,6 +2,7 @@
 
 use crate::error::Error;
 use indicatif::{ProgressBar, ProgressStyle};
+use rcompile_message::size;
 use rcompile_runtime::cost::RegionInfo;
 use serde::Serialize;
 use std::fmt::Write as _;
@@ -184,7 +185,7 @@ impl Report {
         let _ = writeln!(out, "  {:<width$} {:>9}", "total", seconds(self.total_ms));
         if self.show_passes {
             let c = &self.cache;
-            let dir = c.dir.as_deref().map_or("none".into(), rcompile_models::error::escape);
+            let dir = c.dir.as_deref().map_or("none".into(), rcompile_message::escape);
             let _ = writeln!(
                 out,
                 "cache {dir}: {} hits, {} misses, weights {}; LLVM compiled {} units",
@@ -212,7 +213,7 @@ impl Report {
             let _ = writeln!(out, "  arena {}, KV cache {} per token", size(self.arena_bytes), size(self.kv_bytes_per_token));
         }
         if let Some(output) = &self.output {
-            let _ = writeln!(out, "{} {}", rcompile_models::error::escape(output), size(self.file_bytes));
+            let _ = writeln!(out, "{} {}", rcompile_message::escape(output), size(self.file_bytes));
         }
         out
     }
@@ -221,17 +222,6 @@ impl Report {
 /// `1.23 s` or `12 ms`.
 fn seconds(ms: f64) -> String {
     if ms >= 1000.0 { format!("{:.2} s", ms / 1000.0) } else { format!("{ms:.0} ms") }
-}
-
-/// `1.23 GB`, decimal units.
-pub fn size(bytes: u64) -> String {
-    let b = bytes as f64;
-    match bytes {
-        0..1_000 => format!("{bytes} B"),
-        1_000..1_000_000 => format!("{:.1} kB", b / 1e3),
-        1_000_000..1_000_000_000 => format!("{:.1} MB", b / 1e6),
-        _ => format!("{:.2} GB", b / 1e9),
-    }
 }
 
 /// How progress is shown.
@@ -372,7 +362,7 @@ pub fn print(text: &str) -> Result<(), Error> {
 
 /// Lines that quote a file: what would move a terminal's cursor is spelled out.
 pub fn quoted(text: &str) -> String {
-    text.lines().map(|line| rcompile_models::error::escape(line) + "\n").collect()
+    text.lines().map(|line| rcompile_message::escape(line) + "\n").collect()
 }
 
 /// Writes a value as JSON to stdout.
@@ -387,7 +377,6 @@ mod tests {
 
     #[test]
     fn units() {
-        assert_eq!([size(0), size(999), size(1_000), size(2_470_000_000)], ["0 B", "999 B", "1.0 kB", "2.47 GB"]);
         assert_eq!([seconds(12.3), seconds(1234.0)], ["12 ms", "1.23 s"]);
     }
 

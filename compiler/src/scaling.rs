@@ -14,6 +14,7 @@
 
 use crate::error::Error;
 use crate::report;
+use rcompile_message::size;
 use rcompile_runtime::cost::{Arithmetic, Load, RegionInfo};
 use serde::Serialize;
 use std::fmt::Write;
@@ -46,34 +47,83 @@ pub struct Machine {
     flop_per_cycle: [f64; 3],
 }
 
-/// One core reads 37 to 41 GB/s on Zen 5 (measured), 17 to 18 on Emerald Rapids (measured on a virtual machine); 25 is assumed for those
-/// that were not measured. Operations per cycle: vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of
-/// its multiply-add) measured with the probes of `OUT profile`.
+/// What one core reads alone was measured on Zen 5 (37 to 41 GB/s) and Emerald Rapids (17 to 18, on a virtual machine), whose server is
+/// taken for Sapphire Rapids, as Granite Rapids is; 15 (Ice Lake), 20 (Graviton2) and 25 (others) are assumed. Operations per cycle:
+/// vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of its multiply-add) measured with the probes of
+/// `OUT profile`.
 const MACHINES: &[Machine] = &[
-    machine(&["znver5"], "m8a (Zen 5, 12 x DDR5-6400)", 96, 3.5, 614.4, 39.0, [64.0, 128.0, 256.0]),
-    machine(&["znver4", "x86-64-v4"], "c7a (Zen 4, 12 x DDR5-4800)", 96, 3.0, 460.8, 25.0, [32.0, 64.0, 128.0]),
-    machine(
-        &["sapphirerapids", "emeraldrapids", "graniterapids"],
-        "c7i (Sapphire Rapids, 8 x DDR5-4800)",
-        48,
-        2.6,
-        307.2,
-        17.5,
-        [64.0, 32.0, 256.0],
-    ),
-    machine(&["icelake-server", "skylake-avx512"], "c6i (Ice Lake, 8 x DDR4-3200)", 32, 2.9, 204.8, 15.0, [64.0, 64.0, 256.0]),
-    machine(
-        &["x86-64-v3", "znver3", "znver2", "haswell", "alderlake"],
-        "c6a (Zen 3, 8 x DDR4-3200)",
-        48,
-        2.9,
-        204.8,
-        25.0,
-        [32.0, 32.0, 64.0],
-    ),
-    machine(&["neoverse-n1", "generic"], "c6g (Graviton2, 8 x DDR4-3200)", 64, 2.5, 204.8, 20.0, [16.0, 16.0, 64.0]),
-    machine(&["neoverse-v1"], "c7g (Graviton3, 8 x DDR5-4800)", 64, 2.6, 307.2, 25.0, [32.0, 128.0, 256.0]),
-    machine(&["neoverse-v2"], "c8g (Graviton4, 12 x DDR5-5600)", 96, 2.8, 537.6, 25.0, [32.0, 128.0, 256.0]),
+    Machine {
+        cpus: &["znver5"],
+        name: "m8a (Zen 5, 12 x DDR5-6400)",
+        cores: 96,
+        ghz: 3.5,
+        socket_gb_per_s: 614.4,
+        core_gb_per_s: 39.0,
+        flop_per_cycle: [64.0, 128.0, 256.0],
+    },
+    Machine {
+        cpus: &["znver4", "x86-64-v4"],
+        name: "c7a (Zen 4, 12 x DDR5-4800)",
+        cores: 96,
+        ghz: 3.0,
+        socket_gb_per_s: 460.8,
+        core_gb_per_s: 25.0,
+        flop_per_cycle: [32.0, 64.0, 128.0],
+    },
+    Machine {
+        cpus: &["sapphirerapids", "emeraldrapids", "graniterapids"],
+        name: "c7i (Sapphire Rapids, 8 x DDR5-4800)",
+        cores: 48,
+        ghz: 2.6,
+        socket_gb_per_s: 307.2,
+        core_gb_per_s: 17.5,
+        flop_per_cycle: [64.0, 32.0, 256.0],
+    },
+    Machine {
+        cpus: &["icelake-server", "skylake-avx512"],
+        name: "c6i (Ice Lake, 8 x DDR4-3200)",
+        cores: 32,
+        ghz: 2.9,
+        socket_gb_per_s: 204.8,
+        core_gb_per_s: 15.0,
+        flop_per_cycle: [64.0, 64.0, 256.0],
+    },
+    Machine {
+        cpus: &["x86-64-v3", "znver3", "znver2", "haswell", "alderlake"],
+        name: "c6a (Zen 3, 8 x DDR4-3200)",
+        cores: 48,
+        ghz: 2.9,
+        socket_gb_per_s: 204.8,
+        core_gb_per_s: 25.0,
+        flop_per_cycle: [32.0, 32.0, 64.0],
+    },
+    Machine {
+        cpus: &["neoverse-n1", "generic"],
+        name: "c6g (Graviton2, 8 x DDR4-3200)",
+        cores: 64,
+        ghz: 2.5,
+        socket_gb_per_s: 204.8,
+        core_gb_per_s: 20.0,
+        flop_per_cycle: [16.0, 16.0, 64.0],
+    },
+    Machine {
+        cpus: &["neoverse-v1"],
+        name: "c7g (Graviton3, 8 x DDR5-4800)",
+        cores: 64,
+        ghz: 2.6,
+        socket_gb_per_s: 307.2,
+        core_gb_per_s: 25.0,
+        flop_per_cycle: [32.0, 128.0, 256.0],
+    },
+    Machine {
+        cpus: &["neoverse-v2"],
+        name: "c8g (Graviton4, 12 x DDR5-5600)",
+        cores: 96,
+        ghz: 2.8,
+        socket_gb_per_s: 537.6,
+        core_gb_per_s: 25.0,
+        flop_per_cycle: [32.0, 128.0, 256.0],
+    },
 ];
 
 /// Cores of the largest machine with CPUs of which no more is known: Graviton1; Cobalt 100 and Yitian 710; AmpereOne; M1 Ultra and M2 Ultra.
@@ -82,19 +132,7 @@ const ONLY_CORES: [(&str, u32); 5] = [("cortex-a72", 16), ("neoverse-n2", 128), 
 /// Of tiles of bf16: 16 x 16 x 32 multiply-adds in 16 cycles (measured on Granite Rapids).
 const TILES_BF16: f64 = 1024.0;
 
-const fn machine(
-    cpus: &'static [&'static str],
-    name: &'static str,
-    cores: u32,
-    ghz: f64,
-    socket_gb_per_s: f64,
-    core_gb_per_s: f64,
-    flop_per_cycle: [f64; 3],
-) -> Machine {
-    Machine { cpus, name, cores, ghz, socket_gb_per_s, core_gb_per_s, flop_per_cycle }
-}
-
-/// Cores of the largest machine with the CPU that `--cpu` names. (A name that only a hypervisor knows counts as a common machine.)
+/// Cores of a socket of the largest machine with the CPU that `--cpu` names, or one like it. (A name that only a hypervisor knows counts as a common machine.)
 pub fn cores(cpu: &str) -> u32 {
     let only = || ONLY_CORES.iter().find(|(name, _)| *name == cpu).map(|(_, cores)| *cores);
     MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map(|m| m.cores).or_else(only).unwrap_or(64)
@@ -377,7 +415,7 @@ impl Note {
         let _ = writeln!(out, "  arithmetic   {f32} f32, {bf16} bf16 and {int8} int8 operations per cycle and core");
         let _ = writeln!(out, "  barriers     {} ns times log2(cores)", self.barrier_ns_per_doubling);
         for p in &self.phases {
-            let bytes = report::size(p.memory_bytes);
+            let bytes = size(p.memory_bytes);
             let rows = if p.rows == 1 { "1 row".into() } else { format!("{} rows", p.rows) };
             let _ = writeln!(
                 out,
@@ -431,7 +469,15 @@ mod tests {
         }
     }
 
-    const SMALL: Machine = machine(&["x"], "x", 64, 1.0, 100.0, 10.0, [10.0, 20.0, 40.0]);
+    const SMALL: Machine = Machine {
+        cpus: &["x"],
+        name: "x",
+        cores: 64,
+        ghz: 1.0,
+        socket_gb_per_s: 100.0,
+        core_gb_per_s: 10.0,
+        flop_per_cycle: [10.0, 20.0, 40.0],
+    };
 
     fn us(region: &RegionInfo, rows: u64, cores: u32) -> f64 {
         let load = load(rows, rows, 1, false, None);

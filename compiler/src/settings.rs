@@ -144,13 +144,13 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
         let named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
         let before = kept.len();
         if let (Some(part), Some(_)) = (named.clone().find(|t| model.weights.is_part(t)), keep.dtype) {
-            let (pattern, name) = (rcompile_models::error::escape(&keep.pattern), rcompile_models::error::escape(&part.stored_name));
+            let (pattern, name) = (rcompile_message::escape(&keep.pattern), rcompile_message::escape(&part.stored_name));
             let what = format!("--keep {pattern}: expected tensors of floats, found {name}, which are codes and stay as they are");
             return Err(Error::Usage { what, help: None });
         }
         kept.extend(named.map(|t| Keep { pattern: model.facts().read_for(&t.name).to_string(), dtype: keep.dtype }));
         if kept.len() == before {
-            let pattern = rcompile_models::error::escape(&keep.pattern);
+            let pattern = rcompile_message::escape(&keep.pattern);
             return Err(Error::Usage {
                 what: format!(
                     "--keep {pattern}: expected the name of a tensor of the checkpoint, or a pattern of names, found none that it matches"

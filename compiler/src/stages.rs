@@ -28,6 +28,7 @@ use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::{Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
 use rcompile_graph::{DType, Module};
+use rcompile_message::size;
 use rcompile_models::arch::Task;
 use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
@@ -270,7 +271,7 @@ impl<'o> Building<'o> {
         let tuning = source.tuning.as_ref().map(|t| &t.0);
         let plans = plan_all(modules, source, tuning)?;
         let regions = plans.buckets.iter().map(|p| p.program.regions.len()).sum::<usize>();
-        stage.finish(&format!("{regions} regions, weights {}", report::size(plans.weights.len)));
+        stage.finish(&format!("{regions} regions, weights {}", size(plans.weights.len)));
         for (planned, module) in plans.buckets.iter().zip(modules) {
             self.dump(module, "99-plan.program", &planned.program.to_string())?;
         }
@@ -310,14 +311,14 @@ impl<'o> Building<'o> {
         let objects = units.par_iter().map(compile_one).collect::<Vec<_>>().into_iter().collect::<Result<Vec<_>, _>>()?;
         let report = &mut self.report;
         report.units = units.len();
-        report.code_bytes = objects.iter().map(|c| code_bytes(&c.object)).sum();
+        report.code_bytes = objects.iter().map(|c| code_bytes(&c.object)).sum::<Result<u64, Error>>()?;
         report.cache = cache.report();
         // Autotuning and calibration compile too.
         let cached = match report.cache.hits - hits_before {
             0 => String::new(),
             n => format!(", {n} from the cache"),
         };
-        stage.finish(&format!("{} units{cached}, code {}", units.len(), report::size(report.code_bytes)));
+        stage.finish(&format!("{} units{cached}, code {}", units.len(), size(report.code_bytes)));
         let symbols: Vec<String> = units.into_iter().map(|u| u.symbol).collect();
         emit::code(self.o, &symbols, &objects, report)?;
         Ok(Code { objects: symbols.into_iter().zip(objects.into_iter().map(|c| c.object)).collect(), steps })
@@ -332,7 +333,7 @@ impl<'o> Building<'o> {
             emit::save_temps(&place.work, place.output, &objects, place.archive)?;
         }
         let (linked, tokenizer) = (linked?, tokenizer.join()?);
-        stage.finish(&format!("{} without weights", report::size(linked.len_bytes())));
+        stage.finish(&format!("{} without weights", size(linked.len_bytes())));
         Ok((linked, tokenizer))
     }
 
@@ -367,7 +368,7 @@ impl<'o> Building<'o> {
             None => pack_all(contents, &exe, o.allow_nonfinite, &advance)?,
         };
         model.weights.check_unchanged()?;
-        stage.finish(&format!("{}{}", report::size(weights.len), if loaded.is_some() { " from the cache" } else { "" }));
+        stage.finish(&format!("{}{}", size(weights.len), if loaded.is_some() { " from the cache" } else { "" }));
         Ok((exe, PackedWeights { packed, loaded, key }))
     }
 
@@ -409,7 +410,7 @@ impl<'o> Building<'o> {
         self.warn(warning);
         self.report.output = Some(place.output.display().to_string());
         if let Some((tensor, index)) = &packed.nonfinite {
-            let tensor = rcompile_models::error::escape(tensor);
+            let tensor = rcompile_message::escape(tensor);
             self.warn(Some(format!("warning[W-safetensors]: {tensor}[{index}]: is not finite, compiled as it is")));
         }
         Ok(())
@@ -549,7 +550,7 @@ fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
         ));
     }
     if let Some(keep) = settings.quantisation.keep.iter().find(|keep| narrowed && is_narrowed(keep, model)) {
-        let name = rcompile_models::error::escape(&keep.pattern);
+        let name = rcompile_message::escape(&keep.pattern);
         remarks.push(format!(
             "warning[W-dtype]: --compute bf16: what --keep says of {name} is stored in bf16 if it is a weight of matrix products"
         ));
@@ -568,7 +569,7 @@ fn unread_patterns(asked: &[Keep], model: &Model, products: &Products) -> Vec<St
         named.any(|t| products.tensors.contains(model.facts().read_for(&t.name)))
     };
     let unread = asked.iter().filter(|keep| keep.dtype.is_some() && !is_read(keep));
-    unread.map(|keep| rcompile_models::error::escape(&keep.pattern).to_string()).collect()
+    unread.map(|keep| rcompile_message::escape(&keep.pattern).to_string()).collect()
 }
 
 /// What is asked for is made, or the executable would say of itself what it is not.
@@ -601,10 +602,10 @@ fn plan_all(modules: &[Module], source: &Source, tuning: Option<&Tuning>) -> Res
 }
 
 /// Bytes of executable sections of an object.
-fn code_bytes(object: &[u8]) -> u64 {
+fn code_bytes(object: &[u8]) -> Result<u64, Error> {
     use object::{Object, ObjectSection, SectionKind};
-    let file = object::File::parse(object);
-    file.map_or(0, |f| f.sections().filter(|s| s.kind() == SectionKind::Text).map(|s| s.size()).sum())
+    let file = object::File::parse(object).map_err(|e| Error::bug("codegen", e))?;
+    Ok(file.sections().filter(|s| s.kind() == SectionKind::Text).map(|s| s.size()).sum())
 }
 
 fn fill_plan_report(report: &mut Report, plans: &Plans) {

@@ -1,6 +1,7 @@
 //! The driver as a process: exit codes, lines, signals, and that nothing is left behind.
 
 use assert_cmd::cargo::cargo_bin;
+use rcompile_codegen::isa::{FOREIGN, Isa};
 use rcompile_runtime::abi::{PAYLOAD_MAGIC, PayloadHeader};
 use std::mem::offset_of;
 use std::os::unix::fs::PermissionsExt;
@@ -154,6 +155,10 @@ fn wrong_use_is_one_line_and_a_code() {
     run(6, "need all of avx512bw", build(dir.path(), &["--cpu-features", "+avx512vnni"]));
     run(2, "--calibrate", build(dir.path(), &["--quantize", "int8", "--calibrate", "x"]));
     run(6, "CPU 'x86-64-v3' is not known for aarch64", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
+    run(6, "--target x86_64-unknown-linux-gnu has it", build(dir.path(), &["--target", "aarch64-unknown-linux-gnu"]));
+    let model = golden("llama-gqa-tied");
+    let foreign = ["inspect", model.to_str().unwrap(), "--target", FOREIGN.0, "--cpu", "nope"];
+    run(6, &format!("CPU 'nope' is not known for {}; known: {}", FOREIGN.0, Isa::known_cpus(FOREIGN.0)[0]), rcompile(&foreign));
     run(6, "riscv64", build(dir.path(), &["--target", "riscv64gc-unknown-linux-gnu"]));
     run(8, "/nowhere", build(Path::new("/nowhere"), &[]));
     run(8, "cc", {

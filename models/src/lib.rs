@@ -208,7 +208,8 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     }
     if tokenizer.is_none() && options.tokenizer == TokenizerUse::Required {
         let place = format!("a file in {}", path.display());
-        return Err(Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file"));
+        let missing = Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file");
+        return Err(missing.help("or --no-tokenizer, for an executable of token ids alone"));
     }
     let chat_template = match entry.task {
         Task::Generate if reads_text => tokenizer::read_chat_template(&dir)?,

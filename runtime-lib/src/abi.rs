@@ -7,8 +7,9 @@
 use crate::cost::RegionInfo;
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use std::path::{Path, PathBuf};
 
-/// Changes with every incompatible change of this file; checked by the driver after linking and by the runtime at start.
+/// Changes with every incompatible change of this file; checked by the runtime at start, and by `rcompile inspect` and `compare`.
 pub const ABI_VERSION: u32 = 6;
 
 /// Bytes between two threads' counters in [`StepCtx::claims`]: neighbouring lines are fetched in pairs.
@@ -384,6 +385,23 @@ pub enum Task {
     Generate,
     /// Maps texts to vectors.
     Embed,
+}
+
+impl Task {
+    /// Name of its entry.
+    pub fn entry(self) -> &'static str {
+        match self {
+            Task::Generate => "step",
+            Task::Embed => "encode",
+        }
+    }
+}
+
+/// Where `--weights split` has the weights of an executable: `OUT.weights`.
+pub fn weights_path(exe: &Path) -> PathBuf {
+    let mut path = exe.as_os_str().to_os_string();
+    path.push(".weights");
+    path.into()
 }
 
 impl fmt::Display for Task {

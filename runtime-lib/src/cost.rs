@@ -102,7 +102,7 @@ impl std::ops::AddAssign for Linear {
     }
 }
 
-/// Kinds of regions, as in the program.
+/// Kinds of regions; rounding rows to codes counts as loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]

@@ -12,7 +12,9 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use crate::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
+use crate::abi::{
+    ABI_VERSION, Manifest, PAYLOAD_MAGIC, PAYLOAD_VADDR, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES, weights_path,
+};
 
 /// The file that this process runs, where `/proc` is mounted.
 const EXE: &str = "/proc/self/exe";
@@ -251,9 +253,7 @@ fn executable_name() -> String {
 }
 
 fn split_path() -> PathBuf {
-    let mut path = executable_path().into_os_string();
-    path.push(".weights");
-    path.into()
+    weights_path(&executable_path())
 }
 
 /// Maps a whole file read-only at a 2 MB boundary, for the life of the process.

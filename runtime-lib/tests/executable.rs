@@ -718,6 +718,17 @@ fn flags_come_from_the_environment_too() {
     assert_eq!(run(&["generate"], &short), (Some(0), "cd\n".into()));
     assert_eq!(run(&["generate"], &[short[0], short[1], ("RCOMPILE_ARG_N_PREDICT", "1")]), (Some(0), "c\n".into()));
     assert!(run(&["--help"], &[]).1.contains("RCOMPILE_ARG_N_PREDICT"));
+    // A name that no verb of any task knows is told of; other verbs' are not.
+    let told = |name: &str| {
+        let out = exe.command(&["generate", "-p", "a", "-n", "1"]).env(name, "1").output().unwrap();
+        (out.status.code(), String::from_utf8(out.stderr).unwrap())
+    };
+    let warning = "warning[W-variable]: RCOMPILE_ARG_COPY_WEIGHT: no verb has such a flag\n";
+    assert_eq!(told("RCOMPILE_ARG_COPY_WEIGHT"), (Some(0), warning.into()));
+    assert_eq!(
+        ["RCOMPILE_ARG_COPY_WEIGHTS", "RCOMPILE_ARG_NORMALIZE", "RCOMPILE_ARG_D"].map(told),
+        [(); 3].map(|_| (Some(0), String::new()))
+    );
     // What is set for another verb is no mistake, and an empty one is not set.
     assert_eq!(run(&["generate", "-p", "a", "-n", "1"], &[("RCOMPILE_ARG_SYSTEM", "x")]), (Some(0), "b\n".into()));
     assert_eq!(run(&["generate", "-p", "a", "-n", "1"], &[("RCOMPILE_ARG_TOKENS", "")]), (Some(0), "b\n".into()));

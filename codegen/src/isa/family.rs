@@ -58,7 +58,8 @@ impl Family {
             (host, known.map(|f| f.to_string()).collect())
         } else {
             let Some(row) = (self.cpus)().into_iter().find(|row| row.name == cpu) else {
-                return Err(Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: native, {}", names())));
+                let native = object::host_name(self.arch).map_or("", |_| "native, ");
+                return Err(Error::Target(format!("CPU '{cpu}' is not known for {triple}; known: {native}{}", names())));
             };
             let all = self.base.iter().chain(row.features.iter().flat_map(|list| list.iter()));
             (row.name.to_string(), all.map(|f| f.to_string()).collect())

@@ -11,8 +11,8 @@
 //! block:  s = q K^T in register tiles of pairs x keys;  softmax(s) of all pairs;  acc = acc * alpha + p V in tiles of pairs x columns
 //! ```
 //!
-//! Rows of a group's heads are pairs alike, so that all of them share the reads of K and V. Scores of a block live in L1, and so do
-//! neither rows nor keys that nobody sees cost anything.
+//! Rows of a group's heads are pairs alike, so that all of them share the reads of K and V. Scores of a block stay in L1.
+//! Rows and keys that nobody sees cost nothing.
 //!
 //! A single row reads its cache from memory, at the speed of which the products of a block are too short to wait for: while a block is
 //! computed, the same places of the thread's next block are asked for, of the next unit where this one ends.

@@ -367,4 +367,8 @@ impl Module {
     pub fn symbol(&self, name: &str) -> Option<SymbolId> {
         self.symbols.iter().position(|s| s.name == name).map(|i| SymbolId(i as u32))
     }
+    /// Its bound.
+    pub fn bound(&self, name: &str) -> Option<u64> {
+        self.symbols.iter().find(|s| s.name == name).map(|s| s.bound)
+    }
 }

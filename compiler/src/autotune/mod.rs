@@ -108,7 +108,7 @@ pub fn run(cx: &Cx<'_>, progress: &mut Progress) -> Result<(Tuning, AutotuneRepo
         }
         tick(format!("making variant {} of {count}", index + 1));
         let tuning = tuning(&buckets, |_| index);
-        trials.push(trial::make(cx, &tuning, trials.first())?);
+        trials.push(trial::make(cx, index, &tuning, trials.first())?);
     }
     // A causal prompt of as many tokens as a bucket has rows is one step of that bucket.
     let mut lengths: Vec<u32> = buckets.iter().map(|b| b.rows).filter(|&rows| rows <= cx.ctx_size).collect();

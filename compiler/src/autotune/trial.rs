@@ -9,6 +9,7 @@ use crate::plan::{Planned, Plans};
 use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::program::{DType, Item, Kernel, Program};
+use rcompile_runtime::abi::weights_path;
 use std::os::unix::fs::{FileExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,21 +22,20 @@ const REPETITIONS: &str = "3";
 /// Random numbers are written in pieces of this many bytes.
 const PIECE: u64 = 4 << 20;
 
-/// Makes the executable of a tuning; its weights are those of `first`, else new ones.
-pub(super) fn make(cx: &Cx<'_>, tuning: &Tuning, first: Option<&PathBuf>) -> Result<PathBuf, Error> {
+/// Makes the executable of a tuning, the `index`-th; its weights are those of `first`, else new ones.
+pub(super) fn make(cx: &Cx<'_>, index: usize, tuning: &Tuning, first: Option<&PathBuf>) -> Result<PathBuf, Error> {
     let mut plans = (cx.plan)(Some(tuning))?;
     let layers = layers(&plans.buckets);
     plans.buckets.iter_mut().for_each(|p| shorten(&mut p.program, layers));
     let work = WorkDir::create(&cx.work.path().join("trial"))?;
     let exe = (cx.link)(&work, &plans)?;
-    let path = (0..).map(|i| cx.work.path().join(format!("trial{i}"))).find(|p| !p.exists()).unwrap_or_default();
-    let beside = payload::weights_path(&path);
+    let path = cx.work.path().join(format!("trial{index}"));
+    let beside = weights_path(&path);
     match first {
         Some(first) => {
-            let of_first = payload::weights_path(first);
+            let of_first = weights_path(first);
             // Not every file system has links of both kinds.
-            let linked = std::fs::hard_link(&of_first, &beside);
-            let linked = linked.or_else(|_| symlink(of_first.file_name().unwrap_or_default(), &beside));
+            let linked = std::fs::hard_link(&of_first, &beside).or_else(|_| symlink(&of_first, &beside));
             linked.map_err(|e| Error::output(&beside, "linking", &e))?;
         }
         None => fill(cx.work, &plans, exe.sink())?,

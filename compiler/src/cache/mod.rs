@@ -21,11 +21,11 @@ use crate::error::Error;
 use crate::options::CacheOptions;
 use crate::pack::{Packed, Sink};
 use crate::plan::WeightTable;
-use crate::report::{self, CacheReport};
+use crate::report::CacheReport;
 use entry::{Description, Header, Key};
 use rcompile_codegen::{Compiled, Unit, compile};
+use rcompile_message::{escape, size};
 use rcompile_models::dir::InputFile;
-use rcompile_models::error::escape;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -211,7 +211,7 @@ impl Cache {
         if let Some(w) = &weights {
             // All else would go for it, and it for the next build's objects.
             if w.header.len > store::kept(self.limit) {
-                let (bytes, room) = (report::size(w.header.len), report::size(store::kept(self.limit)));
+                let (bytes, room) = (size(w.header.len), size(store::kept(self.limit)));
                 too_large = Some(format!("has room for weights of {room}, and these are {bytes}: {LIMIT_VARIABLE} sets it"));
             } else {
                 results.push(store.put_from(Kind::Weights, &w.header, &w.file, w.base));

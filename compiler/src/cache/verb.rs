@@ -5,12 +5,12 @@ use super::{NO_DIRECTORY, directory, limit};
 use crate::error::Error;
 use crate::options::{CacheAction, CacheOptions, CacheVerb};
 use crate::report;
-use rcompile_models::error::escape;
+use rcompile_message::{escape, size};
 use serde_json::json;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// The verb. No cache directory is an empty one.
+/// The verb. A directory that does not exist is an empty cache.
 pub fn run(verb: &CacheVerb) -> Result<(), Error> {
     let options = CacheOptions { cache_dir: verb.cache_dir.clone(), ..CacheOptions::default() };
     let Some(dir) = directory(&options) else {
@@ -43,10 +43,10 @@ fn list(store: &Store, as_json: bool) -> Result<(), Error> {
     let mut out = String::new();
     for (l, (what, _)) in described {
         let kind = if l.kind == Kind::Object { "object" } else { "weights" };
-        let _ = writeln!(out, "{kind:<8} {:>10} {:>10}  {}", report::size(l.bytes), ago(l.used), escape(&what));
+        let _ = writeln!(out, "{kind:<8} {:>10} {:>10}  {}", size(l.bytes), ago(l.used), escape(&what));
     }
     let dir = escape(&store.dir().display().to_string());
-    let _ = writeln!(out, "{dir}: {} entries, {} of at most {}", list.len(), report::size(bytes), report::size(limit));
+    let _ = writeln!(out, "{dir}: {} entries, {} of at most {}", list.len(), size(bytes), size(limit));
     report::print(&out)
 }
 
@@ -55,7 +55,7 @@ fn clean(store: &Store, as_json: bool) -> Result<(), Error> {
     if as_json {
         return report::print_json(&json!({ "dir": store.dir().display().to_string(), "removed": files, "bytes_freed": bytes }));
     }
-    report::print(&format!("{}: {files} entries removed, {} freed\n", escape(&store.dir().display().to_string()), report::size(bytes)))
+    report::print(&format!("{}: {files} entries removed, {} freed\n", escape(&store.dir().display().to_string()), size(bytes)))
 }
 
 /// What an entry is, and the version that made it.

@@ -8,7 +8,7 @@
 use crate::error::Error;
 use crate::pipeline::STACK_BYTES;
 use crate::report;
-use rcompile_models::error::escape;
+use rcompile_message::escape;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};

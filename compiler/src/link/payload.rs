@@ -12,7 +12,7 @@ use super::{Linked, elf};
 use crate::error::Error;
 use crate::pack::Sink;
 use rcompile_models::Kind;
-use rcompile_runtime::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES};
+use rcompile_runtime::abi::{ABI_VERSION, Manifest, PAYLOAD_MAGIC, PayloadHeader, Span, WEIGHTS_ALIGN, WEIGHTS_HASH_BYTES, weights_path};
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -259,13 +259,6 @@ impl Unsealed {
         }
         Ok(hash_range(&file, sink.base, h.weights_len).map_err(read)? == h.weights_hash)
     }
-}
-
-/// `OUT.weights`.
-pub fn weights_path(output: &Path) -> PathBuf {
-    let mut path = output.as_os_str().to_os_string();
-    path.push(".weights");
-    path.into()
 }
 
 /// [`PayloadHeader::image_checksum`] of a file.

@@ -8,7 +8,7 @@
 
 use super::rewrite::rewrite;
 use super::{Broken, PassCx};
-use rcompile_graph::{DType, Dim, FuncId, Function, Module, Op, Param, ParamId, Recipe, ValueId};
+use rcompile_graph::{DType, Dim, FuncId, Function, Module, Op, Param, ParamId, Recipe, Type, ValueId};
 use std::collections::HashMap;
 
 /// Runs the pass.
@@ -21,14 +21,12 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
         changed += rewrite(module, FuncId(func as u32), |rw, f, id| {
             let Some(&number) = group_of.get(&id) else { return Ok(None) };
             let group = &groups[number];
-            let rows_of = |id: ValueId| match f.ty(f.node(id).inputs[1]).shape[0] {
-                Dim::Const(n) => n,
-                Dim::Sym(_) => 0,
-            };
+            let rows_of = |id: ValueId| rows(f.ty(f.node(id).inputs[1]));
             let whole = match merged.get(&number) {
                 Some(whole) => *whole,
                 None => {
-                    let parts: Vec<ParamId> = group.iter().filter_map(|m| param(f, f.node(*m).inputs[1])).collect();
+                    let weight = |m: &ValueId| param(f, f.node(*m).inputs[1]).expect("a group's matmuls have a parameter on the right");
+                    let parts: Vec<ParamId> = group.iter().map(weight).collect();
                     let weight = concat(rw.module, &parts);
                     let ty = rw.module.params[weight.index()].ty.clone();
                     let weight = rw.add(Op::Param(weight), &[], Some(ty))?;
@@ -78,6 +76,11 @@ fn param(f: &Function, id: ValueId) -> Option<ParamId> {
     }
 }
 
+/// Rows of a parameter: the verifier lets none have a symbol for a dimension.
+fn rows(ty: &Type) -> u64 {
+    ty.shape[0].constant().expect("dimensions of a parameter are constants")
+}
+
 /// Parts one below the other; a conversion that all have in common comes last (rows keep their scales).
 fn concat_recipe(parts: Vec<Recipe>) -> Recipe {
     let common = |dtype| parts.iter().all(|p| matches!(p, Recipe::Convert { dtype: d, .. } if *d == dtype));
@@ -93,9 +96,8 @@ fn concat_recipe(parts: Vec<Recipe>) -> Recipe {
 
 fn concat(module: &mut Module, parts: &[ParamId]) -> ParamId {
     let of = |p: &ParamId| &module.params[p.index()];
-    let rows: u64 = parts.iter().filter_map(|p| of(p).ty.shape[0].constant()).sum();
     let mut ty = of(&parts[0]).ty.clone();
-    ty.shape[0] = Dim::Const(rows);
+    ty.shape[0] = Dim::Const(parts.iter().map(|p| rows(&of(p).ty)).sum());
     let name = parts.iter().map(|p| of(p).name.as_str()).collect::<Vec<_>>().join("+");
     let recipe = concat_recipe(parts.iter().map(|p| of(p).recipe.clone()).collect());
     // The same weights may have been merged before, for other rows.

@@ -46,7 +46,7 @@ impl PassCx {
 /// A broken invariant of ours (never the user's fault), found by a pass.
 #[derive(Debug)]
 pub struct Broken(
-    /// Where, and what.
+    /// `place: the rule that is broken`.
     pub String,
 );
 

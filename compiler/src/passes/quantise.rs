@@ -102,7 +102,7 @@ pub struct Products {
     pub tensors: BTreeSet<String>,
 }
 
-/// So many.
+/// Numbers of matmuls of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Count {
     /// In all.

@@ -169,16 +169,15 @@ impl Draft {
 /// Plans all but places in the arena and barriers, which [`Draft::place`] adds: what a bucket alone and the smaller ones' weights decide.
 fn draft(module: &Module, cx: &PlanCx<'_>, weights: &mut WeightTable) -> Result<Draft, PlanError> {
     check_shapes(module)?;
-    let bound = |name: &str| module.symbol(name).map_or(1, |s| module.symbols[s.index()].bound);
     let (state, state_layout) = state::plan(module, cx)?;
-    let bucket = bound("T");
+    let bucket = module.bound("T").ok_or_else(|| PlanError::Unsupported("a graph without rows (symbol T)".into()))?;
     let (heads_per_kv, kv_heads) = heads(module);
     let program = Program {
         entry: module.main().name.clone(),
         bucket: bucket as u32,
         least_rows: cx.least_rows,
-        max_logit_rows: bound("L") as u32,
-        max_runs: bound("S") as u32,
+        max_logit_rows: module.bound("L").unwrap_or(1) as u32,
+        max_runs: module.bound("S").unwrap_or(1) as u32,
         tile_rows: tiling::attention_rows(bucket, heads_per_kv, kv_heads, cx.cores),
         buffers: vec![],
         weights: vec![],
@@ -346,7 +345,8 @@ mod tests {
             )
         };
         for (text, what) in [
-            (other_symbol, "symbol Q is not supported"),
+            (other_symbol, "a graph without rows (symbol T) is not supported"),
+            (&other_symbol.replace("symbol Q<=8", "symbol T<=8 symbol Q<=8"), "symbol Q is not supported"),
             (columns, "a symbolic dimension behind the first is not supported"),
             (division, "division of integers that may be negative or zero is not supported"),
             (calls, "a call in a function that is called is not supported"),

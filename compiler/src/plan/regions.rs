@@ -15,6 +15,9 @@ use rcompile_codegen::program::{
 use rcompile_graph as g;
 use rcompile_graph::{Dim, Op, OpClass, ValueId};
 
+/// Most values that one kernel may ask to be stored before it.
+const STORED_MAX: usize = 64;
+
 impl Plan<'_> {
     /// Plans a function; regions go to the current body.
     pub(super) fn function(&mut self, frame: &mut Frame<'_>) -> Result<(), PlanError> {
@@ -55,7 +58,7 @@ impl Plan<'_> {
         frame: &mut Frame<'_>,
         make: impl Fn(&mut Self, &Frame<'_>) -> Result<T, Stop>,
     ) -> Result<T, PlanError> {
-        for _ in 0..64 {
+        for _ in 0..STORED_MAX {
             match make(self, frame) {
                 Ok(value) => return Ok(value),
                 Err(Stop::Store(v)) if !frame.homes.contains_key(&v) => self.store(frame, v)?,
@@ -64,7 +67,7 @@ impl Plan<'_> {
                 Err(Stop::Failed(error)) => return Err(error),
             }
         }
-        Err(PlanError::Internal("values keep being asked for".into()))
+        Err(PlanError::Internal(format!("a kernel asks for more than {STORED_MAX} values to be stored")))
     }
 
     /// Stored once because several users would compute it again.

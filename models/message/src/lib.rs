@@ -1,4 +1,4 @@
-//! Text from strangers in messages: file, field and tensor names, texts of users. Of the compiler and of executables.
+//! What messages say, of the compiler and of executables: text from strangers (file, field and tensor names, texts of users), and sizes.
 //!
 //! In: any text. Out: text of one line in which nothing can move the cursor, hide or reverse the reading order, not longer than asked.
 
@@ -21,6 +21,17 @@ pub fn escape(text: &str) -> String {
     out
 }
 
+/// Bytes as people read them: `1.23 GB`, decimal units.
+pub fn size(bytes: u64) -> String {
+    let b = bytes as f64;
+    match bytes {
+        0..1_000 => format!("{bytes} B"),
+        1_000..1_000_000 => format!("{:.1} kB", b / 1e3),
+        1_000_000..1_000_000_000 => format!("{:.1} MB", b / 1e6),
+        _ => format!("{:.2} GB", b / 1e9),
+    }
+}
+
 /// [`escape`]d and at most `max` bytes long; what was cut shows as `...`.
 pub fn cut(text: &str, max: usize) -> String {
     // Escaping makes text longer, so no more than `max` bytes of the original can matter.
@@ -36,6 +47,11 @@ pub fn cut(text: &str, max: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sizes_read_well() {
+        assert_eq!([0, 999, 1_000, 1_771_200, 2_470_000_000].map(size), ["0 B", "999 B", "1.0 kB", "1.8 MB", "2.47 GB"]);
+    }
 
     #[test]
     fn what_moves_hides_or_reverses_is_escaped() {

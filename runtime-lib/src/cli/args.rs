@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::builder::{BoolishValueParser, OsStr, OsStringValueParser, TypedValueParser};
 use clap::parser::ValueSource;
-use clap::{ArgAction, ArgMatches, Args, Command, ValueEnum};
+use clap::{Arg, ArgAction, ArgMatches, Args, Command, ValueEnum};
 
 use super::error::Failure;
 use crate::abi::Pooling;
@@ -362,19 +362,51 @@ fn penalty(text: &str) -> Result<f32, String> {
     number(text, 1e-3..=1e3, "a number")
 }
 
+/// Every verb, of all tasks.
+fn all_verbs() -> [Command; 11] {
+    [
+        GenerateArgs::augment_args(Command::new("generate")),
+        ChatArgs::augment_args(Command::new("chat")),
+        LogitsArgs::augment_args(Command::new("logits")),
+        PerplexityArgs::augment_args(Command::new("perplexity")),
+        EmbedArgs::augment_args(Command::new("embed")),
+        BenchArgs::augment_args(Command::new("bench")),
+        ProfileArgs::augment_args(Command::new("profile")),
+        TokenizeArgs::augment_args(Command::new("tokenize")),
+        DetokenizeArgs::augment_args(Command::new("detokenize")),
+        InfoArgs::augment_args(Command::new("info")),
+        InfoArgs::augment_args(Command::new("verify")),
+    ]
+}
+
+/// Variables of a flag, by its long and by its short name; none of `--help` and `--version`.
+fn variables(arg: &Arg) -> Option<(String, Option<String>)> {
+    let long = arg.get_long().filter(|_| !matches!(arg.get_action(), ArgAction::Help | ArgAction::Version))?;
+    let short = arg.get_short().map(|s| format!("{VARIABLE}{}", s.to_uppercase()));
+    Some((format!("{VARIABLE}{}", long.replace('-', "_").to_uppercase()), short))
+}
+
+/// Names of the variables that are set. An empty one is as good as none, as a script's `VARIABLE= program` means it.
+pub fn set_variables() -> Vec<String> {
+    let set = std::env::vars_os().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| name.into_string().ok());
+    set.filter(|name| name.starts_with(VARIABLE)).collect()
+}
+
+/// Those of them that no verb has a flag for, whatever the executable's task is.
+pub fn unknown_variables() -> Vec<String> {
+    let mut set = set_variables();
+    if !set.is_empty() {
+        let known: Vec<_> = all_verbs().iter().flat_map(|verb| verb.get_arguments().filter_map(variables).collect::<Vec<_>>()).collect();
+        set.retain(|name| known.iter().all(|(long, short)| name != long && Some(name) != short.as_ref()));
+    }
+    set
+}
+
 /// Gives every flag its variable `RCOMPILE_ARG_<FLAG>`, by its long name or, where only that is set, by its short one; the
 /// command line wins. Numbers below 0 are values that the flags' own checks refuse, not flags.
 pub fn with_environment(command: Command) -> Command {
     command.mut_args(|arg| {
-        let Some(long) = arg.get_long() else {
-            return arg;
-        };
-        if matches!(arg.get_action(), ArgAction::Help | ArgAction::Version) {
-            return arg;
-        }
-        let name = format!("{VARIABLE}{}", long.replace('-', "_").to_uppercase());
-        let short = arg.get_short().map(|s| format!("{VARIABLE}{}", s.to_uppercase()));
-        // An empty one is as good as none, as a script's `VARIABLE= program` means it.
+        let Some((name, short)) = variables(&arg) else { return arg };
         let is_set = |name: &String| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let name = Some(name).filter(is_set).or(short.filter(is_set));
         let arg = match (arg.get_action(), arg.get_value_delimiter()) {
@@ -458,18 +490,7 @@ mod tests {
 
     #[test]
     fn all_verbs_are_well_formed() {
-        for command in [
-            GenerateArgs::augment_args(Command::new("generate")),
-            ChatArgs::augment_args(Command::new("chat")),
-            LogitsArgs::augment_args(Command::new("logits")),
-            PerplexityArgs::augment_args(Command::new("perplexity")),
-            EmbedArgs::augment_args(Command::new("embed")),
-            BenchArgs::augment_args(Command::new("bench")),
-            ProfileArgs::augment_args(Command::new("profile")),
-            TokenizeArgs::augment_args(Command::new("tokenize")),
-            DetokenizeArgs::augment_args(Command::new("detokenize")),
-            InfoArgs::augment_args(Command::new("info")),
-        ] {
+        for command in all_verbs() {
             with_environment(command).debug_assert();
         }
     }

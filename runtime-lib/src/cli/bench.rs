@@ -64,8 +64,7 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs, flags: &ArgMatches) -> Result<(),
         return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
     }
     for threads in threads {
-        let entry = if encoder { "encode" } else { "step" };
-        let session = cx.session(entry, &MachineArgs { threads, place: args.place.clone() })?;
+        let session = cx.session(&MachineArgs { threads, place: args.place.clone() })?;
         if encoder {
             bench_encoder(cx, args, session, &mut results)?;
         } else {

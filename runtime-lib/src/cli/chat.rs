@@ -24,7 +24,7 @@ const ANSWER_SHARE: usize = 8;
 pub(super) fn chat(cx: &Cx, args: &ChatArgs) -> Result<(), Failure> {
     let template = ChatTemplate::of(cx)?;
     let loading = cx.load_text()?;
-    let mut slot = Slot { decoder: Decoder::new(cx.session("step", &args.machine)?), held: Vec::new() };
+    let mut slot = Slot { decoder: Decoder::new(cx.session(&args.machine)?), held: Vec::new() };
     let text = loading.wait()?;
     let manifest = cx.manifest();
     let mut sampler = Sampler::new(sampling(&args.sampling, &manifest.generation), manifest.vocab_size as usize);

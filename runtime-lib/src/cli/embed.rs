@@ -30,7 +30,7 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
             return Err(Failure::usage("no input").help("give one of -p TEXT, -f LINES, --tokens 1,2,3"));
         }
     };
-    let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
+    let mut encoder = Encoder::new(cx.session(&args.machine)?);
     // Texts that do not fit are told of before the first vector is printed.
     encoder.check_lengths(&texts.iter().map(Vec::len).collect::<Vec<_>>())?;
     let vector = pooling.vector(normalize);

@@ -47,7 +47,7 @@ impl Failure {
 
     /// A mistake of ours.
     pub fn bug(what: impl fmt::Display) -> Self {
-        Self::new(70, "bug", what).help("this is a bug of rcompile: please report the command line")
+        Self::new(70, "internal", what).help("this is a bug of rcompile: please report the command line")
     }
 
     /// Nobody reads the output any more: a quiet end.

@@ -54,7 +54,7 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
     contradictions(args, flags, from_text)?;
     // With token ids the tokenizer is needed for the answer only: it loads while the prompt is computed.
     let mut loading = if from_text || cx.manifest().text.is_some() || !args.stop.is_empty() { Some(cx.load_text()?) } else { None };
-    let session = cx.session("step", &args.machine)?;
+    let session = cx.session(&args.machine)?;
     let mut decoder = Decoder::new(session);
     let mut text = None;
     let prompt = match input {

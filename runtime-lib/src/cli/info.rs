@@ -6,6 +6,7 @@ use super::args::InfoArgs;
 use super::error::Failure;
 use super::{Cx, print, print_json};
 use crate::about::{About, arena_bytes, hex};
+use rcompile_message::size;
 
 pub(super) fn info(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
@@ -13,21 +14,6 @@ pub(super) fn info(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
         return print_json(&About::new(manifest, cx.payload.header()));
     }
     print(&table(cx))
-}
-
-/// Bytes as people read them.
-pub(super) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    match unit {
-        0 => format!("{bytes} B"),
-        _ => format!("{value:.2} {}", UNITS[unit]),
-    }
 }
 
 fn table(cx: &Cx) -> String {
@@ -40,7 +26,7 @@ fn table(cx: &Cx) -> String {
     line("model", format!("{} ({})", m.name, m.architecture));
     line("task", m.task.to_string());
     line("built by", format!("rcompile {}", m.rcompile_version));
-    line("target", format!("{}, {}, for {} cores", m.target, m.cpu, m.cores));
+    line("target", format!("{}, {}, attention of prompts cut for {} cores", m.target, m.cpu, m.cores));
     line("features", m.features.join(","));
     line("parameters", m.parameters.to_string());
     line("types", format!("weights {}, compute {}, KV cache {}, quantisation {}", m.dtype, m.compute, m.kv_dtype, m.quantization));
@@ -53,7 +39,7 @@ fn table(cx: &Cx) -> String {
     line("weights", format!("{} {place}", size(m.weight_bytes)));
     line("KV cache", format!("{}, {} per position", size(m.state.bytes), size(m.state.bytes_per_token)));
     line("arena", size(arena_bytes(m)));
-    line("code", size(header.code_end - header.code_begin));
+    line("code", format!("{}, of the runtime too", size(header.code_end - header.code_begin)));
     line("file", size(header.file_len));
     if let Some(text) = &m.text {
         let template = if text.chat_template.is_some() { "with chat template" } else { "no chat template" };
@@ -81,17 +67,4 @@ pub(super) fn verify(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
         return print_json(&Report { ok: true, weight_bytes, weights_blake3 });
     }
     print(&format!("ok: header, manifest, tokenizer, code, constants, variables and {} of weights are as built\n", size(weight_bytes)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sizes_read_well() {
-        assert_eq!(size(0), "0 B");
-        assert_eq!(size(1023), "1023 B");
-        assert_eq!(size(1536), "1.50 KiB");
-        assert_eq!(size(5 << 40), "5.00 TiB");
-    }
 }

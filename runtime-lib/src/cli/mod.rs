@@ -112,6 +112,9 @@ impl Cx {
         let Some((verb, flags)) = matches.subcommand() else {
             return Err(Failure::usage("no verb given"));
         };
+        for name in args::unknown_variables() {
+            error::warn("variable", format!("{}: no verb has such a flag", rcompile_message::escape(&name)));
+        }
         match verb {
             "generate" => generate::generate(self, &parsed(flags)?, flags),
             "chat" => chat::chat(self, &parsed(flags)?),
@@ -206,13 +209,11 @@ impl Cx {
     }
 
     /// A session for one entry of the executable.
-    fn session(&self, entry: &str, machine: &MachineArgs) -> Result<Session<'static>, Failure> {
-        let index = self
-            .manifest()
-            .entries
-            .iter()
-            .position(|e| e.name == entry)
-            .ok_or_else(|| Failure::new(9, "executable", format!("no entry {entry:?}")))?;
+    fn session(&self, machine: &MachineArgs) -> Result<Session<'static>, Failure> {
+        let entry = self.manifest().task.entry();
+        let entries = &self.manifest().entries;
+        let index =
+            entries.iter().position(|e| e.name == entry).ok_or_else(|| Failure::new(9, "executable", format!("no entry {entry:?}")))?;
         // Before the pool, which may pin this thread to a core, and with it the threads that copy.
         let weights = match (machine.place.copy_weights, self.copied.get()) {
             (false, _) => {
@@ -371,11 +372,9 @@ fn usage_error(error: &clap::Error) -> Result<(), Failure> {
         *first = first.strip_prefix("error: ").unwrap_or(first);
     }
     let usage = lines.filter_map(|l| l.trim().strip_prefix("Usage: ")).next_back().map(str::to_owned);
-    let failure = Failure::usage(what.join(" ")).help(usage.as_deref().unwrap_or("see --help"));
+    let failure = Failure::usage(what.join(" ")).help(usage.as_deref().unwrap_or("VERB --help lists its flags"));
     // A value may come from there without the user's knowing.
-    let set = std::env::vars_os().filter(|(_, value)| !value.is_empty()).filter_map(|(name, _)| name.into_string().ok());
-    let set = set.filter(|name| name.starts_with(args::VARIABLE));
-    let set: Vec<String> = set.collect();
+    let set = args::set_variables();
     Err(if set.is_empty() { failure } else { failure.help(format!("set in the environment: {}", set.join(", "))) })
 }
 
@@ -389,7 +388,7 @@ mod tests {
         let lines = failure.lines();
         assert_eq!((failure.exit, lines.len()), (70, 2));
         assert!(
-            lines[0].starts_with("error[E70-bug]: runtime-lib/src/cli/mod.rs:") && lines[0].contains("no token \\u{1b}[31m\\nx"),
+            lines[0].starts_with("error[E70-internal]: runtime-lib/src/cli/mod.rs:") && lines[0].contains("no token \\u{1b}[31m\\nx"),
             "{lines:?}"
         );
         assert!(lines[0].len() <= 500 && lines[1].contains("please report"), "{lines:?}");

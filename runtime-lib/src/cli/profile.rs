@@ -82,7 +82,7 @@ impl Measured {
 fn encoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Failure> {
     let mut measured = Measured::default();
     let mut ids = Ids::new(cx.manifest().vocab_size);
-    let mut encoder = Encoder::new(cx.session("encode", &args.machine)?);
+    let mut encoder = Encoder::new(cx.session(&args.machine)?);
     let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit()).max(1));
     encoder.check_lengths(&[length])?;
     let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
@@ -100,7 +100,7 @@ fn encoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Fail
 fn decoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Failure> {
     let mut measured = Measured::default();
     let mut ids = Ids::new(cx.manifest().vocab_size);
-    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
+    let mut decoder = Decoder::new(cx.session(&args.machine)?);
     check_batch(&decoder, args.batch)?;
     let (n_prompt, n_gen) = lengths(args.n_prompt, args.n_gen, decoder.session().program().ctx_size());
     decoder.check_room(n_prompt.saturating_add(n_gen))?;

@@ -30,7 +30,7 @@ pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(
         }
     };
     let tokens = or_bos(tokens, &cx.manifest().generation)?;
-    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
+    let mut decoder = Decoder::new(cx.session(&args.machine)?);
     decoder.feed(0, &tokens)?;
     warn_unless_finite(decoder.logits(0));
     let top = top(decoder.logits(0), args.top);
@@ -57,7 +57,7 @@ pub(super) fn perplexity(cx: &Cx, args: &PerplexityArgs) -> Result<(), Failure> 
     let logits = args.logits.as_ref().map(|path| OutputFile::create(path, &inputs())).transpose()?;
     let loading = cx.load_text()?;
     let source = read_text(Some(&args.file))?;
-    let mut decoder = Decoder::new(cx.session("step", &args.machine)?);
+    let mut decoder = Decoder::new(cx.session(&args.machine)?);
     let text = loading.wait()?;
     let (leading, _) = text.special_around()?;
     let ids = within_memory(source.len(), || text.encode(&source, false))?;
