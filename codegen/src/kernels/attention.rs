@@ -43,6 +43,7 @@ mod softmax;
 mod tiles;
 
 use self::pairs::{BlockArgs, BlockCaller, CopyArgs, MaximaArgs, PairFunction, PairWork, Pairs, SoftmaxArgs, TilesArgs};
+use self::products::Chunk;
 use self::scratch::{Scratch, cache_and_bytes, widened};
 use super::arguments::{Arguments, arguments};
 use super::microkernel::{L2, tile_fits};
@@ -308,43 +309,28 @@ impl<'a, 'c> Generator<'a, 'c> {
                 |softmax: &Function<'c>| BlockCaller { call: args.call, maxima: fb.address(&maxima), softmax: fb.address(softmax) };
             let seen = self.begin_pairs(&call, scratch, kv_head, row_begin, pairs, key_end);
 
-            let pages_per_slot = call.u32_field(field::PAGES_PER_SLOT);
-            let page_tables = call.pointer_field(field::PAGE_TABLE);
-            let state = call.base(&Place::State(k.state_offsets.clone()));
-            // A head's part of the page of a block.
-            let page_of = |slot: Value<'c>, block: Value<'c>, kv_head: Value<'c>| {
-                let page = fb.index(page_tables, fb.add(fb.mul(slot, pages_per_slot), block), 4);
-                let page = fb.sext(fb.load(Ty::I32, page, 4), Elem::I64);
-                fb.offset(state, fb.add(fb.mul_int(page, k.page_bytes as i64), fb.mul_int(kv_head, k.kv.bytes() as i64)))
-            };
+            let pages = Pages::new(&call, k);
             let next_page = {
                 let [row, slot, key_end] = [0, 2, 3].map(|i| tile_field(fb, next_tile, i));
                 let (_, lower) = self.first_key(&call, row);
                 let lower = fb.min(lower, fb.max(fb.add_int(key_end, -1), fb.int(0)));
-                page_of(slot, fb.lshr(lower, BLOCK.trailing_zeros()), next_kv_head)
+                pages.of(fb, slot, fb.lshr(lower, BLOCK.trailing_zeros()), next_kv_head)
             };
-            // Balanced chunks of pairs, so that no small tile is left over where it can be avoided: `each(first, count)`.
             let number_of = |most: i64| fb.div(fb.add_int(pairs, most - 1), fb.int(most));
-            let chunks = |number: Value<'c>, each: &dyn Fn(Value<'c>, Value<'c>)| {
-                let (least, more) = (fb.div(pairs, number), fb.rem(pairs, number));
-                fb.for_(fb.int(0), number, 1, |chunk| {
-                    let first = fb.add(fb.mul(chunk, least), fb.min(chunk, more));
-                    each(first, fb.add(least, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64)));
-                });
-            };
             let few = number_of(MAX_PAIRS.into());
             let shapes = matches!(functions.many, Some(Many::Tiles { .. })).then(|| Shapes::new(fb, ROW));
             let first = fb.lshr(seen.0, BLOCK.trailing_zeros());
             let end = fb.lshr(fb.add_int(seen.1, BLOCK - 1), BLOCK.trailing_zeros());
             fb.for_(first, end, 1, |block| {
-                let keys = page_of(slot, block, kv_head);
+                let keys = pages.of(fb, slot, block, kv_head);
                 let is_last = fb.cmp(Cmp::Eq, fb.add_int(block, 1), end);
-                let following = page_of(slot, fb.select(is_last, block, fb.add_int(block, 1)), kv_head);
+                let following = pages.of(fb, slot, fb.select(is_last, block, fb.add_int(block, 1)), kv_head);
                 let next = fb.select(is_last, next_page, following);
+                // Nobody reads them where there are none.
                 let scales = fb.offset_const(keys, k.kv.scales().unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
                 let all = |keys: Value<'c>, blocks: &Blocks<Function<'c>>| {
-                    chunks(few, &|first, count| {
+                    chunks(fb, pairs, few, |first, count| {
                         for (size, function) in blocks {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int((*size).into())), || {
                                 let own = BlockArgs { scratch, keys, next, scales, key_begin, kv_head, first };
@@ -369,7 +355,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(Many::Tiles { pack, softmax, tiles }) => {
                         let by_tiles = || {
                             CopyArgs { to: cache, from: keys, count }.call(fb, pack);
-                            chunks(number_of(tiles::PAIRS.into()), &|first, count| {
+                            chunks(fb, pairs, number_of(tiles::PAIRS.into()), |first, count| {
                                 shapes.iter().for_each(|shapes| shapes.set(fb, count));
                                 let own = TilesArgs { scratch, block: cache, scales, key_begin, kv_head, first, pairs: count };
                                 (caller(softmax), own).call(fb, tiles);
@@ -485,6 +471,40 @@ impl<'a, 'c> Generator<'a, 'c> {
             })
             .collect()
     }
+}
+
+/// Where the pages of the KV cache are.
+struct Pages<'k, 'c> {
+    kernel: &'k Attention,
+    /// `i32[slots][per_slot]`: numbers of pages.
+    tables: Value<'c>,
+    per_slot: Value<'c>,
+    /// The first page.
+    state: Value<'c>,
+}
+
+impl<'k, 'c> Pages<'k, 'c> {
+    fn new(call: &Call<'_, '_, 'c>, kernel: &'k Attention) -> Self {
+        let (per_slot, tables) = (call.u32_field(field::PAGES_PER_SLOT), call.pointer_field(field::PAGE_TABLE));
+        Pages { kernel, tables, per_slot, state: call.base(&Place::State(kernel.state_offsets.clone())) }
+    }
+
+    /// A head's part of the page that holds a block of keys of a slot.
+    fn of(&self, fb: &Fb<'_, 'c>, slot: Value<'c>, block: Value<'c>, kv_head: Value<'c>) -> Value<'c> {
+        let page = fb.index(self.tables, fb.add(fb.mul(slot, self.per_slot), block), 4);
+        let page = fb.sext(fb.load(Ty::I32, page, 4), Elem::I64);
+        let of_page = fb.mul_int(page, self.kernel.page_bytes as i64);
+        fb.offset(self.state, fb.add(of_page, fb.mul_int(kv_head, self.kernel.kv.bytes() as i64)))
+    }
+}
+
+/// Balanced chunks of pairs, `number` of them, so that no small tile is left over where it can be avoided: `each(first, count)`.
+fn chunks<'c>(fb: &Fb<'_, 'c>, pairs: Value<'c>, number: Value<'c>, each: impl Fn(Value<'c>, Value<'c>)) {
+    let (least, more) = (fb.div(pairs, number), fb.rem(pairs, number));
+    fb.for_(fb.int(0), number, 1, |chunk| {
+        let first = fb.add(fb.mul(chunk, least), fb.min(chunk, more));
+        each(first, fb.add(least, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64)));
+    });
 }
 
 /// Field `i` of an `abi::Tile`.

@@ -232,9 +232,10 @@ impl Pairs {
         let begin = fb.max(fb.sub(lower, key_begin), fb.int(0));
         let end = fb.min(fb.sub(upper, key_begin), fb.int(BLOCK));
         fb.if_(fb.cmp(Cmp::Lt, begin, end), || {
-            let columns = self.all_scores(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
+            let chunk = Chunk { pairs, first, scratch, cache, keys, next };
+            let columns = self.all_scores(fb, chunk, (begin, end));
             caller.weights(fb, [scratch, scales, key_begin, kv_head, first], fb.int(pairs.into()), columns);
-            self.values(fb, pairs, cache, scratch, (keys, next), first, (begin, end));
+            self.values(fb, chunk, (begin, end));
         });
     }
 

@@ -5,6 +5,33 @@
 
 use super::*;
 
+/// Some pairs and a block of keys, which both products are of.
+#[derive(Clone, Copy)]
+pub(super) struct Chunk<'c> {
+    /// Pairs.
+    pub pairs: u32,
+    /// First of them.
+    pub first: Value<'c>,
+    /// The thread's scratch.
+    pub scratch: Value<'c>,
+    /// What the block looks like.
+    pub cache: KvPage,
+    /// The block.
+    pub keys: Value<'c>,
+    /// The one that the thread reads next, where it is asked for meanwhile.
+    pub next: Option<Value<'c>>,
+}
+
+/// Some columns of the values.
+struct Columns<'c> {
+    /// First one.
+    begin: Value<'c>,
+    /// Vectors of them.
+    vectors: u32,
+    /// Mask of the last vector, where it is not full.
+    tail: Option<Value<'c>>,
+}
+
 impl Pairs {
     /// Type of what the products of few pairs take: queries and weights in scratch. Few pairs in the order of tiles take rounded ones as
     /// f32.
@@ -75,46 +102,26 @@ impl Pairs {
 
     /// Scores of the keys `seen.0 .. seen.1`, and of what their tiles hold beside them: returns which in all. Causal rows see to the middle
     /// of a tile: there half a tile is enough, if it is no less than a group of keys.
-    #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
-    pub(super) fn all_scores<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        pairs: u32,
-        cache: KvPage,
-        scratch: Value<'c>,
-        pages: (Value<'c>, Option<Value<'c>>),
-        first: Value<'c>,
-        seen: (Value<'c>, Value<'c>),
-    ) -> (Value<'c>, Value<'c>) {
-        let vectors = self.vectors(fb.isa(), pairs, 4);
+    pub(super) fn all_scores<'c>(&self, fb: &Fb<'_, 'c>, chunk: Chunk<'c>, seen: (Value<'c>, Value<'c>)) -> (Value<'c>, Value<'c>) {
+        let vectors = self.vectors(fb.isa(), chunk.pairs, 4);
         let tile_keys = i64::from(vectors * fb.lanes());
         let half = (tile_keys / 2 >= KEY_GROUP.into()).then_some(tile_keys / 2);
         let smallest = half.unwrap_or(tile_keys);
         let begin = fb.div(seen.0, fb.int(tile_keys));
         let end = fb.mul_int(fb.div(fb.add_int(seen.1, smallest - 1), fb.int(smallest)), smallest);
         let whole = fb.div(end, fb.int(tile_keys));
-        self.scores(fb, pairs, vectors, cache, scratch, pages, first, (begin, whole));
+        self.scores(fb, chunk, vectors, (begin, whole));
         if let Some(half) = half {
             let halves = fb.div(end, fb.int(half));
-            self.scores(fb, pairs, vectors / 2, cache, scratch, pages, first, (fb.mul_int(whole, 2), halves));
+            self.scores(fb, chunk, vectors / 2, (fb.mul_int(whole, 2), halves));
         }
         (fb.mul_int(begin, tile_keys), end)
     }
 
     /// `scores[pair][key] = q[pair] . k[key]` for tiles `tiles.0 .. tiles.1` of so many vectors of keys; asks for the same tiles of the
     /// next block.
-    #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
-    fn scores<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        pairs: u32,
-        vectors: u32,
-        cache: KvPage,
-        scratch: Value<'c>,
-        (keys, next): (Value<'c>, Option<Value<'c>>),
-        first: Value<'c>,
-        tiles: (Value<'c>, Value<'c>),
-    ) {
+    fn scores<'c>(&self, fb: &Fb<'_, 'c>, chunk: Chunk<'c>, vectors: u32, tiles: (Value<'c>, Value<'c>)) {
+        let Chunk { pairs, first, scratch, cache, keys, next } = chunk;
         let size = cache.dtype.size();
         let group_bytes = u64::from(self.head_dim) * u64::from(KEY_GROUP) * size;
         let tile_keys = u64::from(vectors * fb.lanes());
@@ -169,67 +176,46 @@ impl Pairs {
         });
     }
 
-    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `keys.0 .. keys.1` of the block; asks for the same
+    /// `acc[pair] = acc[pair] * alpha[pair] + sum_key p[pair][key] v[key]` over keys `seen.0 .. seen.1` of the block; asks for the same
     /// ones of the next.
-    #[expect(clippy::too_many_arguments, reason = "IR values of one function")]
-    pub(super) fn values<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        pairs: u32,
-        cache: KvPage,
-        scratch: Value<'c>,
-        pages: (Value<'c>, Option<Value<'c>>),
-        first: Value<'c>,
-        keys: (Value<'c>, Value<'c>),
-    ) {
+    pub(super) fn values<'c>(&self, fb: &Fb<'_, 'c>, chunk: Chunk<'c>, seen: (Value<'c>, Value<'c>)) {
         let head_dim = self.head_dim;
         let all = head_dim.div_ceil(fb.lanes());
         let mut most = 1;
         // Dots: a row that waits to be paired, and in which order.
         let waits = if self.compute == Compute::Bf16Dot { 2 } else { 0 };
-        while most < all && tile_fits(fb.isa(), pairs, most + 1, most + 1 + waits) {
+        while most < all && tile_fits(fb.isa(), chunk.pairs, most + 1, most + 1 + waits) {
             most += 1;
         }
         // Equal pieces in a loop; one that is smaller, or ends inside a vector, after it.
         let each = all.div_ceil(all.div_ceil(most));
         let equal = head_dim / (each * fb.lanes());
         fb.for_(fb.int(0), fb.int(equal.into()), 1, |piece| {
-            let column = fb.mul_int(piece, (each * fb.lanes()).into());
-            self.values_piece(fb, pairs, cache, scratch, pages, first, keys, column, each, None);
+            let begin = fb.mul_int(piece, (each * fb.lanes()).into());
+            self.values_of_columns(fb, chunk, seen, Columns { begin, vectors: each, tail: None });
         });
         if equal * each < all {
             let tail = (!head_dim.is_multiple_of(fb.lanes())).then(|| lane_mask(fb, head_dim % fb.lanes(), fb.lanes()));
-            let column = fb.int((equal * each * fb.lanes()).into());
-            self.values_piece(fb, pairs, cache, scratch, pages, first, keys, column, all - equal * each, tail);
+            let begin = fb.int((equal * each * fb.lanes()).into());
+            self.values_of_columns(fb, chunk, seen, Columns { begin, vectors: all - equal * each, tail });
         }
     }
 
-    /// [`Pairs::values`] for `vectors` vectors of columns from `column` on; `tail` masks the last one.
-    #[allow(clippy::too_many_arguments, reason = "IR values of one function")]
-    fn values_piece<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        pairs: u32,
-        cache: KvPage,
-        scratch: Value<'c>,
-        pages: (Value<'c>, Option<Value<'c>>),
-        first: Value<'c>,
-        keys: (Value<'c>, Value<'c>),
-        column: Value<'c>,
-        vectors: u32,
-        tail: Option<Value<'c>>,
-    ) {
+    /// [`Pairs::values`] of some columns.
+    fn values_of_columns<'c>(&self, fb: &Fb<'_, 'c>, chunk: Chunk<'c>, seen: (Value<'c>, Value<'c>), columns: Columns<'c>) {
+        let Chunk { pairs, first, scratch, cache, keys, next } = chunk;
+        let Columns { begin, vectors, tail } = columns;
         let size = cache.dtype.size();
         let vector = Ty::vec(Elem::F32, fb.lanes());
-        let acc_at = fb.index(self.of_pair(fb, scratch, self.at().acc, first), column, 4);
+        let acc_at = fb.index(self.of_pair(fb, scratch, self.at().acc, first), begin, 4);
         let acc_at = |i: u32| {
             let (pair, v) = (u64::from(i / vectors), u64::from(i % vectors));
             fb.offset_const(acc_at, pair * self.at().pair_bytes + v * u64::from(fb.lanes()) * 4)
         };
         let alpha = |pair: u32| fb.load_broadcast(DType::F32, fb.lanes(), fb.offset_const(scratch, self.at().alpha + u64::from(pair) * 4));
         let before: Vec<_> = (0..pairs * vectors).map(|i| fb.mul(fb.load(vector, acc_at(i), fb.lanes() * 4), alpha(i / vectors))).collect();
-        let values_of = |page: Value<'c>| fb.index(fb.offset_const(page, cache.v_offset()), column, size);
-        let (values, next) = (values_of(pages.0), pages.1.map(values_of));
+        let values_of = |block: Value<'c>| fb.index(fb.offset_const(block, cache.v_offset()), begin, size);
+        let (values, next) = (values_of(keys), next.map(values_of));
         let row_bytes = u64::from(self.head_dim) * size;
         let p = fb.offset_const(scratch, self.at().scores);
         // `last`: the key after it is not there.
@@ -270,11 +256,11 @@ impl Pairs {
             Compute::Bf16Dot => {
                 // A key that begins or ends inside a pair has a neighbour of weight zero, as masks make it.
                 let even = |key: Value<'c>| fb.and(key, fb.int(!1));
-                let whole = even(keys.1);
-                let after = fb.loop_unrolled(even(keys.0), whole, 2, STEPS, &before, |key, acc| step(key, acc, false));
-                fb.if_else(fb.cmp(Cmp::Lt, whole, keys.1), || step(whole, &after, true), || after.clone())
+                let whole = even(seen.1);
+                let after = fb.loop_unrolled(even(seen.0), whole, 2, STEPS, &before, |key, acc| step(key, acc, false));
+                fb.if_else(fb.cmp(Cmp::Lt, whole, seen.1), || step(whole, &after, true), || after.clone())
             }
-            _ => self.chains(fb, keys, &before, |key, acc| step(key, acc, false)),
+            _ => self.chains(fb, seen, &before, |key, acc| step(key, acc, false)),
         };
         for (i, &value) in after.iter().enumerate() {
             fb.store(value, acc_at(i as u32), fb.lanes() * 4);
