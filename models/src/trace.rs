@@ -53,7 +53,7 @@ pub struct Trace<'a> {
 impl Trace<'_> {
     /// A tensor of the checkpoint, by canonical name; matrices in the type of `--dtype`, unless they are codes.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> ValueId {
-        let stored = self.weights.dtype(name).unwrap_or(DType::F32);
+        let stored = self.stored(name);
         let source = Recipe::Source { tensor: name.to_string() };
         let dims = shape.iter().map(|n| Dim::from(*n));
         match self.wanted_type(name) {
@@ -63,13 +63,17 @@ impl Trace<'_> {
             _ => self.b.param(name, Type::new(stored, dims), source),
         }
     }
+    /// Type of a tensor in the checkpoint. Panics where the architecture did not list it, so that nobody looked whether it is there.
+    fn stored(&self, name: &str) -> DType {
+        self.weights.dtype(name).unwrap_or_else(|| panic!("{name}: not among the tensors that the architecture lists"))
+    }
     /// Type of `--dtype` for a matrix.
     fn wanted_type(&self, name: &str) -> Option<DType> {
         self.options.weight_dtype.filter(|_| self.options.as_stored.iter().all(|kept| kept != name))
     }
     /// A weight stored `[in, out]`, read as `[out, in]`.
     pub fn weight_transposed(&mut self, name: &str, input: usize, output: usize) -> ValueId {
-        let stored = self.weights.dtype(name).unwrap_or(DType::F32);
+        let stored = self.stored(name);
         let dtype = self.wanted_type(name).unwrap_or(stored);
         let mut recipe = Recipe::Transpose(Box::new(Recipe::Source { tensor: name.to_string() }));
         if dtype != stored {

@@ -28,6 +28,8 @@ pub enum Arch {
 /// Vectors of columns of a weight panel, and of the largest matmul tile: pieces of wider panels would use every second line only, and
 /// half of L1's sets.
 pub const PANEL_VECTORS: u32 = 2;
+/// Columns of the widest panels.
+pub const WIDEST_PANEL: u32 = PANEL_VECTORS * 16;
 /// Rows of the largest tile of 2 x 2 blocks with [`PANEL_VECTORS`] vectors of columns: 24 accumulators.
 const MMLA_ROWS: u32 = 12;
 /// k of a tile of bf16.

@@ -1,7 +1,7 @@
 //! Weights: which parameters a program reads in which layout, and where they lie in the file, in execution order.
 
 use super::{PlanError, panels};
-use rcompile_codegen::isa::Isa;
+use rcompile_codegen::isa::{Isa, WIDEST_PANEL};
 use rcompile_codegen::program::{DType, Layout, Panels, Weight, WeightId};
 use rcompile_graph::{self as g, Dim, Module, Op, ParamId, Recipe, ValueId};
 use std::collections::HashMap;
@@ -54,7 +54,7 @@ impl WeightTable {
         };
         let offset = self.len.next_multiple_of(if layout == Layout::Plain { PLAIN_ALIGN } else { PANELS_ALIGN });
         // Epilogues read vectors by whole panels: room for the padding, so that the last tensor's does not leave the mapping.
-        let room = if shape.len() == 1 { 32 * dtype.size() } else { 0 };
+        let room = if shape.len() == 1 { u64::from(WIDEST_PANEL) * dtype.size() } else { 0 };
         self.len = offset + bytes + room;
         self.jobs.push(PackJob { name: name.into(), recipe: recipe.clone(), source, dtype, shape: shape.to_vec(), layout, offset, bytes });
         offset
