@@ -8,108 +8,25 @@
 //! register that holds several k, or as pairs of rows for matrix instructions ([`super::mmla`]). Codes have a loop over groups
 //! ([`super::groups`]), and where blocks of rows take tiles few rows follow their order of additions ([`super::tiles`]).
 //!
-//! Weights come from memory in one of two ways ([`Feed`]). With few rows each weight is used once, and the loop has to keep as many
-//! requests under way as the core allows: several streams side by side, each brought to L1 and to L2 so many bytes ahead ([`Reading`]),
-//! across the end of a panel to the panel that the stream will walk next; a single one to L1 past L2, where the CPU wants that. Instances
-//! with fewer than four streams spread the far prefetch over the four pages of the next 16 KB. With many rows the weights of this loop are
-//! in L2 already, and each block of rows brings a part of the next block of weights there.
+//! Here: what a microkernel is, and its loop. `walk`: how panels are walked; `step`: rows times columns; `prefetch`: what is asked for.
 
+mod prefetch;
+mod step;
+mod walk;
+
+pub(super) use self::prefetch::{AHEAD_SHIFT, Feed, L1, L2, LINE_WORDS, PAGE, WINDOW_BYTES, WINDOW_PAGES, window_round};
+use self::step::StepAt;
+pub(super) use self::walk::Walk;
 use super::product::Product;
 use super::{int_mmla, mmla};
-use crate::isa::{BF16_TILE_K, Distances, Isa};
-use crate::llvm::builder::{Cmp, Elem, Fb, Ty, Value};
-use crate::program::{Coding, Compute, DType, FewRows, Reading};
+use crate::isa::{BF16_TILE_K, Isa};
+use crate::llvm::builder::{Elem, Fb, Ty, Value};
+use crate::program::{Coding, Compute, DType, FewRows};
 
 /// Do `m` rows times `vectors` of accumulators, `held` weights, a broadcast and a mask fit the register file? Beyond this bound LLVM
 /// spills inside the loop.
 pub(super) fn tile_fits(isa: &Isa, m: u32, vectors: u32, held: u32) -> bool {
     m * vectors + held + 2 <= isa.registers
-}
-
-/// Locality argument of a prefetch into L2.
-pub(super) const L2: u32 = 2;
-/// Locality argument of a prefetch into L1.
-pub(super) const L1: u32 = 3;
-/// Locality argument of a prefetch into L1 of what no other cache shall keep.
-const L1_PAST_L2: u32 = 0;
-/// 32-bit words of a cache line.
-pub(super) const LINE_WORDS: u32 = 16;
-/// Bytes of a page of memory: hardware prefetchers follow a stream inside one.
-pub(super) const PAGE: u32 = 4096;
-/// Pages of a prefetch window, see [`window_line`].
-pub(super) const WINDOW_PAGES: u32 = 4;
-/// Bytes of it.
-pub(super) const WINDOW_BYTES: u64 = (WINDOW_PAGES * PAGE) as u64;
-
-/// Byte offset of the `line`-th line to prefetch of a stream that is walked alone: the pages of a window (of the next one, for the
-/// caller) in turns. A single linear stream is limited by the few requests of the L1 or by one page of hardware prefetch; four pages at
-/// once keep as many requests under way as four streams do (on Sapphire Rapids 8 rows stream at 1.1 times a plain read instead of 0.7).
-fn window_line<'c>(fb: &Fb<'_, 'c>, line: Value<'c>) -> Value<'c> {
-    let round = fb.lshr(line, WINDOW_PAGES.trailing_zeros());
-    let page = fb.and(line, fb.int(i64::from(WINDOW_PAGES) - 1));
-    fb.add(window_round(fb, round), fb.mul_int(page, PAGE.into()))
-}
-
-/// The same of the first of the `round`-th lines of the pages of a window, which are a page apart.
-pub(super) fn window_round<'c>(fb: &Fb<'_, 'c>, round: Value<'c>) -> Value<'c> {
-    let lines = i64::from(PAGE) / 64;
-    let window = fb.and(round, fb.int(-lines));
-    let inside = fb.and(round, fb.int(lines - 1));
-    fb.add(fb.mul_int(window, WINDOW_BYTES as i64 / lines), fb.mul_int(inside, 64))
-}
-
-/// How one instance walks panels: `panels` side by side, `vectors` of each (from the panel's column `pass * vectors * lanes` on).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Walk {
-    /// Rows.
-    pub m: u32,
-    /// Panels side by side.
-    pub panels: u32,
-    /// Ways of each, side by side too: all, or one after the other.
-    pub ways: u32,
-    /// Vectors of each panel (of each way).
-    pub vectors: u32,
-    /// Passes over the panels to cover all their vectors.
-    pub passes: u32,
-}
-
-impl Walk {
-    /// `m` rows over weights from memory, in up to `streams` streams, with up to `most` panels side by side.
-    pub fn stream(isa: &Isa, micro: &Microkernel, m: u32, streams: u32, most: u32) -> Walk {
-        let together = Walk::panel(isa, micro, m, micro.product.panels.ways.min(streams));
-        // Passes would read every second line only, twice: one way after the other, then.
-        let walk = if together.passes > 1 { Walk::panel(isa, micro, m, 1) } else { together };
-        let side_by_side = |p: u32| p * walk.ways <= streams && micro.fits(isa, m, p * walk.vectors * walk.ways);
-        let mut panels = 1;
-        if walk.passes == 1 && walk.ways == micro.product.panels.ways {
-            while panels < most && side_by_side(panels + 1) {
-                panels += 1;
-            }
-        }
-        Walk { panels, ..walk }
-    }
-
-    /// `m` rows over one panel from a cache. In several passes each block of rows would go through every second line of it, and then the
-    /// others, which is slower from L2 (docs/machines/emerald-rapids.md): one way after the other, then.
-    pub fn block(isa: &Isa, micro: &Microkernel, m: u32) -> Walk {
-        let together = Walk::panel(isa, micro, m, micro.product.panels.ways);
-        if together.passes > 1 { Walk::panel(isa, micro, m, 1) } else { together }
-    }
-
-    fn panel(isa: &Isa, micro: &Microkernel, m: u32, ways: u32) -> Walk {
-        let per_panel = micro.product.panels.nr / isa.lanes;
-        let mut vectors = per_panel;
-        while vectors > 1 && !micro.fits(isa, m, vectors * ways) {
-            vectors /= 2;
-        }
-        Walk { m, panels: 1, ways, vectors, passes: per_panel / vectors }
-    }
-
-    /// Does a step hold its rows in registers and go through the weights, or the other way round?
-    fn holds_rows(&self, micro: &Microkernel) -> bool {
-        let vectors = self.panels * self.vectors * self.ways;
-        micro.multiply == Multiply::Broadcast && micro.held_rows(self.m) < micro.held_weights(self.m, vectors)
-    }
 }
 
 /// Rows from which factors come from lanes. With fewer, memory limits the loop, not the broadcasts; and LLVM would load the weights of all
@@ -148,25 +65,6 @@ pub(super) enum Start<'c> {
     },
 }
 
-/// Fraction bits of [`Feed::Ahead`]'s step.
-pub(super) const AHEAD_SHIFT: u32 = 16;
-
-/// Where the weights are, and what is prefetched.
-#[derive(Clone, Copy)]
-pub(super) enum Feed<'c> {
-    /// In memory.
-    Stream(Reading),
-    /// In L2; the loop prefetches what comes next.
-    Ahead {
-        /// Address of its part.
-        at: Value<'c>,
-        /// Bytes per step, in `2^-`[`AHEAD_SHIFT`].
-        step: Value<'c>,
-        /// Bytes between the parts of two ways.
-        stream: u64,
-    },
-}
-
 /// Where widened weights are kept, as `f32[k][nr]` per panel, or nibbles taken apart (see `int_dot`).
 #[derive(Clone, Copy)]
 pub(super) struct Keep<'c> {
@@ -176,14 +74,6 @@ pub(super) struct Keep<'c> {
     pub scales: Value<'c>,
     /// Bytes from one panel to the next (of one way).
     pub stream: u64,
-}
-
-/// Addresses of one step.
-struct StepAt<'c> {
-    a: Value<'c>,
-    w: Value<'c>,
-    scales: Value<'c>,
-    keep: Option<Keep<'c>>,
 }
 
 /// Addresses of one register tile.
@@ -438,106 +328,6 @@ impl Microkernel {
         u64::from(self.product.panels.nr / lanes * (self.step_k / self.k_pack)) * self.vector_bytes(lanes)
     }
 
-    /// One step of `ks` k (`step_k`, or what is left at the end), weights at `vectors` of `at.w`.
-    fn step<'c>(&self, fb: &Fb<'_, 'c>, walk: Walk, at: StepAt<'c>, vectors: &[u64], acc: &[Value<'c>], ks: u32) -> Vec<Value<'c>> {
-        let StepAt { a, w, scales, keep } = at;
-        let (product, lanes) = (&self.product, fb.lanes());
-        let mut acc = acc.to_vec();
-        let n = vectors.len();
-        let dot = product.compute == Compute::Bf16Dot;
-        // Multiply-adds per accumulator.
-        let macs = if dot { 1 } else { ks };
-        let row_at = |r: u32, k: u32| fb.offset_const(a, (u64::from(r) * u64::from(product.a_stride) + u64::from(k)) * product.a.size());
-        let in_lanes: Vec<_> = match self.multiply == Multiply::Lane && ks == lanes {
-            true => (0..walk.m).map(|r| fb.load_f32(product.a, lanes, row_at(r, 0), product.a.size() as u32)).collect(),
-            false => vec![],
-        };
-        let row = |r: u32, k: u32| match (dot, in_lanes.get(r as usize)) {
-            (false, Some(&values)) => fb.shuffle(values, values, &vec![k; lanes as usize]),
-            (false, None) => fb.load_broadcast(product.a, lanes, row_at(r, k)),
-            (true, _) if ks == self.k_pack => fb.splat(fb.load(Ty::I32, row_at(r, k), 2), lanes),
-            // The last k of an odd K: `a` ends there, and the weight's partner is zero padding.
-            (true, _) => fb.splat(fb.zext(fb.load(Ty::scalar(Elem::I16), row_at(r, k), 2), Elem::I32), lanes),
-        };
-        let align = self.vector_bytes(lanes).min(64) as u32;
-        // The odd halves' words are read again where they would not find registers beside the even halves.
-        let again = !tile_fits(fb.isa(), walk.m, n as u32, self.held_lanes(walk.m) + 2 * n as u32);
-        let words = |at: Value<'c>, again: bool| {
-            let ty = Ty::vec(Elem::I32, lanes);
-            if again { fb.load_again(ty, at, align) } else { fb.load(ty, at, align) }
-        };
-        let zeros = self.coding.has_zeros().then(|| self.zeros(fb, walk, scales));
-        let scales = self.coding.has_group_scales().then(|| self.scales(fb, walk, scales));
-        let factors = |c: usize| {
-            let scale = scales.as_ref()?[c];
-            let minus_zero = match &zeros {
-                Some(zeros) => fb.neg(zeros[c]),
-                None => fb.f32s(-self.coding.offset(self.dtype) as f32, lanes),
-            };
-            Some((scale, fb.mul(minus_zero, scale)))
-        };
-        let weight = |c: usize, k: u32, again: bool| {
-            if self.coding != Coding::Elements {
-                return self.decode(fb, words(fb.offset_const(w, vectors[c]), false), k, factors(c));
-            }
-            let at = fb.offset_const(w, vectors[c] + u64::from(k / self.k_pack * product.panels.nr * self.k_pack) * self.dtype.size());
-            match self.k_pack {
-                2 if dot => words(at, false),
-                2 => {
-                    let (even, odd) = fb.split_bf16_pair(words(at, again));
-                    if k.is_multiple_of(2) { even } else { odd }
-                }
-                _ => fb.load_f32(self.dtype, lanes, at, align),
-            }
-        };
-        let mac = |acc: &mut Value<'c>, x: Value<'c>, w: Value<'c>| *acc = if dot { fb.dot_bf16(*acc, x, w) } else { fb.fma(x, w, *acc) };
-        let keep_value = |c: u32, k: u32, value: Value<'c>| {
-            if let Some(keep) = keep {
-                let (stream, vector) = (c / walk.vectors, c % walk.vectors);
-                let at = (k * product.panels.nr + vector * lanes) * 4;
-                fb.store(value, fb.offset_const(keep.to, u64::from(stream) * keep.stream + u64::from(at)), lanes * 4);
-            }
-        };
-        if walk.holds_rows(self) {
-            let rows: Vec<Vec<_>> = (0..walk.m).map(|r| (0..macs).map(|k| row(r, k)).collect()).collect();
-            for c in 0..n {
-                for k in 0..macs {
-                    let w = weight(c, k, false);
-                    keep_value(c as u32, k, w);
-                    rows.iter().enumerate().for_each(|(r, x)| mac(&mut acc[r * n + c], x[k as usize], w));
-                }
-            }
-            return acc;
-        }
-        for k in 0..macs {
-            let columns: Vec<_> = (0..n).map(|c| weight(c, k, k % 2 == 1 && again)).collect();
-            (0..).zip(&columns).for_each(|(c, &value)| keep_value(c, k, value));
-            for r in 0..walk.m {
-                let x = row(r, k);
-                columns.iter().enumerate().for_each(|(c, &w)| mac(&mut acc[r as usize * n + c], x, w));
-            }
-        }
-        acc
-    }
-
-    /// Code `k` of each column's four bytes as f32, or, with the column's scale and its shift (minus the zero point times the scale), the
-    /// element. Exact: 9 + 11 bits.
-    fn decode<'c>(&self, fb: &Fb<'_, 'c>, words: Value<'c>, k: u32, factors: Option<(Value<'c>, Value<'c>)>) -> Value<'c> {
-        let all = |v: i64| fb.splat(fb.int_of(Elem::I32, v), fb.lanes());
-        let code = if self.dtype == DType::I8 {
-            fb.ashr(fb.shl(words, 24 - 8 * k), 24)
-        } else {
-            let (shift, mask) = if self.k_pack == 8 { (8 * (k % 4) + 4 * (k / 4), 0xf) } else { (8 * k, 0xff) };
-            fb.and(fb.lshr(words, shift), all(mask))
-        };
-        let code = fb.int_to_float(code);
-        match (factors, self.coding.offset(self.dtype)) {
-            (Some((scale, shift)), _) => fb.fma(code, scale, shift),
-            (None, 0) => code,
-            (None, offset) => fb.add(code, fb.f32s(-offset as f32, fb.lanes())),
-        }
-    }
-
     /// Byte offsets in the tile, in the order of the accumulators: by row, then stream, then vector.
     pub fn tile_offsets(&self, walk: Walk, lanes: u32) -> impl Iterator<Item = u64> {
         let (nr, ways) = (self.product.panels.nr, walk.ways);
@@ -557,61 +347,6 @@ impl Microkernel {
             Start::Tile { keep } => {
                 let bits = fb.load(ty.with(Elem::I32), at, fb.lanes() * 4);
                 fb.bitcast(fb.and(bits, fb.splat(keep, fb.lanes())), ty)
-            }
-        }
-    }
-
-    /// Prefetches a part of what comes next: of all ways the lines from `done` bytes (in `2^-`[`AHEAD_SHIFT`]) behind `at` on. Two blocks
-    /// of rows share the work, or more: half of the lines of a step, which is `step_bytes` long.
-    pub fn prefetch_ahead<'c>(&self, fb: &Fb<'_, 'c>, at: Value<'c>, done: Value<'c>, (stream, step_bytes): (u64, u64)) {
-        let at = fb.offset(at, fb.lshr(done, AHEAD_SHIFT));
-        for way in 0..u64::from(self.product.panels.ways) {
-            (0..(step_bytes / 128).max(1)).for_each(|line| fb.prefetch(fb.offset_const(at, way * stream + line * 64), L2));
-        }
-    }
-
-    /// Prefetches for the `step_bytes` bytes (in `packs` equal parts) at `here` of streams that start at `panel`.
-    pub fn prefetch_streams<'c>(
-        &self,
-        fb: &Fb<'_, 'c>,
-        walk: Walk,
-        (streams, reading): (&[u64], Reading),
-        panel: Value<'c>,
-        here: Value<'c>,
-        (step_bytes, packs): (u64, u64),
-    ) {
-        let Distances { l2, l1 } = reading.distances(streams.len() as u32);
-        // Lines of a stream's step: those that begin in the vectors of its packs.
-        let pack_bytes = step_bytes / packs;
-        let pack_lines = (pack_bytes / u64::from(walk.passes)).div_ceil(64);
-        let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
-        lines.dedup();
-        if l2 >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
-            // Lines of one round share an address where steps begin at whole rounds, or parts of them.
-            let unit = step_bytes | self.coding.group().map_or(0, |_| self.group_bytes(fb.isa()).0);
-            let together = ((1 << unit.trailing_zeros()) / 64).clamp(1, u64::from(WINDOW_PAGES));
-            for line in (0..step_bytes.div_ceil(64)).step_by(together as usize) {
-                let at = fb.offset(panel, window_line(fb, fb.add_int(fb.lshr(here, 6), line as i64)));
-                for (page, stream) in (0..together).flat_map(|page| streams.iter().map(move |stream| (page, stream))) {
-                    fb.prefetch(fb.offset_const(at, stream + WINDOW_BYTES + page * u64::from(PAGE)), L2);
-                }
-            }
-        } else if l2 > 0 {
-            // Beyond its end a stream goes on in the next walk's panel.
-            let at = fb.add_int(here, l2.into());
-            let end = self.product.panels.filled_bytes(self.product.weight);
-            let past = fb.cmp(Cmp::Ge, at, fb.int(end as i64));
-            let skip = streams.len() as u64 * self.panel_bytes - end;
-            let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
-            for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
-                fb.prefetch(fb.offset_const(at, stream + line * 64), L2);
-            }
-        }
-        if l1 > 0 {
-            let cache = if streams.len() == 1 && reading.past_l2 { L1_PAST_L2 } else { L1 };
-            let at = fb.offset(panel, fb.add_int(here, l1.into()));
-            for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
-                fb.prefetch(fb.offset_const(at, stream + line * 64), cache);
             }
         }
     }
