@@ -1348,6 +1348,24 @@ fn lines_of_a_single_stream_pass_l2_by() {
     }
 }
 
+/// Behind several panels that a single row walks side by side lies what it has read: their lines go on in the next walk's panels. Those of
+/// one stream run on into the next panel anyway.
+#[test]
+fn lines_of_a_single_row_go_on_in_the_next_walk() {
+    let isa = Isa::lookup(X86_64_TRIPLE, "znver5", &[]).unwrap();
+    let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
+    let near = Fetch { ahead: Distances { l2: 0, l1: 1024 }, busy: None, near: None, ..case.tile.fetch };
+    for (streams, rows, go_on) in [(4, 1, true), (4, 2, false), (1, 1, false)] {
+        let tile = MatmulTile { mr: 2, block_mr: 2, fetch: Fetch { streams, ..near }, ..case.tile };
+        let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
+        let asm = assembly(&isa, &program, &kernel);
+        let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.stream{rows}"));
+        let first = hot.first().expect("a loop over the panels");
+        assert!(first.count("prefetch") > 0);
+        assert_eq!(first.count("cmov") > 0, go_on, "{rows} rows, {streams} streams: {}", first.text());
+    }
+}
+
 /// Rows are read as their CPU wants them: by a function of its own, where it wants them otherwise, with the same bits.
 #[test]
 fn each_cpu_has_its_streams() {

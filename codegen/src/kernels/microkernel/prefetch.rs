@@ -9,7 +9,7 @@
 use super::{Microkernel, Walk};
 use crate::isa::Distances;
 use crate::llvm::builder::{Cmp, Fb, Value};
-use crate::program::Reading;
+use crate::program::{Coding, Reading};
 
 /// Locality argument of a prefetch into L2.
 pub(in crate::kernels) const L2: u32 = 2;
@@ -88,6 +88,14 @@ impl Microkernel {
         let pack_lines = (pack_bytes / u64::from(walk.passes)).div_ceil(64);
         let mut lines: Vec<u64> = (0..packs).flat_map(|p| (0..pack_lines).map(move |line| p * pack_bytes / 64 + line)).collect();
         lines.dedup();
+        // Beyond its end a stream goes on in the next walk's panel.
+        let going_on = |bytes: u32| {
+            let at = fb.add_int(here, bytes.into());
+            let end = self.product.panels.filled_bytes(self.product.weight);
+            let past = fb.cmp(Cmp::Ge, at, fb.int(end as i64));
+            let skip = streams.len() as u64 * self.panel_bytes - end;
+            fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0)))
+        };
         if l2 >= PAGE && (streams.len() as u32) < WINDOW_PAGES {
             // Lines of one round share an address where steps begin at whole rounds, or parts of them.
             let unit = step_bytes | self.coding.group().map_or(0, |_| self.group_bytes(fb.isa()).0);
@@ -99,19 +107,16 @@ impl Microkernel {
                 }
             }
         } else if l2 > 0 {
-            // Beyond its end a stream goes on in the next walk's panel.
-            let at = fb.add_int(here, l2.into());
-            let end = self.product.panels.filled_bytes(self.product.weight);
-            let past = fb.cmp(Cmp::Ge, at, fb.int(end as i64));
-            let skip = streams.len() as u64 * self.panel_bytes - end;
-            let at = fb.offset(panel, fb.add(at, fb.select(past, fb.int(skip as i64), fb.int(0))));
+            let at = fb.offset(panel, going_on(l2));
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), L2);
             }
         }
         if l1 > 0 {
             let cache = if streams.len() == 1 && reading.past_l2 { L1_PAST_L2 } else { L1 };
-            let at = fb.offset(panel, fb.add_int(here, l1.into()));
+            // Behind several panels that a single row walks side by side lies what it has read; codes lose by the choice (Zen 5).
+            let elements = walk.m == 1 && streams.len() > 1 && l2 == 0 && self.coding == Coding::Elements;
+            let at = fb.offset(panel, if elements { going_on(l1) } else { fb.add_int(here, l1.into()) });
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
                 fb.prefetch(fb.offset_const(at, stream + line * 64), cache);
             }
