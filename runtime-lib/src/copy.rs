@@ -5,24 +5,21 @@
 //! resident once: pages of the mapping are let go as soon as they are copied.
 
 use crate::abi::WEIGHTS_ALIGN;
-use crate::step::{Area, StepError, room_for};
+use crate::step::{Area, MemoryUse, StepError, room_for};
 use crate::threads::builder;
 use std::sync::Mutex;
 
 /// Bytes that a thread copies at a time: whole large pages, few enough that the mapping's pages do not add up.
 const CHUNK: usize = 4 * WEIGHTS_ALIGN as usize;
 
-/// What the copy is called where there is no memory for it.
-pub(crate) const COPY: &str = "copy of the weights";
-
 /// Copies `weights` with this many threads. The copy stays until the process ends.
 ///
 /// # Safety
 /// `weights` is a mapping of a file that nobody writes to through it: its pages are let go.
 pub(crate) unsafe fn copied(weights: &'static [u8], threads: usize) -> Result<&'static [u8], StepError> {
-    room_for(COPY, weights.len() as u64)?;
+    room_for(MemoryUse::WeightsCopy, weights.len() as u64)?;
     let align = WEIGHTS_ALIGN as usize;
-    let area = Area::new(COPY, (weights.len() + align) as u64)?.leak();
+    let area = Area::new(MemoryUse::WeightsCopy, (weights.len() + align) as u64)?.leak();
     let begin = area.as_ptr().align_offset(align);
     let copy = &mut area[begin..][..weights.len()];
     let chunks = Mutex::new(copy.chunks_mut(CHUNK).zip(weights.chunks(CHUNK)));

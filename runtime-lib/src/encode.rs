@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::abi::Tile;
 use crate::profile::Profile;
-use crate::step::{Row, RowTable, Session, StepError, room_for};
+use crate::step::{MemoryUse, Row, RowTable, Session, StepError, room_for};
 
 /// Rows of a part: as many as the matmuls need for their rate, and not so many that the rows leave a thread's second cache (BERT base in
 /// bf16, one thread of a Zen 4 with 1 MB: 90.0 % of the peak with 128 rows, 88.3 % with 1024).
@@ -150,7 +150,7 @@ impl<'a> Encoder<'a> {
     /// Makes a lane for each thread. False: there is no memory for them and these parts, and texts run together.
     fn has_lanes(&mut self, lengths: &[usize], parts: &[Range<usize>]) -> Result<bool, StepError> {
         let asked = self.asked_apart(lengths, parts);
-        if asked > 0 && room_for("threads' own areas", asked).is_err() {
+        if asked > 0 && room_for(MemoryUse::ThreadAreas, asked).is_err() {
             return Ok(false);
         }
         let session = &self.together.session;

@@ -9,6 +9,7 @@ mod growth;
 
 pub(crate) use growth::room_for;
 
+use std::fmt;
 use std::ptr;
 
 use crate::abi::{
@@ -25,8 +26,37 @@ use growth::Growth;
 /// until it does, entries with logits have one segment, and [`Program::new`] asks for two of all others.
 const POOLED_SEGMENTS: u32 = 2;
 
-/// What the memory of the threads is called where there is none.
-pub(crate) const SCRATCH: &str = "scratch";
+/// What memory is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum MemoryUse {
+    KvCache,
+    /// Values between regions.
+    Arena,
+    /// What each thread has for itself.
+    Scratch,
+    Output,
+    /// `--copy-weights`.
+    WeightsCopy,
+    /// What a step writes to for the first time.
+    Step,
+    /// Texts that threads do for themselves.
+    ThreadAreas,
+}
+
+impl fmt::Display for MemoryUse {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MemoryUse::KvCache => "KV cache",
+            MemoryUse::Arena => "arena",
+            MemoryUse::Scratch => "scratch",
+            MemoryUse::Output => "output",
+            MemoryUse::WeightsCopy => "copy of the weights",
+            MemoryUse::Step => "the step",
+            MemoryUse::ThreadAreas => "threads' own areas",
+        })
+    }
+}
 
 /// Why a step cannot run.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +68,7 @@ pub enum StepError {
     #[error("memory: {what}: needs {} MiB", bytes.div_ceil(1 << 20))]
     Memory {
         /// Which area.
-        what: &'static str,
+        what: MemoryUse,
         /// Its size.
         bytes: u64,
     },
@@ -46,7 +76,7 @@ pub enum StepError {
     #[error("memory: {what}: needs {} MiB more, the control group has {} MiB left", bytes.div_ceil(1 << 20), room >> 20)]
     Room {
         /// What needs it.
-        what: &'static str,
+        what: MemoryUse,
         /// How much.
         bytes: u64,
         /// What is left.
@@ -319,7 +349,7 @@ pub(crate) struct Area {
 }
 
 impl Area {
-    pub(crate) fn new(what: &'static str, bytes: u64) -> Result<Self, StepError> {
+    pub(crate) fn new(what: MemoryUse, bytes: u64) -> Result<Self, StepError> {
         use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
         let too_large = |_| StepError::Memory { what, bytes };
         let len = usize::try_from(bytes.max(1)).map_err(|_| StepError::Memory { what, bytes })?;
@@ -390,12 +420,12 @@ impl<'a> Session<'a> {
         let private_bytes = private_stride * u64::from(pool.threads());
         let growth = program.growth(private_bytes + output_bytes);
         Ok(Self {
-            state: Area::new("KV cache", program.state_bytes)?.with_small_pages(program.page_bytes()),
-            arena: Area::new("arena", most(|b| b.arena_bytes))?,
-            private: Area::new(SCRATCH, private_bytes)?,
+            state: Area::new(MemoryUse::KvCache, program.state_bytes)?.with_small_pages(program.page_bytes()),
+            arena: Area::new(MemoryUse::Arena, most(|b| b.arena_bytes))?,
+            private: Area::new(MemoryUse::Scratch, private_bytes)?,
             private_stride: private_stride as usize,
             cpu: cpu::kind(),
-            output: Area::new("output", output_bytes)?,
+            output: Area::new(MemoryUse::Output, output_bytes)?,
             page_table: (0..pages as i32).collect(),
             run_begin: Vec::with_capacity(rows + 1),
             slot_end: vec![0; program.slots as usize],

@@ -9,12 +9,11 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::copy::COPY;
 use crate::decode::DecodeError;
 use crate::encode::EncodeError;
 use crate::kv::ContextFull;
 use crate::payload::PayloadError;
-use crate::step::{SCRATCH, StepError};
+use crate::step::{MemoryUse, StepError};
 use crate::text::TextError;
 use rcompile_message::{LINE_MAX, cut};
 
@@ -104,12 +103,12 @@ impl From<StepError> for Failure {
         match error {
             StepError::Token { .. } => Self::usage(error),
             StepError::Memory { what, .. } => Self::new(7, "memory", error).help(match what {
-                COPY => "run without --copy-weights",
-                SCRATCH => "use fewer threads: -t 1",
+                MemoryUse::WeightsCopy => "run without --copy-weights",
+                MemoryUse::Scratch => "use fewer threads: -t 1",
                 _ => "build with a smaller --ctx-size, --parallel or largest bucket",
             }),
             StepError::Room { what, .. } => Self::new(7, "memory", error).help(match what {
-                COPY => "run without --copy-weights",
+                MemoryUse::WeightsCopy => "run without --copy-weights",
                 _ => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
             }),
             StepError::Threads(_) => {
@@ -206,10 +205,11 @@ mod tests {
 
     #[test]
     fn help_names_what_takes_the_memory() {
-        for (what, help) in [(COPY, "--copy-weights"), (SCRATCH, "-t 1"), ("KV cache", "--ctx-size")] {
+        let uses = [MemoryUse::WeightsCopy, MemoryUse::Scratch, MemoryUse::KvCache];
+        for (what, help) in uses.into_iter().zip(["--copy-weights", "-t 1", "--ctx-size"]) {
             let failure = Failure::from(StepError::Memory { what, bytes: 1 << 40 });
             assert_eq!(failure.exit, 7);
-            assert!(failure.lines()[0].contains(what) && failure.lines()[1].contains(help), "{:?}", failure.lines());
+            assert!(failure.lines()[0].contains(&what.to_string()) && failure.lines()[1].contains(help), "{:?}", failure.lines());
         }
     }
 

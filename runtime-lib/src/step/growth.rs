@@ -3,7 +3,7 @@
 //!
 //! In: what the next step writes to. Out: the bytes that are new in it, or the error that there is no room for them.
 
-use super::StepError;
+use super::{MemoryUse, StepError};
 use crate::abi::{PAGE_POSITIONS, Tile};
 use crate::cgroup;
 
@@ -34,7 +34,7 @@ impl Growth {
     pub(super) fn admit(&mut self, arena: u64, tiles: &[Tile]) -> Result<(), StepError> {
         self.count(arena, tiles);
         if self.ahead > 0 {
-            room_for("the step", self.ahead)?;
+            room_for(MemoryUse::Step, self.ahead)?;
             self.ahead = 0;
         }
         Ok(())
@@ -64,7 +64,7 @@ impl Growth {
 }
 
 /// Whether the control group has room for `bytes` more.
-pub(crate) fn room_for(what: &'static str, bytes: u64) -> Result<(), StepError> {
+pub(crate) fn room_for(what: MemoryUse, bytes: u64) -> Result<(), StepError> {
     let bytes = bytes.saturating_add(cgroup::MARGIN);
     match cgroup::memory_room() {
         Some(room) if room < bytes => Err(StepError::Room { what, bytes, room }),

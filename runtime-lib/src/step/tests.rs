@@ -202,7 +202,7 @@ fn small_pages_are_the_first() {
         return eprintln!("skipped: this kernel has no huge pages");
     }
     let (small, all) = (3 << 20, 16 << 20);
-    let area = Area::new("test", all).unwrap().with_small_pages(small);
+    let area = Area::new(MemoryUse::Arena, all).unwrap().with_small_pages(small);
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let flags = |at: usize| -> Vec<&str> {
         let mut inside = false;
