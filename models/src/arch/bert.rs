@@ -14,18 +14,9 @@ use rcompile_graph::{AttnExpr, TypeError, ValueId};
 /// A BERT encoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BertConfig {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Number of layers.
-    pub layers: usize,
-    /// Heads; queries, keys and values have equally many.
-    pub heads: usize,
-    /// Elements of one head.
-    pub head_dim: usize,
+    facts: Facts,
     /// Width of the feed-forward block.
     pub intermediate: usize,
-    /// Rows of the token embedding.
-    pub vocab: usize,
     /// Rows of the position embedding.
     pub positions: usize,
     /// Rows of the segment embedding.
@@ -34,7 +25,6 @@ pub struct BertConfig {
     pub eps: f64,
     /// Function of the feed-forward block.
     pub act: Activation,
-    facts: Facts,
 }
 
 /// The registry's line.
@@ -49,9 +39,9 @@ impl Architecture for BertConfig {
     }
 
     fn tensors(&self) -> Vec<TensorSpec> {
-        let (hidden, width) = (self.hidden, self.intermediate);
+        let (hidden, width) = (self.facts.hidden_size, self.intermediate);
         let mut specs = vec![
-            TensorSpec::required(EMBEDDING, &[self.vocab, hidden]),
+            TensorSpec::required(EMBEDDING, &[self.facts.vocab_size, hidden]),
             TensorSpec::required("embeddings.position_embeddings.weight", &[self.positions, hidden]),
             TensorSpec::required("embeddings.token_type_embeddings.weight", &[self.segments, hidden]),
         ];
@@ -61,7 +51,7 @@ impl Architecture for BertConfig {
             specs.push(TensorSpec::required(format!("{name}.bias"), &shape[..1]));
         };
         pair("embeddings.LayerNorm".to_string(), &[hidden]);
-        for layer in 0..self.layers {
+        for layer in 0..self.facts.layers {
             for (name, shape) in [
                 ("attention.self.query", &[hidden, hidden][..]),
                 ("attention.self.key", &[hidden, hidden]),
@@ -79,13 +69,13 @@ impl Architecture for BertConfig {
     }
 
     fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
-        let tokens = cx.embedding(EMBEDDING, self.vocab, self.hidden, cx.token)?;
-        let segments = cx.embedding("embeddings.token_type_embeddings.weight", self.segments, self.hidden, cx.segment)?;
-        let positions = cx.embedding("embeddings.position_embeddings.weight", self.positions, self.hidden, cx.position)?;
+        let tokens = cx.embedding(EMBEDDING, self.facts.vocab_size, self.facts.hidden_size, cx.token)?;
+        let segments = cx.embedding("embeddings.token_type_embeddings.weight", self.segments, self.facts.hidden_size, cx.segment)?;
+        let positions = cx.embedding("embeddings.position_embeddings.weight", self.positions, self.facts.hidden_size, cx.position)?;
         let x = cx.b.add(tokens, segments)?;
         let x = cx.b.add(x, positions)?;
-        let mut x = cx.layer_norm(x, "embeddings.LayerNorm", self.hidden, self.eps)?;
-        for layer in 0..self.layers {
+        let mut x = cx.layer_norm(x, "embeddings.LayerNorm", self.facts.hidden_size, self.eps)?;
+        for layer in 0..self.facts.layers {
             cx.b.scope_begin(&format!("layers.{layer}"));
             x = self.layer(cx, layer, x)?;
             cx.b.scope_end();
@@ -102,17 +92,17 @@ impl BertConfig {
     /// One layer: `x: [T, hidden] -> [T, hidden]`. Source: HF `BertLayer.forward`.
     fn layer(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId) -> Built {
         let path = format!("encoder.layer.{layer}");
-        let hidden = self.hidden;
+        let hidden = self.facts.hidden_size;
         let mut project = |name: &str| {
             let y = cx.linear(x, &format!("{path}.attention.self.{name}"), hidden, hidden, true)?;
-            cx.split_heads(y, self.heads, self.head_dim)
+            cx.split_heads(y, self.facts.heads, self.facts.head_dim)
         };
         let (q, k, v) = (project("query")?, project("key")?, project("value")?);
-        let state = cx.kv_state(layer, self.heads, self.head_dim, false);
+        let state = cx.kv_state(layer, self.facts.heads, self.facts.head_dim, false);
         let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
-        let score = AttnExpr::scaled(libm::pow(self.head_dim as f64, -0.5));
+        let score = AttnExpr::scaled(libm::pow(self.facts.head_dim as f64, -0.5));
         let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, AttnExpr::True)?;
-        let out = cx.join_heads(out, self.heads, self.head_dim)?;
+        let out = cx.join_heads(out, self.facts.heads, self.facts.head_dim)?;
         let out = cx.linear(out, &format!("{path}.attention.output.dense"), hidden, hidden, true)?;
         let sum = cx.b.add(x, out)?;
         let x = cx.layer_norm(sum, &format!("{path}.attention.output.LayerNorm"), hidden, self.eps)?;
@@ -162,12 +152,7 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
         head: None,
     };
     Ok(Box::new(BertConfig {
-        hidden,
-        layers,
-        heads,
-        head_dim: hidden / heads,
         intermediate,
-        vocab,
         positions,
         segments,
         eps: c.positive_or("layer_norm_eps", 1e-12)?,

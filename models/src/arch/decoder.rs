@@ -17,20 +17,9 @@ use rcompile_graph::{AttnExpr, Binary, DType, Dim, Recipe, Type, TypeError, Valu
 /// A Llama-like decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DecoderConfig {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Number of layers.
-    pub layers: usize,
-    /// Query heads.
-    pub heads: usize,
-    /// Key and value heads; divides `heads`.
-    pub kv_heads: usize,
-    /// Elements of one head; even share of it is rotated.
-    pub head_dim: usize,
+    facts: Facts,
     /// Width of the feed-forward block.
     pub intermediate: usize,
-    /// Rows of the token embedding.
-    pub vocab: usize,
     /// Added under the root of every RMS norm.
     pub eps: f64,
     /// Function on the gate.
@@ -51,8 +40,6 @@ pub struct DecoderConfig {
     pub fused_gate_up: bool,
     /// Per layer: how many positions attention sees, itself included; `None` for all.
     pub windows: Vec<Option<usize>>,
-    /// Whether the head reads the token embedding.
-    pub tied: bool,
     /// Token embeddings are multiplied by this.
     pub embedding_multiplier: f64,
     /// Scores `q . k` are multiplied by this (`head_dim^-0.5` unless the config says otherwise).
@@ -61,18 +48,17 @@ pub struct DecoderConfig {
     pub residual_multiplier: f64,
     /// Logits are divided by this.
     pub logits_scaling: f64,
-    facts: Facts,
 }
 
 impl DecoderConfig {
     /// Rows of the fused q, k, v projection.
     pub fn qkv_rows(&self) -> usize {
-        (self.heads + 2 * self.kv_heads) * self.head_dim
+        (self.facts.heads + 2 * self.facts.kv_heads) * self.facts.head_dim
     }
 
     /// How many elements of each head are rotated.
     pub fn rotary_dim(&self) -> usize {
-        rope::rotary_dim(&self.rope, self.head_dim)
+        rope::rotary_dim(&self.rope, self.facts.head_dim)
     }
 }
 
@@ -82,10 +68,10 @@ impl Architecture for DecoderConfig {
     }
 
     fn tensors(&self) -> Vec<TensorSpec> {
-        let (hidden, width) = (self.hidden, self.intermediate);
-        let (q, kv) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
-        let mut specs = vec![TensorSpec::required(EMBEDDING, &[self.vocab, hidden])];
-        for layer in 0..self.layers {
+        let (hidden, width) = (self.facts.hidden_size, self.intermediate);
+        let (q, kv) = (self.facts.heads * self.facts.head_dim, self.facts.kv_heads * self.facts.head_dim);
+        let mut specs = vec![TensorSpec::required(EMBEDDING, &[self.facts.vocab_size, hidden])];
+        for layer in 0..self.facts.layers {
             let mut linear = |name: &str, out: usize, input: usize, bias: bool| {
                 let name = format!("model.layers.{layer}.{name}");
                 specs.push(TensorSpec::linear(format!("{name}.weight"), &[out, input]));
@@ -114,27 +100,27 @@ impl Architecture for DecoderConfig {
             norm("input_layernorm", hidden);
             norm("post_attention_layernorm", hidden);
             if self.qk_norm {
-                norm("self_attn.q_norm", self.head_dim);
-                norm("self_attn.k_norm", self.head_dim);
+                norm("self_attn.q_norm", self.facts.head_dim);
+                norm("self_attn.k_norm", self.facts.head_dim);
             }
         }
         specs.push(TensorSpec::required("model.norm.weight", &[hidden]));
-        specs.push(TensorSpec::head(HEAD, &[self.vocab, hidden], self.tied));
+        specs.push(TensorSpec::head(HEAD, &[self.facts.vocab_size, hidden], self.facts.tied_head));
         specs
     }
 
     fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
         let half = self.rotary_dim() / 2;
         let (cos, sin) = self.rotary_rows(cx, half)?;
-        let x = cx.embedding(EMBEDDING, self.vocab, self.hidden, cx.token)?;
+        let x = cx.embedding(EMBEDDING, self.facts.vocab_size, self.facts.hidden_size, cx.token)?;
         let mut x = cx.b.scale(x, self.embedding_multiplier)?;
-        for layer in 0..self.layers {
+        for layer in 0..self.facts.layers {
             cx.b.scope_begin(&format!("layers.{layer}"));
             x = self.layer(cx, layer, x, (cos, sin, half))?;
             cx.b.scope_end();
         }
-        let x = cx.rms_norm(x, "model.norm", self.hidden, self.eps)?;
-        let logits = cx.matmul(x, if self.tied { EMBEDDING } else { HEAD }, self.hidden, self.vocab)?;
+        let x = cx.rms_norm(x, "model.norm", self.facts.hidden_size, self.eps)?;
+        let logits = cx.matmul(x, if self.facts.tied_head { EMBEDDING } else { HEAD }, self.facts.hidden_size, self.facts.vocab_size)?;
         let logits = if self.logits_scaling == 1.0 {
             logits
         } else {
@@ -148,7 +134,7 @@ impl Architecture for DecoderConfig {
 impl DecoderConfig {
     /// Rows of the rotary tables for the step's positions: `cos, sin: f32[T, half]`.
     fn rotary_rows(&self, cx: &mut Trace<'_>, half: usize) -> Result<(ValueId, ValueId), TypeError> {
-        let (inv_freq, scale) = rope::inv_freq(&self.rope, self.head_dim, self.facts.max_positions);
+        let (inv_freq, scale) = rope::inv_freq(&self.rope, self.facts.head_dim, self.facts.max_positions);
         let positions = cx.options.ctx_size;
         let mut rows = |name: &str, sin: bool| {
             let ty = Type::new(DType::F32, [Dim::Const(positions), half.into()]);
@@ -161,11 +147,11 @@ impl DecoderConfig {
     /// One decoder layer: `x: [T, hidden] -> [T, hidden]`. Source: HF `LlamaDecoderLayer.forward`.
     fn layer(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId, rotary: (ValueId, ValueId, usize)) -> Built {
         let path = format!("model.layers.{layer}");
-        let normed = cx.rms_norm(x, &format!("{path}.input_layernorm"), self.hidden, self.eps)?;
+        let normed = cx.rms_norm(x, &format!("{path}.input_layernorm"), self.facts.hidden_size, self.eps)?;
         let attention = self.attention(cx, layer, normed, rotary)?;
         let attention = cx.b.scale(attention, self.residual_multiplier)?;
         let x = cx.b.add(x, attention)?;
-        let normed = cx.rms_norm(x, &format!("{path}.post_attention_layernorm"), self.hidden, self.eps)?;
+        let normed = cx.rms_norm(x, &format!("{path}.post_attention_layernorm"), self.facts.hidden_size, self.eps)?;
         let mlp = self.mlp(cx, &format!("{path}.mlp"), normed)?;
         let mlp = cx.b.scale(mlp, self.residual_multiplier)?;
         cx.b.add(x, mlp)
@@ -173,25 +159,26 @@ impl DecoderConfig {
 
     fn attention(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId, (cos, sin, half): (ValueId, ValueId, usize)) -> Built {
         let path = format!("model.layers.{layer}.self_attn");
-        let (q_width, kv_width) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        let (q_width, kv_width) = (self.facts.heads * self.facts.head_dim, self.facts.kv_heads * self.facts.head_dim);
         let (q, k, v) = if self.fused_qkv {
-            let qkv = cx.linear(x, &format!("{path}.qkv_proj"), self.hidden, self.qkv_rows(), self.qkv_bias)?;
+            let qkv = cx.linear(x, &format!("{path}.qkv_proj"), self.facts.hidden_size, self.qkv_rows(), self.qkv_bias)?;
             let mut part = |start: usize, width: usize| cx.b.slice(qkv, 1, start, start + width);
             (part(0, q_width)?, part(q_width, kv_width)?, part(q_width + kv_width, kv_width)?)
         } else {
-            let mut project = |name: &str, width: usize| cx.linear(x, &format!("{path}.{name}"), self.hidden, width, self.qkv_bias);
+            let mut project =
+                |name: &str, width: usize| cx.linear(x, &format!("{path}.{name}"), self.facts.hidden_size, width, self.qkv_bias);
             (project("q_proj", q_width)?, project("k_proj", kv_width)?, project("v_proj", kv_width)?)
         };
-        let mut q = cx.split_heads(q, self.heads, self.head_dim)?;
-        let mut k = cx.split_heads(k, self.kv_heads, self.head_dim)?;
-        let v = cx.split_heads(v, self.kv_heads, self.head_dim)?;
+        let mut q = cx.split_heads(q, self.facts.heads, self.facts.head_dim)?;
+        let mut k = cx.split_heads(k, self.facts.kv_heads, self.facts.head_dim)?;
+        let v = cx.split_heads(v, self.facts.kv_heads, self.facts.head_dim)?;
         if self.qk_norm {
-            q = cx.rms_norm(q, &format!("{path}.q_norm"), self.head_dim, self.eps)?;
-            k = cx.rms_norm(k, &format!("{path}.k_norm"), self.head_dim, self.eps)?;
+            q = cx.rms_norm(q, &format!("{path}.q_norm"), self.facts.head_dim, self.eps)?;
+            k = cx.rms_norm(k, &format!("{path}.k_norm"), self.facts.head_dim, self.eps)?;
         }
-        let q = cx.rope(q, cos, sin, half, self.head_dim)?;
-        let k = cx.rope(k, cos, sin, half, self.head_dim)?;
-        let state = cx.kv_state(layer, self.kv_heads, self.head_dim, true);
+        let q = cx.rope(q, cos, sin, half, self.facts.head_dim)?;
+        let k = cx.rope(k, cos, sin, half, self.facts.head_dim)?;
+        let state = cx.kv_state(layer, self.facts.kv_heads, self.facts.head_dim, true);
         let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
         let mask = match self.windows[layer] {
             Some(window) => AttnExpr::causal_window(window as u64),
@@ -199,22 +186,22 @@ impl DecoderConfig {
         };
         let score = AttnExpr::scaled(self.attention_multiplier);
         let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, mask)?;
-        let out = cx.join_heads(out, self.heads, self.head_dim)?;
-        cx.linear(out, &format!("{path}.o_proj"), q_width, self.hidden, self.o_bias)
+        let out = cx.join_heads(out, self.facts.heads, self.facts.head_dim)?;
+        cx.linear(out, &format!("{path}.o_proj"), q_width, self.facts.hidden_size, self.o_bias)
     }
 
     fn mlp(&self, cx: &mut Trace<'_>, path: &str, x: ValueId) -> Built {
         let width = self.intermediate;
         let (gate, up) = if self.fused_gate_up {
-            let both = cx.linear(x, &format!("{path}.gate_up_proj"), self.hidden, 2 * width, self.mlp_bias)?;
+            let both = cx.linear(x, &format!("{path}.gate_up_proj"), self.facts.hidden_size, 2 * width, self.mlp_bias)?;
             (cx.b.slice(both, 1, 0, width)?, cx.b.slice(both, 1, width, 2 * width)?)
         } else {
-            let gate = cx.linear(x, &format!("{path}.gate_proj"), self.hidden, width, self.mlp_bias)?;
-            (gate, cx.linear(x, &format!("{path}.up_proj"), self.hidden, width, self.mlp_bias)?)
+            let gate = cx.linear(x, &format!("{path}.gate_proj"), self.facts.hidden_size, width, self.mlp_bias)?;
+            (gate, cx.linear(x, &format!("{path}.up_proj"), self.facts.hidden_size, width, self.mlp_bias)?)
         };
         let gate = cx.b.unary(self.act.op(), gate)?;
         let inner = cx.b.mul(gate, up)?;
-        cx.linear(inner, &format!("{path}.down_proj"), width, self.hidden, self.mlp_bias)
+        cx.linear(inner, &format!("{path}.down_proj"), width, self.facts.hidden_size, self.mlp_bias)
     }
 }
 
@@ -359,13 +346,7 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
         head: Some(HEAD),
     };
     Ok(Box::new(DecoderConfig {
-        hidden,
-        layers,
-        heads,
-        kv_heads,
-        head_dim,
         intermediate,
-        vocab,
         eps,
         act,
         rope,
@@ -376,7 +357,6 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
         fused_qkv: family.fused,
         fused_gate_up: family.fused,
         windows,
-        tied,
         embedding_multiplier: multiplier("embedding_multiplier", 1.0)?,
         attention_multiplier,
         residual_multiplier: multiplier("residual_multiplier", 1.0)?,

@@ -14,18 +14,9 @@ use rcompile_graph::{AttnExpr, TypeError, ValueId};
 /// A GPT-2 decoder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gpt2Config {
-    /// Width of the residual stream.
-    pub hidden: usize,
-    /// Number of layers.
-    pub layers: usize,
-    /// Heads; queries, keys and values have equally many.
-    pub heads: usize,
-    /// Elements of one head.
-    pub head_dim: usize,
+    facts: Facts,
     /// Width of the feed-forward block.
     pub intermediate: usize,
-    /// Rows of the token embedding.
-    pub vocab: usize,
     /// Rows of the position embedding.
     pub positions: usize,
     /// Added under the root of every LayerNorm.
@@ -34,9 +25,6 @@ pub struct Gpt2Config {
     pub act: Activation,
     /// Per layer: scores `q . k` are multiplied by this.
     pub attention_scales: Vec<f64>,
-    /// Whether the head reads the token embedding.
-    pub tied: bool,
-    facts: Facts,
 }
 
 /// The registry's line.
@@ -57,12 +45,12 @@ impl Architecture for Gpt2Config {
     }
 
     fn tensors(&self) -> Vec<TensorSpec> {
-        let (hidden, width) = (self.hidden, self.intermediate);
+        let (hidden, width) = (self.facts.hidden_size, self.intermediate);
         let mut specs = vec![
-            TensorSpec::required(EMBEDDING, &[self.vocab, hidden]),
+            TensorSpec::required(EMBEDDING, &[self.facts.vocab_size, hidden]),
             TensorSpec::required("transformer.wpe.weight", &[self.positions, hidden]),
         ];
-        for layer in 0..self.layers {
+        for layer in 0..self.facts.layers {
             let mut pair = |name: &str, shape: &[usize]| {
                 let name = format!("transformer.h.{layer}.{name}");
                 let role = if shape.len() == 2 { Role::Conv1d } else { Role::Other };
@@ -78,21 +66,21 @@ impl Architecture for Gpt2Config {
         }
         specs.push(TensorSpec::required("transformer.ln_f.weight", &[hidden]));
         specs.push(TensorSpec::required("transformer.ln_f.bias", &[hidden]));
-        specs.push(TensorSpec::head(HEAD, &[self.vocab, hidden], self.tied));
+        specs.push(TensorSpec::head(HEAD, &[self.facts.vocab_size, hidden], self.facts.tied_head));
         specs
     }
 
     fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
-        let tokens = cx.embedding(EMBEDDING, self.vocab, self.hidden, cx.token)?;
-        let positions = cx.embedding("transformer.wpe.weight", self.positions, self.hidden, cx.position)?;
+        let tokens = cx.embedding(EMBEDDING, self.facts.vocab_size, self.facts.hidden_size, cx.token)?;
+        let positions = cx.embedding("transformer.wpe.weight", self.positions, self.facts.hidden_size, cx.position)?;
         let mut x = cx.b.add(tokens, positions)?;
-        for layer in 0..self.layers {
+        for layer in 0..self.facts.layers {
             cx.b.scope_begin(&format!("layers.{layer}"));
             x = self.layer(cx, layer, x)?;
             cx.b.scope_end();
         }
-        let x = cx.layer_norm(x, "transformer.ln_f", self.hidden, self.eps)?;
-        let logits = cx.matmul(x, if self.tied { EMBEDDING } else { HEAD }, self.hidden, self.vocab)?;
+        let x = cx.layer_norm(x, "transformer.ln_f", self.facts.hidden_size, self.eps)?;
+        let logits = cx.matmul(x, if self.facts.tied_head { EMBEDDING } else { HEAD }, self.facts.hidden_size, self.facts.vocab_size)?;
         Ok(vec![cx.b.embedding(logits, cx.logit_row)?])
     }
 }
@@ -101,19 +89,19 @@ impl Gpt2Config {
     /// One block: `x: [T, hidden] -> [T, hidden]`. Source: HF `GPT2Block.forward`.
     fn layer(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId) -> Built {
         let path = format!("transformer.h.{layer}");
-        let hidden = self.hidden;
+        let hidden = self.facts.hidden_size;
         let normed = cx.layer_norm(x, &format!("{path}.ln_1"), hidden, self.eps)?;
         let qkv = cx.conv1d(normed, &format!("{path}.attn.c_attn"), hidden, 3 * hidden)?;
         let mut part = |i: usize| {
             let rows = cx.b.slice(qkv, 1, i * hidden, (i + 1) * hidden)?;
-            cx.split_heads(rows, self.heads, self.head_dim)
+            cx.split_heads(rows, self.facts.heads, self.facts.head_dim)
         };
         let (q, k, v) = (part(0)?, part(1)?, part(2)?);
-        let state = cx.kv_state(layer, self.heads, self.head_dim, true);
+        let state = cx.kv_state(layer, self.facts.heads, self.facts.head_dim, true);
         let kv = cx.b.kv_append(state, k, v, cx.slot, cx.kv_index)?;
         let score = AttnExpr::scaled(self.attention_scales[layer]);
         let out = cx.b.sdpa(state, q, kv, cx.slot, cx.kv_index, score, AttnExpr::causal())?;
-        let out = cx.join_heads(out, self.heads, self.head_dim)?;
+        let out = cx.join_heads(out, self.facts.heads, self.facts.head_dim)?;
         let out = cx.conv1d(out, &format!("{path}.attn.c_proj"), hidden, hidden)?;
         let x = cx.b.add(x, out)?;
         let normed = cx.layer_norm(x, &format!("{path}.ln_2"), hidden, self.eps)?;
@@ -178,17 +166,11 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
         head: Some(HEAD),
     };
     Ok(Box::new(Gpt2Config {
-        hidden,
-        layers,
-        heads,
-        head_dim,
         intermediate,
-        vocab,
         positions,
         eps: c.positive_or("layer_norm_epsilon", 1e-5)?,
         act: config::activation(c, "activation_function", "gelu_new")?,
         attention_scales: (0..layers).map(scale).collect(),
-        tied,
         facts,
     }))
 }
