@@ -97,7 +97,14 @@ impl Payload {
     /// `header` is the address at which the payload segment of this executable is mapped, the segment is inside the file (`start.c`
     /// compared their lengths), and it is never unmapped or written.
     pub unsafe fn open(header: *const u8) -> Result<Self, PayloadError> {
-        let len = payload_segment().map_or(0, |s| s.p_filesz);
+        let Some(segment) = payload_segment() else {
+            return Err(PayloadError::Damaged {
+                name: executable_name(),
+                part: "program headers",
+                what: "there is no payload segment".into(),
+            });
+        };
+        let len = segment.p_filesz;
         // SAFETY: by contract the segment starts here, and `len` bytes of it are mapped and inside the file.
         let bytes: &'static [u8] = unsafe { std::slice::from_raw_parts(header, len as usize) };
         Self::from_segment(bytes, executable_name())

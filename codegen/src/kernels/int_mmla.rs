@@ -7,7 +7,7 @@
 //! pack: groups of m rows -> per group { [group/8][pair of rows][2][8] codes, [pair] scales, [pair] starts } in the thread's scratch
 //! step: for pair of rows { a = P; for pair of columns { sum = smmla(sum, a, w) } }
 //! ```
-//! Scales (by 32: origins of sums, see [`Quantise`](crate::program::Quantise)) and starts are written as a block needs them, `[even, even,
+//! Scales (by 32: origins of sums, see [`Quantise`]) and starts are written as a block needs them, `[even, even,
 //! odd, odd]`; an odd last row stands beside itself. Sums stay blocks until the last group, where every two become vectors of columns
 //! (`mmla`): scaling costs nothing more than with SDOT. Those of a single row become a vector at the end of every group, which is half as
 //! many f32 sums.

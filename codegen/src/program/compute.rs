@@ -12,7 +12,7 @@ pub enum Compute {
     /// bf16 in blocks of 4 k: one chain of BFMMLA over k / 4 per output element.
     Bf16Mmla,
     /// int8 codes of both operands: exact i32 sums over groups of k, scaled and added in f32, one chain over groups per output element. The
-    /// left operand is the records of [`Quantise`](super::Quantise).
+    /// left operand is the records of [`Quantise`].
     Int8Dot,
     /// The same values, with matrix instructions: codes in blocks of 8 k of two rows and two columns (SMMLA).
     Int8Mmla,
@@ -119,7 +119,7 @@ impl Compute {
             Coding::Int4 { .. } => 2 * bytes,
         }
     }
-    /// Bytes of a record (see [`Quantise`](super::Quantise)) for it: tiles want rows that begin with a cache line (they read others at a
+    /// Bytes of a record (see [`Quantise`]) for it: tiles want rows that begin with a cache line (they read others at a
     /// quarter of the rate).
     pub fn record(self, group: u32) -> u32 {
         let bytes = Quantise::start_at(group) + DType::F32.size() as u32;

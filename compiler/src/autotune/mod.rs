@@ -27,7 +27,7 @@ use std::time::{Duration, Instant};
 
 /// Longest time of all runs together; what runs then is ended and does not count.
 const BUDGET: Duration = Duration::from_secs(60);
-/// After this part of as much time no more trial executables are made.
+/// After so many tenths of it no more trial executables are made.
 const MAKING_TENTHS: u32 = 5;
 /// Rounds below which nothing is decided, and beyond which more say little.
 const ROUNDS: std::ops::RangeInclusive<usize> = 3..=9;
