@@ -419,7 +419,7 @@ impl Matmuls {
                     streams: env("STREAMS", stream.side_by_side),
                     ahead: Distances { l2: self.prefetch, l1: env("NEAR", stream.ahead.l1) },
                     past_l2: env("PASTL2", self.isa.streams.lone_past_l2.into()) > 0,
-                    busy: std::env::var_os("BUSY").map(|_| BusyRows { rows: env("BUSY", 0), l1: self.prefetch }),
+                    busy: Some(env("BUSY", 0)).filter(|rows| *rows > 0).map(|rows| BusyRows { rows, l1: self.prefetch }),
                     near: None,
                 },
             },

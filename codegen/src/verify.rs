@@ -390,9 +390,10 @@ impl<'a> Verifier<'a> {
             None => m.panels.padded_k(),
         };
         self.check(m.a_stride >= width, || format!("rows of a have {} of {width} k", m.a_stride));
-        self.check(m.tile.mr > 0 && m.tile.fetch.streams > 0 && m.tile.n_block > 0, || "empty tile".into());
+        let walks = |fetch: &Fetch| fetch.streams > 0 && fetch.busy.is_none_or(|b| b.rows > 0) && fetch.near.is_none_or(|n| n.streams > 0);
+        self.check(m.tile.mr > 0 && walks(&m.tile.fetch) && m.tile.n_block > 0, || "empty tile".into());
         for (i, (kind, fetch)) in m.fetch_by_cpu.iter().enumerate() {
-            self.check(fetch.streams > 0, || format!("no streams on {kind:?}"));
+            self.check(walks(fetch), || format!("no streams on {kind:?}"));
             self.check(m.fetch_by_cpu[..i].iter().all(|(other, _)| other != kind), || format!("streams on {kind:?} twice"));
         }
         let blocks = (1..=m.tile.mr).contains(&m.tile.block_mr);

@@ -1355,7 +1355,9 @@ fn lines_of_a_single_row_go_on_in_the_next_walk() {
     let isa = Isa::lookup(X86_64_TRIPLE, "znver5", &[]).unwrap();
     let case = Case { k: 2048, group_cols: 256, ..Case::new(&isa, DType::F32) };
     let near = Fetch { ahead: Distances { l2: 0, l1: 1024 }, busy: None, near: None, ..case.tile.fetch };
-    for (streams, rows, go_on) in [(4, 1, true), (4, 2, false), (1, 1, false)] {
+    let coding = Coding::Int8 { group: 256 };
+    let int8 = Case { compute: Compute::Int8Dot, coding, k: 2048, ..Case::new(&isa, code_type(&isa, coding)) };
+    for (case, streams, rows, go_on) in [(&case, 4, 1, true), (&case, 4, 2, false), (&case, 1, 1, false), (&int8, 4, 1, false)] {
         let tile = MatmulTile { mr: 2, block_mr: 2, fetch: Fetch { streams, ..near }, ..case.tile };
         let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);

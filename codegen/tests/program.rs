@@ -338,6 +338,8 @@ fn every_rule_reports() {
         ("blocks of 13 rows in tiles of 12", |p| qkv(p).tile.block_mr = 13),
         ("blocks of 0 rows in tiles of 12", |p| qkv(p).tile.block_mr = 0),
         ("empty tile", |p| qkv(p).tile.fetch.streams = 0),
+        ("empty tile", |p| qkv(p).tile.fetch.busy = Some(BusyRows { rows: 0, l1: 64 })),
+        ("empty tile", |p| qkv(p).tile.fetch.near = Some(Near { streams: 0, ahead: Distances { l2: 0, l1: 64 } })),
         ("no streams on Zen5", |p| qkv(p).fetch_by_cpu = vec![(CpuKind::Zen5, Fetch { streams: 0, ..qkv(p).tile.fetch })]),
         ("streams on Zen5 twice", |p| {
             let other = qkv(p).tile.fetch;

@@ -1,6 +1,6 @@
 //! `rcompile inspect DIR|OUT`: what is inside a model directory or an executable, without building or running anything.
 //!
-//! `--scaling` plans a directory, or takes an executable's manifest, and predicts speed over cores (`scaling.rs`).
+//! `--scaling` plans a directory, or takes an executable's manifest, and bounds the speed over cores (`scaling.rs`).
 //!
 //! A directory is planned as a build with default options would (`--cpu` of `--target`): that is where its memory comes from. One that
 //! would be refused gives the same error, with the same exit code, as a build.

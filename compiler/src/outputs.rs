@@ -113,7 +113,8 @@ pub(crate) fn check_inputs(o: &Build, model: &Model) -> Result<(), Error> {
     let beside: HashSet<(u64, u64)> = beside.filter_map(|path| identity(&path)).collect();
     // Nothing but a file is opened: a pipe would be waited for.
     let is_rebuild = o.exe_path().is_some_and(|exe| exe.is_file() && matches!(payload::identity(exe), Ok(Some(_))));
-    for output in &outputs {
+    // What is in the cache's place is left alone, with a warning.
+    for output in outputs.iter().filter(|output| output.shape != Shape::Cache) {
         let Some(id) = identity(&output.path) else { continue };
         if inputs.contains(&id) {
             return Err(output.refuse("is an input of this build, expected another file"));
@@ -130,7 +131,7 @@ impl Output {
     fn check(&self) -> Result<Option<PathBuf>, Error> {
         match self.shape {
             Shape::Directory => return self.check_directory().map(Some),
-            Shape::Cache => return Ok(self.check_directory().ok()),
+            Shape::Cache => return Ok(self.place()),
             Shape::Executable | Shape::Text => {}
         }
         if self.path.as_os_str().as_bytes().ends_with(b"/") {
@@ -181,6 +182,14 @@ impl Output {
             return Err(self.refuse("goes through .. of a directory that is not there"));
         }
         Ok(std::fs::canonicalize(there).map_err(|e| self.failed(&e))?.join(missing))
+    }
+
+    /// Where a directory is or would be, whether it can be made or not.
+    fn place(&self) -> Option<PathBuf> {
+        let there = self.path.ancestors().find(|a| a.as_os_str().is_empty() || a.is_dir())?;
+        let rest = self.path.strip_prefix(there).ok()?;
+        let there = if there.as_os_str().is_empty() { Path::new(".") } else { there };
+        Some(std::fs::canonicalize(there).ok()?.join(rest))
     }
 
     fn refuse(&self, what: &str) -> Error {

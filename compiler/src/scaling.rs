@@ -47,8 +47,8 @@ pub struct Machine {
     flop_per_cycle: [f64; 3],
 }
 
-/// What one core reads alone was measured on Zen 5 (37 to 41 GB/s) and Emerald Rapids (17 to 18, on a virtual machine), whose server is
-/// taken for Sapphire Rapids, as Granite Rapids is; 15 (Ice Lake), 20 (Graviton2) and 25 (others) are assumed. Operations per cycle:
+/// What one core reads alone was measured on Zen 5 (37 to 41 GB/s) and Emerald Rapids (17 to 18, on a virtual machine); Emerald and Granite
+/// Rapids have Sapphire Rapids' entry, and this rate. 15 (Ice Lake), 20 (Graviton2) and 25 (others) are assumed. Operations per cycle:
 /// vendors' optimisation guides; Zen 5 and Sapphire Rapids (whose bf16 dot runs at half of its multiply-add) measured with the probes of
 /// `OUT profile`.
 const MACHINES: &[Machine] = &[
@@ -132,7 +132,8 @@ const ONLY_CORES: [(&str, u32); 5] = [("cortex-a72", 16), ("neoverse-n2", 128), 
 /// Of tiles of bf16: 16 x 16 x 32 multiply-adds in 16 cycles (measured on Granite Rapids).
 const TILES_BF16: f64 = 1024.0;
 
-/// Cores of a socket of the largest machine with the CPU that `--cpu` names, or one like it. (A name that only a hypervisor knows counts as a common machine.)
+/// Cores of a socket of the largest machine with the CPU that `--cpu` names, or one like it. (A name that only a hypervisor knows counts as
+/// a common machine.)
 pub fn cores(cpu: &str) -> u32 {
     let only = || ONLY_CORES.iter().find(|(name, _)| *name == cpu).map(|(_, cores)| *cores);
     MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map(|m| m.cores).or_else(only).unwrap_or(64)

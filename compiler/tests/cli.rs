@@ -100,7 +100,9 @@ const NO_TOKENIZER: &[&str] = &["--no-tokenizer", "--quiet"];
 #[test]
 fn missing_input() {
     let case = Case::new("llama-gqa-tied");
-    refused(&case, &case.build(&["--quiet"]), 3, &["tokenizer.json"]);
+    let without = case.build(&["--quiet"]);
+    refused(&case, &without, 3, &["tokenizer.json"]);
+    assert!(String::from_utf8_lossy(&without.stderr).contains("\nhelp: build with --no-tokenizer "), "{without:?}");
     std::fs::remove_file(case.model().join("model.safetensors")).expect("remove");
     refused(&case, &case.build(NO_TOKENIZER), 3, &["model.safetensors"]);
     std::fs::remove_file(case.model().join("config.json")).expect("remove");
@@ -407,6 +409,12 @@ fn outputs_are_checked_first() {
         let output = rcompile().args("build --model /nowhere --quiet --no-tokenizer".split(' ')).args(flags.split(' ')).output();
         refused(&case, &output.expect("rcompile runs"), code, &words);
     }
+    // Whether there is something to replace or not.
+    let old = case.dir.path().join("old");
+    std::fs::write(&old, "").expect("file");
+    let mut command = rcompile();
+    command.args(["build", "--quiet", "--model", "/nowhere", "-o"]).arg(&old).arg("--cache-dir").arg(&old);
+    refused(&case, &command.output().expect("rcompile runs"), 2, &["one place", "--cache-dir"]);
     // Also when stdout is a file, which an executable would replace.
     let file = std::fs::File::create(case.dir.path().join("stdout")).expect("file");
     let mut command = rcompile();
@@ -624,7 +632,8 @@ fn other_verbs() {
     };
     let model = case.model();
     let model = model.to_string_lossy();
-    assert!(run(&["inspect", &model]).contains("LlamaForCausalLM"));
+    let text = run(&["inspect", &model]);
+    assert!(text.contains("LlamaForCausalLM") && text.ends_with("  can be compiled with --no-tokenizer\n"), "{text}");
     let inspected: Value = serde_json::from_str(&run(&["inspect", "--json", &model])).expect("JSON");
     let memory = |key: &str| inspected["memory"][key].as_u64().unwrap_or_else(|| panic!("{key} in {inspected}"));
     // A position's keys and values, of elements as the cache stores them.

@@ -209,7 +209,7 @@ pub fn open(path: &Path, options: &OpenOptions) -> Result<Model, Error> {
     if tokenizer.is_none() && options.tokenizer == TokenizerUse::Required {
         let place = format!("a file in {}", path.display());
         let missing = Error::new(Kind::Missing, tokenizer::FILE, "file", "is missing", place, "no such file");
-        return Err(missing.help("or --no-tokenizer, for an executable of token ids alone"));
+        return Err(missing.help("build with --no-tokenizer for an executable of token ids alone"));
     }
     let chat_template = match entry.task {
         Task::Generate if reads_text => tokenizer::read_chat_template(&dir)?,

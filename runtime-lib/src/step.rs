@@ -28,13 +28,14 @@ const POOLED_SEGMENTS: u32 = 2;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
 pub enum MemoryUse {
+    /// Keys and values.
     KvCache,
     /// Values between regions.
     Arena,
     /// What each thread has for itself.
     Scratch,
+    /// Logits or vectors.
     Output,
     /// `--copy-weights`.
     WeightsCopy,

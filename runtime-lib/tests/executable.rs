@@ -712,7 +712,10 @@ fn flags_come_from_the_environment_too() {
     assert_eq!(run(&["generate", "--tokens", "4", "-n", "1"], &vars), (Some(0), "f\n".into()));
     assert_eq!(run(&["generate", "-p", "a"], &[("RCOMPILE_ARG_THREADS", "0")]).0, Some(2));
     let wrong = exe.command(&["generate", "-p", "a"]).env("RCOMPILE_ARG_TOP_K", "x").output().unwrap();
-    assert!(String::from_utf8(wrong.stderr).unwrap().contains("\nhelp: set in the environment: RCOMPILE_ARG_TOP_K\n"));
+    let wrong = String::from_utf8(wrong.stderr).unwrap();
+    let name = exe.path.file_name().unwrap().to_str().unwrap();
+    let help = format!("\nhelp: {name} generate --help\nhelp: set in the environment: RCOMPILE_ARG_TOP_K\n");
+    assert!(wrong.ends_with(&help), "{wrong}");
     // The short names too; the long one wins.
     let short = [("RCOMPILE_ARG_P", "ab"), ("RCOMPILE_ARG_N", "2")];
     assert_eq!(run(&["generate"], &short), (Some(0), "cd\n".into()));
@@ -729,6 +732,18 @@ fn flags_come_from_the_environment_too() {
         ["RCOMPILE_ARG_COPY_WEIGHTS", "RCOMPILE_ARG_NORMALIZE", "RCOMPILE_ARG_D"].map(told),
         [(); 3].map(|_| (Some(0), String::new()))
     );
+    let verbs = run(&["--help"], &[]).1;
+    let verbs: Vec<&str> = verbs.lines().skip_while(|l| *l != "Commands:").skip(1).map_while(|l| l.split_whitespace().next()).collect();
+    assert!(verbs.len() > 7, "{verbs:?}");
+    for verb in verbs {
+        let help = run(&[verb, "--help"], &[]).1;
+        let flags =
+            help.split([' ', ',']).filter_map(|word| word.strip_prefix("--")).map(|flag| flag.trim().to_uppercase().replace('-', "_"));
+        for flag in flags.filter(|flag| !matches!(&flag[..], "" | "HELP" | "VERSION")) {
+            let out = exe.command(&["info"]).env(format!("RCOMPILE_ARG_{flag}"), "1").output().unwrap();
+            assert_eq!((out.status.code(), String::from_utf8_lossy(&out.stderr)), (Some(0), "".into()), "{verb} --{flag}");
+        }
+    }
     // What is set for another verb is no mistake, and an empty one is not set.
     assert_eq!(run(&["generate", "-p", "a", "-n", "1"], &[("RCOMPILE_ARG_SYSTEM", "x")]), (Some(0), "b\n".into()));
     assert_eq!(run(&["generate", "-p", "a", "-n", "1"], &[("RCOMPILE_ARG_TOKENS", "")]), (Some(0), "b\n".into()));

@@ -8,7 +8,7 @@ use crate::program::Coding;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// How many bytes ahead of what is read lines are asked into the caches; 0: not at all.
+/// How many bytes ahead of what is read lines are asked into the caches; 0: not at all. A name in tuning files, as its fields are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Distances {
@@ -53,7 +53,7 @@ pub struct Streams {
     pub lone_past_l2: bool,
 }
 
-/// How weights are prefetched by walks of several streams.
+/// How weights are prefetched by walks of several streams. A name in tuning files, as its fields are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Near {

@@ -16,6 +16,7 @@ pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, co
     let first = rows(p, 0, panels).start;
     let (width, groups) = (p.coding.group().map_or(padded, |g| g as usize), coded.groups());
     let pack = p.k_pack as usize;
+    let size = p.coding.scale_type().size() as usize;
     let mut codes = vec![0i8; padded];
     for (i, panel) in panels.clone().enumerate() {
         let at = (i * p.ways as usize + way as usize) * panel_bytes;
@@ -32,22 +33,22 @@ pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, co
             let scale = |group: usize| row.map_or(0.0, |row| coded.scales[row * groups + group]);
             if !p.coding.has_group_scales() {
                 bytes(&codes, offset, (c, nr, pack), out);
-                out[p.scales_at() as usize + c * 4..][..4].copy_from_slice(&scale(0).to_le_bytes());
+                out[p.scales_at() as usize + c * size..][..size].copy_from_slice(&scale(0).to_le_bytes());
                 continue;
             }
-            let [scales, zeros] = [p.scales_at(), p.zeros_at()].map(|begin| begin as usize + c * 2);
+            let [scales, zeros] = [p.scales_at(), p.zeros_at()].map(|begin| begin as usize + c * size);
             for (number, (codes, out)) in codes.chunks(width).zip(out.chunks_mut(p.group_bytes() as usize)).enumerate() {
                 let zero = row.and_then(|row| coded.zeros.get(row * groups + number)).map_or(0, |z| i32::from(*z));
                 if p.coding.has_zeros() {
                     let stored = f16::from_f32((zero + offset) as f32);
-                    out[zeros..][..2].copy_from_slice(&stored.to_le_bytes());
+                    out[zeros..][..size].copy_from_slice(&stored.to_le_bytes());
                 }
                 match p.coding.has_bytes() {
                     true => bytes(codes, offset, (c, nr, pack), out),
                     false => nibbles(codes, offset, (c, nr, pack), out),
                 }
                 // A value of f16 already.
-                out[scales..][..2].copy_from_slice(&f16::from_f32(scale(number)).to_le_bytes());
+                out[scales..][..size].copy_from_slice(&f16::from_f32(scale(number)).to_le_bytes());
             }
         }
     }

@@ -242,8 +242,8 @@ impl Lowering<'_, '_, '_> {
     fn param(&mut self, p: ParamId, idx: &[ExprId]) -> Lowered {
         let ty = &self.frame.module.params[p.index()].ty;
         let layout = self.weights.lookup_layout(p);
-        let weight = self.weights.get(&self.frame.params[&p], layout);
         let dtype = self.weights.storage(ty.dtype)?;
+        let weight = self.weights.get(&self.frame.params[&p], layout);
         let index = match layout {
             Layout::Plain => linear(self.k, &ty.shape, idx),
             Layout::Panels(panels) if panels.coding != Coding::Elements => {

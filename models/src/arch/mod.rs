@@ -1,6 +1,6 @@
 //! The registry of architectures: which `config.json` belongs to which code.
 //!
-//! Each architecture is a file: a configuration struct with plain public fields, read and checked by `load`, and the
+//! Each architecture is a file: a configuration (its [`Facts`], and what it has besides), read and checked by `load`, and the
 //! list of tensors that its checkpoint must hold. Supporting another one is a new file and a new line in [`REGISTRY`].
 
 pub mod bert;

@@ -104,12 +104,19 @@ impl From<StepError> for Failure {
             StepError::Token { .. } => Self::usage(error),
             StepError::Memory { what, .. } => Self::new(7, "memory", error).help(match what {
                 MemoryUse::WeightsCopy => "run without --copy-weights",
-                MemoryUse::Scratch => "use fewer threads: -t 1",
-                _ => "build with a smaller --ctx-size, --parallel or largest bucket",
+                MemoryUse::Scratch | MemoryUse::ThreadAreas => "use fewer threads: -t 1",
+                MemoryUse::KvCache | MemoryUse::Arena | MemoryUse::Output | MemoryUse::Step => {
+                    "build with a smaller --ctx-size, --parallel or largest bucket"
+                }
             }),
             StepError::Room { what, .. } => Self::new(7, "memory", error).help(match what {
                 MemoryUse::WeightsCopy => "run without --copy-weights",
-                _ => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
+                MemoryUse::KvCache
+                | MemoryUse::Arena
+                | MemoryUse::Scratch
+                | MemoryUse::Output
+                | MemoryUse::Step
+                | MemoryUse::ThreadAreas => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
             }),
             StepError::Threads(_) => {
                 Self::new(7, "threads", error).help("raise the limit of processes and threads (ulimit -u), or use fewer: -t 1")

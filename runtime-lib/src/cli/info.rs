@@ -26,7 +26,7 @@ fn table(cx: &Cx) -> String {
     line("model", format!("{} ({})", m.name, m.architecture));
     line("task", m.task.to_string());
     line("built by", format!("rcompile {}", m.rcompile_version));
-    line("target", format!("{}, {}, attention of prompts cut for {} cores", m.target, m.cpu, m.cores));
+    line("target", format!("{}, {}, attention of many rows cut for {} cores", m.target, m.cpu, m.cores));
     line("features", m.features.join(","));
     line("parameters", m.parameters.to_string());
     line("types", format!("weights {}, compute {}, KV cache {}, quantisation {}", m.dtype, m.compute, m.kv_dtype, m.quantization));

@@ -105,9 +105,9 @@ impl Cx {
                 return Err(Failure::new(10, "cpu", cpu::describe(needed, &missing)).help(cpu::help(&missing)));
             }
         }
-        let matches = match self.command().try_get_matches_from(args) {
+        let matches = match self.command().try_get_matches_from(&args) {
             Ok(matches) => matches,
-            Err(error) => return usage_error(&error),
+            Err(error) => return usage_error(&error, &format!("{} {verb}", self.payload.name())),
         };
         let Some((verb, flags)) = matches.subcommand() else {
             return Err(Failure::usage("no verb given"));
@@ -208,7 +208,7 @@ impl Cx {
         }
     }
 
-    /// A session for one entry of the executable.
+    /// A session for the entry of the executable's task.
     fn session(&self, machine: &MachineArgs) -> Result<Session<'static>, Failure> {
         let entry = self.manifest().task.entry();
         let entries = &self.manifest().entries;
@@ -360,8 +360,8 @@ fn parsed<A: FromArgMatches>(flags: &ArgMatches) -> Result<A, Failure> {
     A::from_arg_matches(flags).map_err(|e| Failure::usage(e.kind()))
 }
 
-/// What clap says, as one error line; help and version are data.
-fn usage_error(error: &clap::Error) -> Result<(), Failure> {
+/// What clap says of a verb's command line, as one error line; help and version are data.
+fn usage_error(error: &clap::Error, verb: &str) -> Result<(), Failure> {
     if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) {
         return print(&error.render().to_string());
     }
@@ -372,7 +372,7 @@ fn usage_error(error: &clap::Error) -> Result<(), Failure> {
         *first = first.strip_prefix("error: ").unwrap_or(first);
     }
     let usage = lines.filter_map(|l| l.trim().strip_prefix("Usage: ")).next_back().map(str::to_owned);
-    let failure = Failure::usage(what.join(" ")).help(usage.as_deref().unwrap_or("VERB --help lists its flags"));
+    let failure = Failure::usage(what.join(" ")).help(usage.unwrap_or_else(|| format!("{} --help", verb.trim_end())));
     // A value may come from there without the user's knowing.
     let set = args::set_variables();
     Err(if set.is_empty() { failure } else { failure.help(format!("set in the environment: {}", set.join(", "))) })
