@@ -1,8 +1,8 @@
 //! The program: what one bucket of one entry executes. Codegen's only input; it names no model.
 //!
 //! A program is a list of parallel REGIONS with barriers between them, some inside a loop over layers. A region is one
-//! fused kernel: a packed matmul, an attention over the KV cache, rows rounded to codes, or a general loop nest. All decisions (tiles, layouts,
-//! offsets, order, barriers) are stored here as data by `compiler/src/plan`; codegen only obeys.
+//! fused kernel: a packed matmul, an attention over the KV cache, rows rounded to codes, or a general loop nest. All decisions
+//! (tiles, layouts, offsets, order, barriers) are stored here as data by `compiler/src/plan`; codegen only obeys.
 //!
 //! Element addresses are integer expressions ([`Expr`]) over loop variables and row tables, so layouts, gathers, slices and
 //! cache pages are index maps and not kernels of their own.

@@ -172,7 +172,8 @@ impl Panels {
     pub fn column_code_bytes(&self) -> u32 {
         if self.coding.has_nibbles() { self.k_pack / 2 } else { self.k_pack }
     }
-    /// Byte where the scales of all columns begin, behind their codes: of a group, or, with one scale for all k, of a panel. (Elements have none.)
+    /// Byte where the scales of all columns begin, behind their codes: of a group, or, with one scale for all k, of a panel. (Elements
+    /// have none.)
     pub fn scales_at(&self) -> u64 {
         let k = match self.coding {
             Coding::Int8Groups { group, .. } | Coding::Int4 { group, .. } => group,

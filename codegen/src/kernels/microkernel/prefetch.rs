@@ -114,8 +114,8 @@ impl Microkernel {
         }
         if l1 > 0 {
             let cache = if streams.len() == 1 && reading.past_l2 { L1_PAST_L2 } else { L1 };
-            // Behind several panels that a single row walks side by side lies what it has read. Codes lose by the choice (measured on Zen 5,
-            // the only CPU whose single rows ask into L1 alone; elsewhere L2 is asked for what comes next).
+            // Behind several panels that a single row walks side by side lies what it has read. Codes lose by the choice (measured on Zen
+            // 5, the only CPU whose single rows ask into L1 alone; elsewhere L2 is asked for what comes next).
             let goes_on = walk.m == 1 && streams.len() > 1 && l2 == 0 && self.coding == Coding::Elements;
             let at = fb.offset(panel, if goes_on { going_on(l1) } else { fb.add_int(here, l1.into()) });
             for (stream, line) in streams.iter().flat_map(|s| lines.iter().map(move |line| (s, line))) {
