@@ -1362,8 +1362,7 @@ fn lines_of_a_single_row_go_on_in_the_next_walk() {
         let (program, kernel) = Case { tile, ..case.clone() }.program(&isa);
         let asm = assembly(&isa, &program, &kernel);
         let hot = hot_loops(&asm, X86_64_TRIPLE, &format!("kernel.stream{rows}"));
-        let first = hot.first().expect("a loop over the panels");
-        assert!(first.count("prefetch") > 0);
+        let first = hot.iter().find(|l| l.count("prefetch") > 0).expect("a loop over the panels");
         assert_eq!(first.count("cmov") > 0, go_on, "{rows} rows, {streams} streams: {}", first.text());
     }
 }

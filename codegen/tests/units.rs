@@ -267,6 +267,9 @@ fn unknown_targets_are_refused_by_name() {
     assert!(isa.bf16_dot && !isa.bf16_dot_fast);
     let arm = "aarch64-unknown-linux-gnu";
     assert!(message(arm, "znver5", &[]).contains("neoverse-v1"));
+    assert!(message(arm, "znver5", &[]).ends_with(&format!("; --target {X86_64_TRIPLE} has it")));
+    assert!(message(X86_64_TRIPLE, "neoverse-v1", &[]).ends_with(&format!("; --target {arm} has it")));
+    assert!(!message(arm, "neoverse-v1", &["-neon"]).contains("--target") && !message(arm, "z80", &[]).contains("--target"));
     assert!(message(arm, "neoverse-v1", &["-neon"]).contains("lacks neon"));
     let isa = Isa::lookup(arm, "neoverse-n1", &["+bf16".into()]).unwrap();
     assert!(isa.bf16_mmla && !isa.bf16_dot);

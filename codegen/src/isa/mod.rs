@@ -115,16 +115,17 @@ impl Isa {
     /// Table row of `cpu` for `triple` with feature edits (`+avx512bf16`, `-avx512fp16`). `cpu` may be `native` when `triple` is the
     /// host's.
     pub fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
-        let has_cpu = |triple: &str| Isa::known_cpus(triple).contains(&cpu);
-        let other = TRIPLES.iter().map(|t| t.0).find(|other| has_cpu(other) && arch_of(triple).is_some() && !has_cpu(triple));
-        if let Some(other) = other {
-            return Err(Error::Target(format!("CPU '{cpu}' is not known for {triple}; --target {other} has it")));
-        }
-        match arch_of(triple) {
+        let isa = match arch_of(triple) {
             Some(Arch::X86_64) => x86_64::lookup(triple, cpu, feature_edits),
             Some(Arch::Aarch64) => aarch64::lookup(triple, cpu, feature_edits),
             None => Err(Error::Target(format!("target '{triple}' is not supported; supported: {}", TRIPLES.map(|t| t.0).join(", ")))),
-        }
+        };
+        let has_cpu = |triple: &str| Isa::known_cpus(triple).contains(&cpu);
+        let other = || TRIPLES.iter().map(|t| t.0).find(|other| has_cpu(other) && arch_of(triple).is_some() && !has_cpu(triple));
+        isa.map_err(|error| match (error, other()) {
+            (Error::Target(what), Some(other)) => Error::Target(format!("{what}; --target {other} has it")),
+            (error, _) => error,
+        })
     }
 
     /// The machine this runs on, resolved to a name and explicit features.
