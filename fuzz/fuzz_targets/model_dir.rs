@@ -39,6 +39,8 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Configs that ask for more tensors, or for more bytes of them, get those of the directory that they replaced.
 const TENSORS_MAX: usize = 2000;
 const WEIGHT_BYTES_MAX: u64 = 1 << 40;
+/// Codes of more bytes have scales of zero, which are refused.
+const CODED_BYTES_MAX: u64 = 1 << 20;
 /// Deeper models are not traced, for the time that it takes.
 const LAYERS_MAX: usize = 16;
 
@@ -119,9 +121,13 @@ impl Base {
     }
 }
 
-/// A header and zeros behind it that take no memory.
+/// A header and what it describes: zeros that take no memory, or, of a few codes, whose scales are not zero, bytes of `0x11`.
 fn write_weights(path: &Path, header: &[u8], data_bytes: u64) {
-    let bytes = [&(header.len() as u64).to_le_bytes(), header].concat();
+    let mut bytes = [&(header.len() as u64).to_le_bytes(), header].concat();
+    if data_bytes <= CODED_BYTES_MAX && header.windows(7).any(|name| name == b"qweight") {
+        bytes.resize(bytes.len() + data_bytes as usize, 0x11);
+        return fs::write(path, &bytes).unwrap();
+    }
     fs::write(path, &bytes).unwrap();
     fs::File::options().write(true).open(path).unwrap().set_len(bytes.len() as u64 + data_bytes).unwrap();
 }
@@ -183,7 +189,8 @@ fn configs() -> Vec<BTreeMap<&'static str, Vec<u8>>> {
         bases.push(FILES.iter().filter(|f| **f != WEIGHTS).filter_map(|f| Some((*f, fs::read(path.join(f)).ok()?))).collect());
     }
     for codes in [
-        json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": true, "desc_act": false}),
+        // (Zero points of 0x11 are none of symmetric codes.)
+        json!({"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": false, "desc_act": false}),
         json!({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm", "zero_point": true}),
     ] {
         let mut config = toy::config();
