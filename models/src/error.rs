@@ -11,7 +11,7 @@
 //! File, field and tensor names come from strangers: control and direction-changing characters are escaped, long
 //! names are cut, and a line never exceeds [`LINE_MAX`] bytes.
 
-pub use rcompile_message::{LINE_MAX, cut, escape};
+pub(crate) use rcompile_message::{LINE_MAX, cut, escape};
 use std::fmt;
 
 /// What kind of fault was found; it decides the exit code of `rcompile`.

@@ -60,7 +60,7 @@ fn measured_tiles_and_any_others_give_the_same_bits() {
     let written = planned(&tuning);
     let fields = |at: &str| {
         let fields = measured.tuning.pointer(&format!("/matmuls/0{at}")).and_then(Value::as_object).unwrap();
-        fields.iter().filter(|(_, value)| !value.is_object()).map(|(field, _)| format!("{at}/{field}")).collect::<Vec<_>>()
+        fields.keys().filter(|field| !matches!(&field[..], "fetch" | "ahead")).map(|field| format!("{at}/{field}")).collect::<Vec<_>>()
     };
     let fields = [fields("/tile"), fields("/tile/fetch"), fields("/tile/fetch/ahead")].concat();
     let blocks = [(5, 5), (5, 3), (2, 1), (1, 1)].map(|(mr, block_mr)| (format!("blocks of {mr} and {block_mr}"), Some((mr, block_mr))));

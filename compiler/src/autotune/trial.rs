@@ -34,8 +34,9 @@ pub(super) fn make(cx: &Cx<'_>, index: usize, tuning: &Tuning, first: Option<&Pa
     match first {
         Some(first) => {
             let of_first = weights_path(first);
-            // Not every file system has links of both kinds.
-            let linked = std::fs::hard_link(&of_first, &beside).or_else(|_| symlink(&of_first, &beside));
+            // Not every file system has links of both kinds. Both names lie in one directory.
+            let name = of_first.file_name().expect("the name of a file");
+            let linked = std::fs::hard_link(&of_first, &beside).or_else(|_| symlink(name, &beside));
             linked.map_err(|e| Error::output(&beside, "linking", &e))?;
         }
         None => fill(cx.work, &plans, exe.sink())?,
