@@ -9,7 +9,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, ValueEnum};
 
 use super::error::Failure;
-use crate::abi::Pooling;
+use crate::abi::{Pooling, Task};
 
 /// How the variables of flags begin.
 pub const VARIABLE: &str = "RCOMPILE_ARG_";
@@ -362,20 +362,25 @@ fn penalty(text: &str) -> Result<f32, String> {
     number(text, 1e-3..=1e3, "a number")
 }
 
-/// Every verb, of all tasks.
-fn all_verbs() -> [Command; 11] {
+/// Every verb, with the task that executables which have it are for; none: all have it.
+pub fn verbs() -> [(Option<Task>, Command); 11] {
+    fn verb<A: Args>(name: &'static str, about: &'static str) -> Command {
+        // The flags bring a description of their own.
+        A::augment_args(Command::new(name)).about(about)
+    }
+    let of_generate = |verb| (Some(Task::Generate), verb);
     [
-        GenerateArgs::augment_args(Command::new("generate")),
-        ChatArgs::augment_args(Command::new("chat")),
-        LogitsArgs::augment_args(Command::new("logits")),
-        PerplexityArgs::augment_args(Command::new("perplexity")),
-        EmbedArgs::augment_args(Command::new("embed")),
-        BenchArgs::augment_args(Command::new("bench")),
-        ProfileArgs::augment_args(Command::new("profile")),
-        TokenizeArgs::augment_args(Command::new("tokenize")),
-        DetokenizeArgs::augment_args(Command::new("detokenize")),
-        InfoArgs::augment_args(Command::new("info")),
-        InfoArgs::augment_args(Command::new("verify")),
+        (Some(Task::Embed), verb::<EmbedArgs>("embed", "Embed texts as vectors")),
+        of_generate(verb::<GenerateArgs>("generate", "Continue a text")),
+        of_generate(verb::<ChatArgs>("chat", "Talk, line by line").after_help("/exit or the end of the input (Ctrl-D) ends it.")),
+        of_generate(verb::<LogitsArgs>("logits", "Highest logits after the input")),
+        of_generate(verb::<PerplexityArgs>("perplexity", "How well the model predicts a text")),
+        (None, verb::<BenchArgs>("bench", "Measure speed")),
+        (None, verb::<ProfileArgs>("profile", "Where the time goes, region by region")),
+        (None, verb::<TokenizeArgs>("tokenize", "Token ids of a text")),
+        (None, verb::<DetokenizeArgs>("detokenize", "Text of token ids")),
+        (None, verb::<InfoArgs>("info", "What this executable was built from and for")),
+        (None, verb::<InfoArgs>("verify", "Check everything that is loaded against the hashes of the build")),
     ]
 }
 
@@ -396,7 +401,7 @@ pub fn set_variables() -> Vec<String> {
 pub fn unknown_variables() -> Vec<String> {
     let mut set = set_variables();
     if !set.is_empty() {
-        let known: Vec<_> = all_verbs().iter().flat_map(|verb| verb.get_arguments().filter_map(variables).collect::<Vec<_>>()).collect();
+        let known: Vec<_> = verbs().iter().flat_map(|(_, verb)| verb.get_arguments().filter_map(variables).collect::<Vec<_>>()).collect();
         set.retain(|name| known.iter().all(|(long, short)| name != long && Some(name) != short.as_ref()));
     }
     set
@@ -490,7 +495,7 @@ mod tests {
 
     #[test]
     fn all_verbs_are_well_formed() {
-        for command in all_verbs() {
+        for (_, command) in verbs() {
             with_environment(command).debug_assert();
         }
     }

@@ -30,10 +30,10 @@ use std::sync::Once;
 use std::thread::JoinHandle;
 
 use clap::error::ErrorKind;
-use clap::{ArgMatches, Args, Command, FromArgMatches};
+use clap::{ArgMatches, Command, FromArgMatches};
 use rustix::event::{PollFd, PollFlags, poll};
 
-use crate::abi::{Manifest, StepEntry, Task};
+use crate::abi::{Manifest, StepEntry};
 use crate::cgroup;
 use crate::copy;
 use crate::cpu;
@@ -133,15 +133,11 @@ impl Cx {
 
     /// The verbs of this executable's task.
     fn command(&self) -> Command {
-        fn verb<A: Args>(name: &'static str, about: &'static str) -> Command {
-            // The flags bring a description of their own.
-            args::with_environment(A::augment_args(Command::new(name)).about(about))
-        }
         let manifest = self.manifest();
         // Lives as long as the process, like the names of the variables.
         let file: &'static str = Box::leak(self.payload.name().to_owned().into_boxed_str());
         let version: &'static str = Box::leak(format!("{} (rcompile {})", manifest.name, manifest.rcompile_version).into_boxed_str());
-        let mut command = Command::new(file)
+        let command = Command::new(file)
             .bin_name(file)
             .about(format!(
                 "{} ({}), compiled by rcompile for {} ({})",
@@ -154,24 +150,8 @@ impl Cx {
             )
             .disable_help_subcommand(true)
             .subcommand_required(true);
-        if manifest.task == Task::Embed {
-            command = command.subcommand(verb::<args::EmbedArgs>("embed", "Embed texts as vectors"));
-        } else {
-            command = command
-                .subcommand(verb::<args::GenerateArgs>("generate", "Continue a text"))
-                .subcommand(
-                    verb::<args::ChatArgs>("chat", "Talk, line by line").after_help("/exit or the end of the input (Ctrl-D) ends it."),
-                )
-                .subcommand(verb::<args::LogitsArgs>("logits", "Highest logits after the input"))
-                .subcommand(verb::<args::PerplexityArgs>("perplexity", "How well the model predicts a text"));
-        }
-        command
-            .subcommand(verb::<args::BenchArgs>("bench", "Measure speed"))
-            .subcommand(verb::<args::ProfileArgs>("profile", "Where the time goes, region by region"))
-            .subcommand(verb::<args::TokenizeArgs>("tokenize", "Token ids of a text"))
-            .subcommand(verb::<args::DetokenizeArgs>("detokenize", "Text of token ids"))
-            .subcommand(verb::<args::InfoArgs>("info", "What this executable was built from and for"))
-            .subcommand(verb::<args::InfoArgs>("verify", "Check everything that is loaded against the hashes of the build"))
+        let own = args::verbs().into_iter().filter(|(task, _)| task.is_none_or(|task| task == manifest.task));
+        command.subcommands(own.map(|(_, verb)| args::with_environment(verb)))
     }
 
     /// Starts to load the tokenizer on a thread of its own.
