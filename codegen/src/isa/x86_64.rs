@@ -83,20 +83,27 @@ const NEAR: Streams = Streams {
 /// Measured on Zen 3: four streams of a single row, each near.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, ahead: Distances { l2: 1024, l1: 0 } }, ..NEAR };
 
-/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, 8 KB ahead in one stream of
-/// nibbles and of several rows, past L2.
+/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, in one stream of nibbles and
+/// of several rows 8 KB ahead, past L2; 4 KB where there is less to compute with a line.
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, ahead: Distances { l2: 0, l1: 1024 } },
     bytes: None,
     nibbles: Some(Stream { side_by_side: 1, ahead: Distances { l2: 0, l1: 8192 } }),
-    rows: Stream { side_by_side: 1, ahead: Distances { l2: 0, l1: 8192 } },
-    busy: None,
+    rows: Stream { side_by_side: 1, ahead: Distances { l2: 0, l1: 4096 } },
+    busy: Some(Busy { instructions: 5, l1: 8192 }),
     near: None,
     lone_past_l2: true,
 };
 /// AVX2 for any CPU: a single row as on Zen 3, which Zen 4 wants too (2 KB ahead into L1 cost it a sixth), codes and several rows in one
 /// stream 8 KB ahead, as several rows on Zen 5.
-const PORTABLE: Streams = Streams { row: NEAR_STREAMS.row, bytes: ZEN5.nibbles, lone_past_l2: false, ..ZEN5 };
+const PORTABLE: Streams = Streams {
+    row: NEAR_STREAMS.row,
+    bytes: ZEN5.nibbles,
+    rows: Stream { side_by_side: 1, ahead: Distances { l2: 0, l1: 8192 } },
+    busy: None,
+    lone_past_l2: false,
+    ..ZEN5
+};
 
 /// Code for a level on CPUs that want their weights otherwise. On Zen 5 it is measured apart from code for that: a single row of elements 1 KB
 /// ahead reads a tenth less, and bytes in four streams, whose dots take three instructions, a tenth (docs/machines/zen5.md).

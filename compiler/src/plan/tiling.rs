@@ -194,7 +194,7 @@ pub fn attention_rows(bucket: u64, heads_per_kv: u64, kv_heads: u64, cores: u32)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rcompile_codegen::isa::X86_64_TRIPLE;
+    use rcompile_codegen::isa::{Distances, X86_64_TRIPLE};
     use rcompile_codegen::program::Coding;
 
     #[test]
@@ -234,13 +234,15 @@ mod tests {
             // A tile that reads as the heuristic says leaves it to the CPU, another one does not.
             assert_eq!(choose(Some(MatmulTile { n_block: 1, ..tile })).1, on);
             assert_eq!(choose(Some(MatmulTile { fetch: Fetch { streams: 2, ..tile.fetch }, ..tile })).1, []);
-            on.iter().map(|(kind, f)| (*kind, f.streams, f.ahead.l2, f.ahead.l1, f.past_l2)).collect::<Vec<_>>()
+            let reading = |f: &Fetch| f.reading(rows as u32, f.streams);
+            on.iter().map(|(kind, f)| (*kind, f.streams, reading(f).ahead, f.past_l2)).collect::<Vec<_>>()
         };
         let int4 = Coding::Int4 { group: 32, zeros: false };
         for level in ["x86-64-v3", "x86-64-v4"] {
-            assert_eq!(on(level, 1, Coding::Elements), [(CpuKind::Zen5, 4, 0, 2048, true)]);
-            assert_eq!(on(level, 1, int4), [(CpuKind::Zen5, 1, 0, 8192, true)]);
-            assert_eq!(on(level, 4, Coding::Elements), [(CpuKind::Zen5, 1, 0, 8192, true)]);
+            let far = |l1| Distances { l2: 0, l1 };
+            assert_eq!(on(level, 1, Coding::Elements), [(CpuKind::Zen5, 4, far(2048), true)]);
+            assert_eq!(on(level, 1, int4), [(CpuKind::Zen5, 1, far(8192), true)]);
+            assert_eq!(on(level, 4, Coding::Elements), [(CpuKind::Zen5, 1, far(8192), true)]);
         }
         for cpu in ["znver4", "znver5", "haswell", "graniterapids"] {
             assert_eq!(on(cpu, 1, Coding::Elements), []);
@@ -253,7 +255,8 @@ mod tests {
             let isa = Isa::lookup(X86_64_TRIPLE, cpu, &[]).unwrap();
             let panels = Panels { nr: isa.panel_nr(), k_pack: 4, k: 2048, groups: 1, group_cols: 2048, ways: 1, coding };
             let tile = MatmulWork { isa: &isa, rows, panels: &panels, dtype: DType::U8, compute: Compute::Int8Dot }.heuristic();
-            (tile.fetch.streams, tile.fetch.ahead.l2, tile.fetch.ahead.l1)
+            let Distances { l2, l1 } = tile.fetch.reading(rows as u32, tile.fetch.streams).ahead;
+            (tile.fetch.streams, l2, l1)
         };
         let (bf16, int8, int4) = (Coding::Elements, Coding::Int8 { group: 256 }, Coding::Int4 { group: 32, zeros: false });
         assert_eq!([bf16, int8, int4].map(|coding| walk("znver5", 1, coding)), [(4, 0, 1024), (4, 0, 1024), (1, 0, 8192)]);
@@ -308,6 +311,10 @@ mod tests {
         assert_eq!(rows("znver4", DType::Bf16, Compute::F32, elements), Some((4, 3072)));
         assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, Coding::Int8 { group: 256 }), Some((7, 3072)));
         assert_eq!(rows("znver4", DType::U8, Compute::Int8Dot, int4), Some((2, 3072)));
+        // Zen 5: four rows of elements and of bytes are not, of nibbles are.
+        assert_eq!(rows("znver5", DType::Bf16, Compute::Bf16Dot, elements), Some((5, 8192)));
+        assert_eq!(rows("znver5", DType::U8, Compute::Int8Dot, Coding::Int8 { group: 256 }), Some((5, 8192)));
+        assert_eq!(rows("znver5", DType::U8, Compute::Int8Dot, int4), Some((2, 8192)));
         // Never where lines come from further away anyway.
         assert_eq!(rows("sapphirerapids", DType::U8, Compute::Int8Dot, int4), None);
     }
