@@ -71,8 +71,10 @@ pub fn read_generation(
         }
     };
     let temperature = settings.f64_opt("temperature")?;
-    if let Some(x) = temperature.filter(|x| *x < 0.0) {
-        return Err(settings.malformed("temperature", "is out of range", "a number >= 0", x));
+    // 0 is greedy; what only becomes 0 in f32 is something else.
+    let fits = |x: f64| x == 0.0 || x as f32 > 0.0 && (x as f32).is_finite();
+    if let Some(x) = temperature.filter(|x| !fits(*x)) {
+        return Err(settings.malformed("temperature", "is out of range", "a number >= 0 that fits f32", x));
     }
     let repetition_penalty = settings.f64_opt("repetition_penalty")?;
     if repetition_penalty.is_some() {
@@ -162,7 +164,8 @@ fn ids(c: &ConfigReader<'_>, key: &str, vocab_size: usize) -> Result<Option<Vec<
         Some(one) => vec![one],
     };
     if items.len() > EOS_MAX {
-        return Err(c.malformed(key, "has too many ids", format!("at most {EOS_MAX}"), items.len()));
+        let expected = format!("at most {EOS_MAX}");
+        return Err(Error::new(Kind::Limit, c.file(), c.place(key), "has too many ids", expected, items.len()));
     }
     let id = |item: &Value| -> Result<u32, Error> {
         let Some(id) = item.as_u64() else {
@@ -257,6 +260,9 @@ pub(crate) mod tests {
             (json!({"bos_token_id": -1}), json!({}), 4, "bos_token_id"),
             (json!({"top_p": 1.5}), json!({}), 4, "top_p"),
             (json!({"temperature": -1}), json!({}), 4, "temperature"),
+            (json!({"temperature": 1e300}), json!({}), 4, "temperature"),
+            (json!({"temperature": 1e-60}), json!({}), 4, "temperature"),
+            (json!({"eos_token_id": vec![1; EOS_MAX + 1]}), json!({}), 7, "eos_token_id"),
             (json!({"repetition_penalty": 0}), json!({}), 4, "repetition_penalty"),
         ] {
             let e = generation(own.clone(), config).unwrap_err();
