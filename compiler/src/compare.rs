@@ -137,7 +137,7 @@ fn embeddings(exes: &[Executable; 2], text: &Path, options: &Compare, progress: 
     let lines = File::open(text).and_then(|file| BufReader::new(file).split(b'\n').try_fold(0, |n, line| line.map(|_| n + 1)));
     let lines: u64 = lines.map_err(|e| missing(text, "input", &e))?;
     if lines == 0 {
-        return Err(Error::usage("compare", format!("{}: expected a text on each line, found none", text.display())));
+        return Err(refused(4, "input", text, "expected a text on each line, found none"));
     }
     let mut args: Vec<OsString> = vec!["embed".into(), "--quiet".into(), "-f".into(), text.into()];
     args.extend(flag("-t", options.threads));

@@ -57,7 +57,7 @@ fn plan(options: &Inspect) -> Result<Report, Error> {
     for (flag, value) in [("--target=", &options.target), ("--cpu=", &options.cpu)] {
         value.iter().for_each(|value| give(flag, value.as_ref()));
     }
-    let Ok(options::Command::Build(build)) = options::parse(args)? else {
+    let options::Parsed::Run(options::Command::Build(build)) = options::parse(args)? else {
         return Err(Error::bug("inspect", "not a build"));
     };
     pipeline::run(&build)
@@ -163,7 +163,7 @@ fn directory_json(model: &Model, planned: &Report) -> Value {
         "name": model.name,
         "architecture": model.arch.class_names[0],
         "task": task_of(model.arch.task),
-        "parameters": model.weights.parameters(),
+        "parameters": model.parameters(),
         "weight_bytes": model.weights.size_bytes(),
         "bytes_by_type": types(model),
         "vocab_size": f.vocab_size,
@@ -201,7 +201,7 @@ fn directory_text(model: &Model, planned: &Report) -> String {
         "{}: {}, {} parameters, task {}",
         escape(&model.name),
         model.arch.class_names[0],
-        model.weights.parameters(),
+        model.parameters(),
         task_of(model.arch.task)
     );
     let _ = writeln!(

@@ -1,6 +1,6 @@
 //! parse -> Command -> pipeline::dispatch -> exit code.
 
-use rcompile::options::Command;
+use rcompile::options::{Command, Parsed};
 use rcompile::{Error, link, options, pipeline, report};
 use rcompile_runtime::memory;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
@@ -20,14 +20,14 @@ fn main() {
         memory::leave_without_memory(link::guard::clean_up);
         rcompile_codegen::llvm::memory::leave_without_memory(memory::leave_now);
         match options::parse(std::env::args_os())? {
-            Ok(command) => {
+            Parsed::Run(command) => {
                 // Executables that `compare` runs reserve more than they write to.
                 if let Command::Build(_) = &command {
                     memory::keep_within_control_group();
                 }
                 pipeline::dispatch(command)
             }
-            Err(text) => report::print(&text),
+            Parsed::Print(text) => report::print(&text),
         }
     };
     let result = catch_unwind(AssertUnwindSafe(run)).unwrap_or_else(|_| {

@@ -89,7 +89,7 @@ impl Contents<'_> {
             quantization: settings.quantisation_name.clone(),
             vocab_size: facts.vocab_size as u32,
             hidden_size: facts.hidden_size as u32,
-            parameters: model.weights.parameters(),
+            parameters: model.parameters(),
             entries: vec![EntryInfo {
                 name: first.program.entry.clone(),
                 buckets: plans.iter().map(bucket).collect(),

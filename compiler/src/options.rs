@@ -4,10 +4,11 @@
 //! here and refused by name with exit code 6, never accepted in silence.
 
 use crate::error::Error;
-use crate::passes::quantise::{Choice, Keep, Quantisation};
+use crate::passes::quantise::{Choice, Quantisation};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use rcompile_codegen::isa::FOREIGN;
 use rcompile_graph::{DType, Group};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 /// Buckets beyond this many rows are refused: the arena grows with them.
@@ -325,7 +326,7 @@ impl Quantize {
         Ok(())
     }
 
-    /// For the pass.
+    /// For the pass; which tensors `--keep` names, the model says.
     pub fn plan(&self) -> Quantisation {
         let dtype = |code| match code {
             CodeType::None => None,
@@ -335,7 +336,38 @@ impl Quantize {
         let body = dtype(self.quantize);
         let head = self.quantize_head.unwrap_or(if body.is_some() { CodeType::Int8 } else { CodeType::None });
         let choice = if self.calibrate.is_some() { Choice::Given } else { Choice::Nearest };
-        Quantisation { body, head: dtype(head), keep: self.keep.clone(), choice }
+        Quantisation { body, head: dtype(head), kept: BTreeMap::new(), choice }
+    }
+}
+
+/// One `--keep PATTERN=TYPE`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// Name of a tensor in the checkpoint; `*` stands for any characters, `?` for one.
+    pub pattern: String,
+    /// Type to store it in, `None` for the checkpoint's.
+    pub dtype: Option<DType>,
+}
+
+impl Keep {
+    /// Does the pattern stand for all of `name`?
+    pub fn names(&self, name: &str) -> bool {
+        let (p, n): (Vec<char>, Vec<char>) = (self.pattern.chars().collect(), name.chars().collect());
+        // One row of the table of prefixes, so that no pattern takes exponential time.
+        let mut row: Vec<bool> = vec![false; n.len() + 1];
+        row[0] = true;
+        for c in p {
+            let mut next = vec![false; n.len() + 1];
+            for i in 0..=n.len() {
+                next[i] = match c {
+                    '*' => row[i] || i > 0 && next[i - 1],
+                    '?' => i > 0 && row[i - 1],
+                    c => i > 0 && row[i - 1] && n[i - 1] == c,
+                };
+            }
+            row = next;
+        }
+        row[n.len()]
     }
 }
 
@@ -566,16 +598,25 @@ fn not_yet(place: &str, help: &str) -> Error {
     Error::Unsupported { place: place.into(), what: "is not supported yet".into(), help: Some(help.into()) }
 }
 
-/// Parses the arguments of the process. `Ok(Err(text))` is text for stdout (`--help`, `--version`).
-pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Result<Command, String>, Error> {
+/// What a command line asks for.
+#[derive(Debug)]
+pub enum Parsed {
+    /// A verb.
+    Run(Command),
+    /// Text for stdout (`--help`, `--version`).
+    Print(String),
+}
+
+/// Parses the arguments of the process. Errors: a wrong command line (2).
+pub fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Parsed, Error> {
     use clap::CommandFactory;
     use clap::error::ErrorKind;
     let args: Vec<_> = args.into_iter().collect();
     let verb = args.get(1).and_then(|verb| verb.to_str()).filter(|verb| Cli::command().find_subcommand(verb).is_some());
     match Cli::try_parse_from(&args) {
-        Ok(cli) => Ok(Ok(cli.command)),
+        Ok(cli) => Ok(Parsed::Run(cli.command)),
         Err(e) => match e.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Err(e.to_string())),
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => Ok(Parsed::Print(e.to_string())),
             ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => Err(Error::Usage {
                 what: "no verb, expected build, inspect, compare, cache, targets or doctor".into(),
                 help: Some("rcompile --help".into()),
@@ -660,10 +701,25 @@ fn parse_buckets(text: &str) -> Result<Buckets, String> {
 mod tests {
     use super::*;
 
+    #[test]
+    fn patterns() {
+        for (pattern, name, want) in [
+            ("lm_head.weight", "lm_head.weight", true),
+            ("*.down_proj.*", "model.layers.3.mlp.down_proj.weight", true),
+            ("model.layers.?.mlp*", "model.layers.3.mlp.up_proj.weight", true),
+            ("model.layers.?.mlp*", "model.layers.13.mlp.up_proj.weight", false),
+            ("*a*a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", false),
+            ("", "x", false),
+            ("*", "", true),
+        ] {
+            assert_eq!(Keep { pattern: pattern.into(), dtype: None }.names(name), want, "{pattern} {name}");
+        }
+    }
+
     fn build(args: &str) -> Result<Build, Error> {
         let args = format!("rcompile build {args}");
         match parse(args.split_whitespace().map(Into::into))? {
-            Ok(Command::Build(b)) => b.check().map(|()| *b),
+            Parsed::Run(Command::Build(b)) => b.check().map(|()| *b),
             other => panic!("{other:?}"),
         }
     }

@@ -3,15 +3,16 @@
 //! In: `rcompile build`'s options, the opened model, the CPU. Out: [`Settings`], or the error for options that do not fit the other two.
 
 use crate::error::Error;
-use crate::options::{Build, ComputeType, WeightType};
-use crate::passes::quantise::{self, Keep, Products, Quantisation};
+use crate::options::{Build, ComputeType, Keep, WeightType};
+use crate::passes::quantise::{Products, Quantisation};
 use crate::scaling;
 use rcompile_codegen::isa::Isa;
 use rcompile_graph::{DType, Group};
 use rcompile_models::Model;
 use rcompile_models::arch::Task;
 use rcompile_models::quantised::Scheme;
-use rcompile_models::weights::graph_type;
+use rcompile_models::weights::{Stored, graph_type};
+use std::collections::BTreeMap;
 
 /// Default slots of an encoder: texts side by side in a step.
 const ENCODER_SLOTS: u32 = 16;
@@ -55,8 +56,7 @@ impl Settings {
             WeightType::Bf16 => Some(DType::BF16),
         };
         let stored = weight_dtype.unwrap_or_else(|| main_type(model));
-        let plan = o.quantize.plan();
-        let quantisation = Quantisation { keep: kept(&plan.keep, model)?, ..plan };
+        let quantisation = Quantisation { kept: kept(&o.quantize.keep, model)?, ..o.quantize.plan() };
         let has_int8 = isa.int8_dot(isa.lanes).is_some();
         let has_codes = quantisation.is_any() || model.scheme.is_some();
         let compute = match o.compute {
@@ -137,19 +137,17 @@ fn name_of(scheme: Option<Scheme>, quantisation: &Quantisation) -> String {
     }
 }
 
-/// `--keep` by the graph's names of tensors: patterns are of the checkpoint's.
-fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
-    let mut kept = Vec::new();
+/// `--keep` by the graph's names of tensors, of which patterns name the checkpoint's; of several that name one, the first counts.
+fn kept(patterns: &[Keep], model: &Model) -> Result<BTreeMap<String, Option<DType>>, Error> {
+    let mut kept = BTreeMap::new();
     for keep in patterns {
-        let named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
-        let before = kept.len();
+        let named = model.weights.iter().filter(|t| keep.names(&t.stored_name));
         if let (Some(part), Some(_)) = (named.clone().find(|t| model.weights.is_part(t)), keep.dtype) {
             let (pattern, name) = (rcompile_message::escape(&keep.pattern), rcompile_message::escape(&part.stored_name));
             let what = format!("--keep {pattern}: expected tensors of floats, found {name}, which are codes and stay as they are");
             return Err(Error::Usage { what, help: None });
         }
-        kept.extend(named.map(|t| Keep { pattern: model.facts().read_for(&t.name).to_string(), dtype: keep.dtype }));
-        if kept.len() == before {
+        if named.clone().next().is_none() {
             let pattern = rcompile_message::escape(&keep.pattern);
             return Err(Error::Usage {
                 what: format!(
@@ -158,15 +156,19 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<Vec<Keep>, Error> {
                 help: Some("a pattern stands for the whole name: '*.down_proj.weight'".into()),
             });
         }
+        named.for_each(|t| _ = kept.entry(model.facts().read_for(&t.name).to_string()).or_insert(keep.dtype));
     }
     Ok(kept)
 }
 
-/// The type of most elements of the checkpoint's weights, of which codes are of none.
+/// The type of most elements of what the model reads of the checkpoint, of which codes are of none.
 fn main_type(model: &Model) -> DType {
     let elements = |dtype| {
-        let of_type = model.weights.plain().filter(|t| graph_type(t.dtype) == Some(dtype));
-        of_type.map(|t| t.elements()).sum::<u64>()
+        let of_type = model.stored().filter_map(|stored| match stored {
+            Stored::Plain(tensor) if graph_type(tensor.dtype) == Some(dtype) => Some(tensor.elements()),
+            _ => None,
+        });
+        of_type.sum::<u64>()
     };
     [DType::F32, DType::F16, DType::BF16].into_iter().max_by_key(|&d| elements(d)).unwrap_or(DType::F32)
 }

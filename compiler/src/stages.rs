@@ -13,10 +13,10 @@ use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Linked, Step, tools};
 use crate::manifest::{Contents, task_of, weights_type};
-use crate::options::{Autotune, Build, EmitKind, Task as TaskOption, WeightsPlace};
+use crate::options::{Autotune, Build, EmitKind, Keep, Task as TaskOption, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
-use crate::passes::quantise::{self, Keep, Products, Quantisation};
+use crate::passes::quantise::{Products, Quantisation};
 use crate::passes::{Pass, PassCx};
 use crate::pipeline::{PASSES, STACK_BYTES};
 use crate::plan::{self, PlanCx, Planned, Plans};
@@ -146,7 +146,7 @@ impl<'o> Building<'o> {
             Some(path) => calibrate::check(&model).and_then(|()| CalibrationText::read(path, &model)).map(Some)?,
             None => None,
         };
-        stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.weights.parameters()));
+        stage.finish(&format!("{}: {}, {} parameters", model.name, model.arch.class_names[0], model.parameters()));
         for warning in &model.warnings {
             self.warn(Some(warning.to_string()));
         }
@@ -283,7 +283,7 @@ impl<'o> Building<'o> {
     /// Is there room for the executable, and for the calibrated codes, which lie beside it until they are packed?
     pub fn check_space(&self, source: &Source, plans: &Plans, place: &Place<'_>) -> Result<(), Error> {
         // A byte each, and at most four for a scale of 32.
-        let codes = source.text.as_ref().map_or(0, |_| source.model.weights.parameters().div_ceil(8) * 9);
+        let codes = source.text.as_ref().map_or(0, |_| source.model.parameters().div_ceil(8) * 9);
         payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)
     }
 
@@ -330,7 +330,11 @@ impl<'o> Building<'o> {
         let Code { objects, steps } = code;
         let linked = link::link(&place.work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive });
         if self.o.save_temps {
-            emit::save_temps(&place.work, place.output, &objects, place.archive)?;
+            let saved = emit::save_temps(&place.work, place.output, &objects, place.archive);
+            // What the linker says counts for more.
+            if linked.is_ok() {
+                saved?;
+            }
         }
         let (linked, tokenizer) = (linked?, tokenizer.join()?);
         stage.finish(&format!("{} without weights", size(linked.len_bytes())));
@@ -472,7 +476,7 @@ fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module,
         ctx_size: settings.ctx_size.into(),
         kv_dtype: settings.kv_dtype,
         weight_dtype: settings.weight_dtype,
-        as_stored: settings.quantisation.keep.iter().filter(|keep| keep.dtype.is_none()).map(|keep| keep.pattern.clone()).collect(),
+        as_stored: settings.quantisation.kept.iter().filter(|(_, dtype)| dtype.is_none()).map(|(tensor, _)| tensor.clone()).collect(),
     };
     trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
 }
@@ -485,10 +489,10 @@ fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
     })
 }
 
-/// Is this a matrix that would be of another type than bf16? (Patterns are names by now.)
-fn is_narrowed(keep: &Keep, model: &Model) -> bool {
-    let tensor = model.weights.get(&keep.pattern).filter(|t| t.shape.len() == 2);
-    tensor.is_some_and(|t| keep.dtype.or_else(|| graph_type(t.dtype)) != Some(DType::BF16))
+/// Is this a matrix that would be of another type than bf16?
+fn is_narrowed(tensor: &str, kept: Option<DType>, model: &Model) -> bool {
+    let tensor = model.weights.get(tensor).filter(|t| t.shape.len() == 2);
+    tensor.is_some_and(|t| kept.or_else(|| graph_type(t.dtype)) != Some(DType::BF16))
 }
 
 fn run_passes(
@@ -549,8 +553,8 @@ fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
             stored.name()
         ));
     }
-    if let Some(keep) = settings.quantisation.keep.iter().find(|keep| narrowed && is_narrowed(keep, model)) {
-        let name = rcompile_message::escape(&keep.pattern);
+    if let Some((tensor, _)) = settings.quantisation.kept.iter().find(|(tensor, dtype)| narrowed && is_narrowed(tensor, **dtype, model)) {
+        let name = rcompile_message::escape(tensor);
         remarks.push(format!(
             "warning[W-dtype]: --compute bf16: what --keep says of {name} is stored in bf16 if it is a weight of matrix products"
         ));
@@ -565,7 +569,7 @@ fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
 /// Patterns that give a type to tensors of which no product reads any. (Other tensors have the checkpoint's type, or `--dtype`'s.)
 fn unread_patterns(asked: &[Keep], model: &Model, products: &Products) -> Vec<String> {
     let is_read = |keep: &&Keep| {
-        let mut named = model.weights.iter().filter(|t| quantise::matches(&keep.pattern, &t.stored_name));
+        let mut named = model.weights.iter().filter(|t| keep.names(&t.stored_name));
         named.any(|t| products.tensors.contains(model.facts().read_for(&t.name)))
     };
     let unread = asked.iter().filter(|keep| keep.dtype.is_some() && !is_read(keep));
@@ -581,7 +585,7 @@ fn check_made(asked: &Quantisation, Products { layers, heads, .. }: &Products) -
     };
     let found = match count {
         _ if count.coded > 0 => "found that the checkpoint has codes of it already",
-        _ if count.all == 0 || asked.keep.is_empty() => "found none",
+        _ if count.all == 0 || asked.kept.is_empty() => "found none",
         _ => "found that --keep keeps them all",
     };
     Err(Error::Usage {

@@ -331,14 +331,16 @@ fn layers_that_all_differ() {
     }
 }
 
-/// A stored buffer has no say in the types, however large it is.
+/// What the model does not read has no say in the types, however large it is.
 #[test]
-fn buffers_choose_no_types() {
-    let (.., change) = accepted().find(|(name, ..)| *name == "known_buffers").unwrap();
-    let place = Place::new(*change);
-    let mut command = Command::new(cargo_bin("rcompile"));
-    command.args(["build", "--dry-run", "--quiet", "--json", "--cpu", "znver4", "--model"]).arg(place.model());
-    let output = command.output().unwrap();
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
-    assert_eq!((&report["compute"], &report["kv_dtype"]), (&"bf16".into(), &"bf16".into()), "{report}");
+fn what_is_not_read_chooses_no_types() {
+    for unread in ["known_buffers", "large_extra_tensor"] {
+        let (.., change) = accepted().find(|(name, ..)| *name == unread).unwrap();
+        let place = Place::new(*change);
+        let mut command = Command::new(cargo_bin("rcompile"));
+        command.args(["build", "--dry-run", "--quiet", "--json", "--cpu", "znver4", "--model"]).arg(place.model());
+        let output = command.output().unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {output:?}"));
+        assert_eq!((&report["compute"], &report["kv_dtype"]), (&"bf16".into(), &"bf16".into()), "{unread}: {report}");
+    }
 }

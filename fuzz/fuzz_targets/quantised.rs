@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use rcompile_fuzz::{check_error, scratch, start};
 use rcompile_models::dir::ModelDir;
 use rcompile_models::quantised::{Method, Scheme};
-use rcompile_models::weights::WeightIndex;
+use rcompile_models::weights::{Stored, WeightIndex};
 use serde_json::json;
 
 static DIR: LazyLock<std::path::PathBuf> = LazyLock::new(scratch);
@@ -42,7 +42,10 @@ fuzz_target!(init: start(seeds()), |data: &[u8]| {
         Err(e) => return check_error(&e),
     };
     // Input of each column.
-    let order = coded.order.as_ref().map(|name| weights.order(name).unwrap());
+    let order = coded.order.as_ref().map(|name| match weights.find(name) {
+        Some(Stored::Order(order)) => order,
+        other => panic!("{other:?}"),
+    });
     for row in 0..layer.outputs {
         for column in 0..layer.inputs {
             let input = order.map_or(column, |order| order[column] as usize);

@@ -39,7 +39,7 @@ use pooling::Pooling;
 use quantised::Scheme;
 use rcompile_template::{NaiveDate, OUTPUT_BYTES_MAX, Template, TemplateError, TemplateErrorKind, TemplateInput};
 use tokenizer::Tokenizer;
-use weights::WeightIndex;
+use weights::{Stored, WeightIndex};
 
 const CONFIG: &str = "config.json";
 /// Says what an adapter beside a model's weights is for.
@@ -111,6 +111,21 @@ impl Model {
     /// Sizes and switches of the model.
     pub fn facts(&self) -> &Facts {
         self.net.facts()
+    }
+
+    /// What the architecture reads of the checkpoint.
+    pub fn stored(&self) -> impl Iterator<Item = Stored<'_>> {
+        self.net.tensors().into_iter().filter_map(|spec| self.weights.find(&spec.name))
+    }
+
+    /// Number of elements of that, of codes those of the matrices.
+    pub fn parameters(&self) -> u64 {
+        let elements = |stored| match stored {
+            Stored::Plain(tensor) => tensor.elements(),
+            Stored::Codes(coded) => coded.elements(),
+            Stored::Order(_) => 0,
+        };
+        self.stored().map(elements).sum()
     }
 
     /// Every file that was read, by name, as [`Model::hash_inputs`] lists them; weight files with zeros for a hash.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use safetensors::Dtype;
 
-use crate::arch::{Architecture, Facts, Naming, Role, TensorSpec, is_known_buffer};
+use crate::arch::{Architecture, Facts, Naming, Role, TensorSpec};
 use crate::dir::{self, File, ModelDir};
 use crate::error::{Error, Kind, Warning, cut, escape};
 use crate::json;
@@ -64,6 +64,17 @@ pub struct WeightIndex {
     files: Vec<File>,
     tensors: BTreeMap<Arc<str>, TensorInfo>,
     codes: CodedIndex,
+}
+
+/// What a name of the graph stands for in a checkpoint.
+#[derive(Clone, Copy, Debug)]
+pub enum Stored<'a> {
+    /// A tensor as it is.
+    Plain(&'a TensorInfo),
+    /// A matrix that is stored as codes.
+    Codes(&'a CodedMatrix),
+    /// The inputs of coded columns in order; see [`CodedMatrix::order`].
+    Order(&'a [u32]),
 }
 
 /// The graph's name of a checkpoint's element type, where it has one.
@@ -154,43 +165,43 @@ impl WeightIndex {
         self.codes.parts.contains(&*tensor.name)
     }
 
-    /// A table of the inputs of coded columns in order; see [`CodedMatrix::order`].
-    pub fn order(&self, name: &str) -> Option<&[u32]> {
-        self.codes.orders.get(name).map(Vec::as_slice)
+    /// What a name of the graph stands for. Names of matrices and orders are made up here, and hide a tensor that has them by chance.
+    pub fn find(&self, name: &str) -> Option<Stored<'_>> {
+        let codes = || self.coded(name).map(Stored::Codes);
+        let order = || self.codes.orders.get(name).map(|order| Stored::Order(order));
+        codes().or_else(order).or_else(|| self.get(name).map(Stored::Plain))
     }
 
     /// Type in the graph of a tensor, a coded matrix or an order; `None` for other types and names.
     pub fn dtype(&self, name: &str) -> Option<DType> {
-        match (self.coded(name), self.order(name)) {
-            (Some(coded), _) => Some(coded.dtype),
-            (None, Some(_)) => Some(DType::I32),
-            (None, None) => graph_type(self.get(name)?.dtype),
+        match self.find(name)? {
+            Stored::Codes(coded) => Some(coded.dtype),
+            Stored::Order(_) => Some(DType::I32),
+            Stored::Plain(tensor) => graph_type(tensor.dtype),
         }
     }
 
     /// Extents of the same.
     pub fn shape(&self, name: &str) -> Option<Vec<usize>> {
-        match (self.coded(name), self.order(name)) {
-            (Some(coded), _) => Some(coded.shape.to_vec()),
-            (None, Some(order)) => Some(vec![order.len()]),
-            (None, None) => Some(self.get(name)?.shape.clone()),
+        Some(match self.find(name)? {
+            Stored::Codes(coded) => coded.shape.to_vec(),
+            Stored::Order(order) => vec![order.len()],
+            Stored::Plain(tensor) => tensor.shape.clone(),
+        })
+    }
+
+    /// File and name, in the checkpoint, of what a name of the graph stands for; of codes those of the first part.
+    pub fn place_of<'a>(&'a self, name: &'a str) -> (&'a str, &'a str) {
+        match self.find(name) {
+            Some(Stored::Plain(tensor)) => (self.file_of(tensor), &tensor.stored_name),
+            Some(Stored::Codes(coded)) => (self.file_of(coded.qweight()), &coded.qweight().stored_name),
+            Some(Stored::Order(_)) | None => (self.files.first().map_or(SINGLE, File::name), name),
         }
     }
 
     /// All tensors, in the order of their canonical names.
     pub fn iter(&self) -> impl Iterator<Item = &TensorInfo> + Clone {
         self.tensors.values()
-    }
-
-    /// Those that are weights as they are: neither parts of codes nor stored buffers that are computed anyway.
-    pub fn plain(&self) -> impl Iterator<Item = &TensorInfo> + Clone {
-        self.iter().filter(|t| !self.is_part(t) && !is_known_buffer(&t.name))
-    }
-
-    /// Number of elements of all tensors together, but for stored buffers that are computed anyway; of codes those of the matrices.
-    pub fn parameters(&self) -> u64 {
-        let elements = self.plain().map(TensorInfo::elements);
-        elements.chain(self.codes.matrices.values().map(CodedMatrix::elements)).sum()
     }
 
     /// Number of bytes of all tensors together.
@@ -301,10 +312,14 @@ impl WeightIndex {
             let Some(shape) = self.shape(&spec.name) else { continue };
             if shape != spec.shape {
                 let mirrored = shape.len() == 2 && shape.iter().rev().eq(&spec.shape);
-                let what = if mirrored { "is transposed" } else { "has the wrong shape" };
+                let what = match (self.coded(&spec.name), mirrored) {
+                    (None, true) => "is transposed",
+                    (None, false) => "has the wrong shape",
+                    (Some(_), true) => "holds the codes of a transposed matrix",
+                    (Some(_), false) => "holds the codes of a matrix of the wrong shape",
+                };
                 let (expected, found) = (format!("{:?}", spec.shape), format!("{shape:?}"));
-                let place = self.get(&spec.name).map_or(spec.name.as_str(), |t| &*t.stored_name);
-                let file = self.get(&spec.name).map_or(main, |t| self.file_of(t));
+                let (file, place) = self.place_of(&spec.name);
                 return Err(Error::new(Kind::Disagree, file, place, what, expected, found));
             }
             let Some(tensor) = self.get(&spec.name) else { continue };

@@ -8,7 +8,7 @@
 
 use crate::Machine;
 use crate::machine::qemu;
-use rcompile::options::{Command as Verb, parse};
+use rcompile::options::{Command as Verb, Parsed, parse};
 use rcompile::report::Report;
 use rcompile::{Error, pipeline};
 use serde_json::Value;
@@ -39,7 +39,7 @@ pub fn rcompile(args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Result<Rep
         all.extend(["--cache-dir".into(), cache().with_file_name("rcompile").into_os_string()]);
     }
     match parse(all)? {
-        Ok(Verb::Build(options)) => pipeline::run(&options),
+        Parsed::Run(Verb::Build(options)) => pipeline::run(&options),
         other => panic!("not a build: {other:?}"),
     }
 }

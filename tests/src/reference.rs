@@ -5,15 +5,16 @@ use crate::machine::Machine;
 use rcompile::cache::Cache;
 use rcompile::calibrate::{self, CalibrationText, Codes};
 use rcompile::link::guard::WorkDir;
-use rcompile::options::CacheOptions;
+use rcompile::options::{CacheOptions, Keep};
 use rcompile::pack::Tensors;
 use rcompile::passes::quantise::{self, Quantisation};
 use rcompile::passes::{PassCx, compute_dtype};
 use rcompile::report::Progress;
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
-use rcompile_models::weights::graph_type;
+use rcompile_models::weights::{Stored, graph_type};
 use rcompile_models::{Model, OpenOptions, TokenizerUse};
+use std::collections::BTreeMap;
 use std::path::Path;
 
 /// Rows of one run at most.
@@ -107,6 +108,17 @@ impl Reference {
     }
 }
 
+/// What `--keep` keeps of a model, by pattern and type.
+pub fn kept(dir: &Path, patterns: &[(&str, Option<DType>)]) -> BTreeMap<String, Option<DType>> {
+    let options = OpenOptions { tokenizer: TokenizerUse::Unread, ..OpenOptions::default() };
+    let model = rcompile_models::open(dir, &options).unwrap_or_else(|e| panic!("{e}"));
+    let names = patterns.iter().flat_map(|&(pattern, dtype)| {
+        let keep = Keep { pattern: pattern.into(), dtype };
+        model.weights.iter().filter(move |t| keep.names(&t.stored_name)).map(move |t| (t.name.to_string(), dtype))
+    });
+    names.collect()
+}
+
 /// A tensor of given codes.
 fn given(codes: &Codes, model: &Model, name: &str) -> Option<Tensor> {
     let codes = codes.over(&model.weights);
@@ -118,14 +130,14 @@ fn given(codes: &Codes, model: &Model, name: &str) -> Option<Tensor> {
 /// A tensor of the checkpoint.
 fn read(model: &Model, name: &str) -> Result<Tensor, String> {
     let weights = &model.weights;
-    if let Some(coded) = weights.coded(name) {
-        let rows = coded.rows(weights, 0..coded.shape[0] as u64).map_err(|e| e.to_string())?;
-        return Ok(Tensor { dtype: coded.dtype, shape: coded.shape.to_vec(), data: rows.values() });
-    }
-    if let Some(order) = weights.order(name) {
-        return Ok(Tensor::new(DType::I32, &[order.len()], order.iter().map(|i| f64::from(*i))));
-    }
-    let info = weights.get(name).ok_or_else(|| format!("no tensor {name:?}"))?;
+    let info = match weights.find(name).ok_or_else(|| format!("no tensor {name:?}"))? {
+        Stored::Plain(info) => info,
+        Stored::Codes(coded) => {
+            let rows = coded.rows(weights, 0..coded.shape[0] as u64).map_err(|e| e.to_string())?;
+            return Ok(Tensor { dtype: coded.dtype, shape: coded.shape.to_vec(), data: rows.values() });
+        }
+        Stored::Order(order) => return Ok(Tensor::new(DType::I32, &[order.len()], order.iter().map(|i| f64::from(*i)))),
+    };
     let bytes = weights.read(info).map_err(|e| e.to_string())?;
     let dtype = graph_type(info.dtype).ok_or_else(|| format!("{name:?} is {:?}", info.dtype))?;
     let half = |f: fn([u8; 2]) -> f64| bytes.as_chunks().0.iter().map(|b| f(*b)).collect::<Vec<f64>>();

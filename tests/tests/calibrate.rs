@@ -2,10 +2,11 @@
 
 use rcompile::calibrate::CalibrationText;
 use rcompile::compare::{Comparison, compare};
-use rcompile::options::{Command as Verb, parse};
-use rcompile::passes::quantise::{Keep, Quantisation};
+use rcompile::options::{Command as Verb, Parsed, parse};
+use rcompile::passes::quantise::Quantisation;
 use rcompile_graph::{DType, Group};
 use rcompile_models::dir::InputFile;
+use rcompile_tests::reference::kept;
 use rcompile_tests::{Exe, Reference, assets, build, difference, golden, ids, model_dir, rcompile, tol, wide};
 use safetensors::SafeTensors;
 use safetensors::tensor::serialize_to_file;
@@ -44,7 +45,7 @@ fn temp() -> TempDir {
 fn divergence(a: &Exe, b: &Exe, text: &Path) -> f64 {
     let mut args: Vec<OsString> = ["rcompile", "compare", "--quiet"].map(Into::into).to_vec();
     args.extend([a.path().into(), b.path().into(), "-f".into(), text.into()]);
-    let Ok(Ok(Verb::Compare(options))) = parse(args) else { panic!("not a comparison") };
+    let Ok(Parsed::Run(Verb::Compare(options))) = parse(args) else { panic!("not a comparison") };
     match compare(&options).unwrap_or_else(|e| panic!("{e}")) {
         Comparison::NextTokens(found) => found.kld_mean,
         Comparison::Embeddings(found) => 1.0 - found.cosine_mean,
@@ -198,8 +199,8 @@ fn executables_hold_the_codes() {
         assert!(!tol::F32.holds(&d), "{more}: {d}");
         exe
     };
-    let keep = ["*.embed_tokens.weight", "*.down_proj.*"].map(|p| Keep { pattern: p.into(), dtype: Some(DType::BF16) }).to_vec();
-    calibrated(&Quantisation { keep, ..int4() }, " --keep *.embed_tokens.weight=bf16 --keep *.down_proj.*=bf16");
+    let kept = kept(&model, &["*.embed_tokens.weight", "*.down_proj.*"].map(|pattern| (pattern, Some(DType::BF16))));
+    calibrated(&Quantisation { kept, ..int4() }, " --keep *.embed_tokens.weight=bf16 --keep *.down_proj.*=bf16");
 
     let info = calibrated(&int4(), "").json(["info"]);
     assert_eq!(info["quantization"], "int4 by 32, head int8, calibrated", "{info}");

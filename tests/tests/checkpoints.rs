@@ -5,8 +5,9 @@ use rcompile_graph::{DType, Op};
 use rcompile_models::quantised::Method;
 use rcompile_tests::checks::{bits, check};
 use rcompile_tests::coded_toy::Layout;
-use rcompile_tests::toy::Toy;
+use rcompile_tests::toy::{Toy, write_model};
 use rcompile_tests::{Reference, build, difference, exe, has_int8_dot, model_dir, tol, wide};
+use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -149,6 +150,26 @@ fn orders_of_inputs() {
             agrees(&TOY, &layout, "", DType::I8);
         }
     }
+}
+
+/// The name of an order is made up: a tensor of the checkpoint that has it by chance is not read in its place.
+#[test]
+fn orders_hide_tensors_of_their_name() {
+    let layout = Layout { group_size: Some(32), desc_act: true, ..Layout::GPTQ };
+    let [codes, _] = pair(&TOY, &layout);
+    let name = "model.layers.0.self_attn.k_proj.order";
+    let other = model_dir("order-by-chance", |dir| {
+        let bytes = std::fs::read(codes.join("model.safetensors")).unwrap();
+        let stored = SafeTensors::deserialize(&bytes).unwrap().tensors();
+        let mut tensors: Vec<_> = stored.into_iter().map(|(name, t)| (name, t.dtype(), t.shape().to_vec(), t.data().to_vec())).collect();
+        let reversed = (0..TOY.hidden as i32).rev().flat_map(i32::to_le_bytes).collect();
+        tensors.push((name.into(), Dtype::I32, vec![TOY.hidden], reversed));
+        write_model(dir, &serde_json::from_str(&std::fs::read_to_string(codes.join("config.json")).unwrap()).unwrap(), &tensors);
+    });
+    let module = Reference::open(&codes, DType::F32);
+    assert!(module.module().params.iter().any(|p| p.name == name), "which name is made up");
+    let logits = |dir: &Path| bits(&build(dir, &format!("{BASE} --buckets 8 --compute f32")).logits(&tokens(), &[]));
+    assert_eq!(logits(&other), logits(&codes));
 }
 
 #[test]

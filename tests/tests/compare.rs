@@ -3,7 +3,7 @@
 
 use rcompile::Error;
 use rcompile::compare::{Comparison, Embeddings, NextTokens, compare};
-use rcompile::options::{Command as Verb, parse};
+use rcompile::options::{Command as Verb, Parsed, parse};
 use rcompile_runtime::logits::{Header, LogitsReader};
 use rcompile_tests::toy::Toy;
 use rcompile_tests::{Exe, argmax, assets, build, difference, golden, ids, model_dir, numbers, read_json};
@@ -50,7 +50,7 @@ fn compared(a: &Path, b: &Path, text: &Path, options: &[&str]) -> Result<Compari
     args.extend([a.into(), b.into(), "-f".into(), text.into()]);
     args.extend(options.iter().map(Into::into));
     match parse(args)? {
-        Ok(Verb::Compare(options)) => compare(&options),
+        Parsed::Run(Verb::Compare(options)) => compare(&options),
         other => panic!("not a comparison: {other:?}"),
     }
 }
@@ -208,7 +208,7 @@ fn embeddings_of_each_line() {
     assert!(found.cosine_min < 1.0 - 1e-9 && found.cosine_min < found.cosine_mean);
 
     refused(2, &["-c and --chunks"], compared(a.path(), b.path(), &text, &["-c", "16"]));
-    refused(2, &["found none"], compared(a.path(), b.path(), &file(&temp, "empty", ""), &[]));
+    refused(4, &["found none"], compared(a.path(), b.path(), &file(&temp, "empty", ""), &[]));
     let Some(stories) = stories() else { return };
     refused(5, &["task, expected embed as in the reference, found generate"], compared(a.path(), ready(&stories, F32).path(), &text, &[]));
 }

@@ -53,7 +53,10 @@ fn flags(text: &str) -> BTreeSet<String> {
 /// Help of `rcompile ARGS`.
 fn help(args: &[&str]) -> String {
     let args = [&["rcompile"], args, &["--help"]].concat();
-    options::parse(args.into_iter().map(Into::into)).unwrap().unwrap_err()
+    match options::parse(args.into_iter().map(Into::into)).unwrap() {
+        options::Parsed::Print(text) => text,
+        options::Parsed::Run(command) => panic!("{command:?}"),
+    }
 }
 
 /// Subcommands that a help text lists. (In a narrow terminal their descriptions take several lines.)

@@ -1,6 +1,7 @@
 //! What `profile`, `bench` and `inspect --scaling` say about a real executable: every region is there, times add up, rates follow from the
 //! cost model.
 
+use rcompile::options::{self, Parsed};
 use rcompile_tests::{Exe, build, exe};
 use serde_json::Value;
 use std::path::Path;
@@ -182,7 +183,7 @@ fn child() {
     let Some(args) = std::env::var_os("RCOMPILE_TEST_ARGS") else { return };
     let args = args.into_string().expect("UTF-8");
     let all = ["rcompile"].into_iter().chain(args.lines()).map(Into::into);
-    let Ok(Ok(command)) = rcompile::options::parse(all) else { panic!("{args}") };
+    let Ok(Parsed::Run(command)) = options::parse(all) else { panic!("{args}") };
     print!("{MARK}");
     rcompile::pipeline::dispatch(command).unwrap_or_else(|e| panic!("{e}"));
     print!("{MARK}");

@@ -1,6 +1,7 @@
 //! Programs as the planner makes them: text tests of small modules (`tests/program`), and what must hold for every golden model at
 //! every bucket.
 
+use rcompile::passes::Pass;
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PackJob, Planned, WeightTable};
 use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
@@ -35,12 +36,17 @@ fn open(name: &str) -> Model {
 
 /// The module of a golden model after all passes.
 fn module(model: &Model, bucket: u64, compute: DType) -> Module {
+    module_by(model, bucket, compute, PASSES)
+}
+
+/// The same after some.
+fn module_by(model: &Model, bucket: u64, compute: DType, passes: &[Pass]) -> Module {
     let slots = if model.arch.task == Task::Embed { 16 } else { 1 };
     let ctx_size = CTX_SIZE.min(model.facts().max_positions as u64);
     let (logit_rows, runs) = (bucket.min(64), bucket.min(slots));
     let options = TraceOptions { bucket, logit_rows, runs, ctx_size, kv_dtype: compute, weight_dtype: None, as_stored: vec![] };
     let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).unwrap_or_else(|e| panic!("{}: {e}", model.name));
-    run_passes(&mut module, PASSES, compute).unwrap_or_else(|e| panic!("{} bucket {bucket}: {e}", model.name));
+    run_passes(&mut module, passes, compute).unwrap_or_else(|e| panic!("{} bucket {bucket}: {e}", model.name));
     module
 }
 
@@ -260,6 +266,27 @@ fn last_layers_of_large_buckets_end_on_the_rows_that_are_wanted() {
             // Output of attention, both matmuls of the MLP, and the head.
             assert_eq!(names.len(), if few { 1 } else { 4 }, "{name} bucket {}: {names:?}", planned.program.bucket);
             assert_eq!(names.last(), Some(&"lm_head"), "{name}");
+        }
+    }
+}
+
+/// The head is called so, whatever else computes rows of logits alone, and whatever its weight is called.
+#[test]
+fn the_head_has_its_name() {
+    let isa = Isa::lookup(X86_64_TRIPLE, "x86-64-v4", &[]).unwrap();
+    // (Without layers taken together, the last one's matmuls stand beside the head.)
+    let passes: Vec<_> = PASSES.iter().filter(|pass| pass.name != "outline-layers").copied().collect();
+    for name in ["llama-gqa-tied", "qwen2", "gpt2-gelu"] {
+        let model = open(name);
+        let traced = |passes: &[Pass]| {
+            let module = module_by(&model, 64, DType::F32, passes);
+            let planned = plan_buckets_for(&[module], isa.name.as_str(), 1, 64).unwrap_or_else(|e| panic!("{name}: {e}"));
+            let regions = planned.buckets[0].program.regions.clone();
+            regions.into_iter().filter(|r| matches!(&r.kernel, Kernel::Matmul(m) if m.rows == Extent::LogitRows)).map(|r| r.name)
+        };
+        for passes in [PASSES, &passes] {
+            let names: Vec<String> = traced(passes).collect();
+            assert_eq!(names.iter().filter(|n| *n == "lm_head").count(), 1, "{name}: {names:?}");
         }
     }
 }

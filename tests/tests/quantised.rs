@@ -2,10 +2,11 @@
 
 use half::bf16;
 use rcompile::passes::PassCx;
-use rcompile::passes::quantise::{Keep, Quantisation};
+use rcompile::passes::quantise::Quantisation;
 use rcompile_codegen::isa::Isa;
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check};
+use rcompile_tests::reference::kept;
 use rcompile_tests::toy::{Toy, write_model};
 use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, has_int8_dot, model_dir, tol, wide};
 use safetensors::Dtype;
@@ -110,9 +111,8 @@ fn avx2() {
 
 #[test]
 fn kept_tensors_and_an_int4_head() {
-    let keep =
-        vec![Keep { pattern: "*.down_proj.weight".into(), dtype: None }, Keep { pattern: "*q_proj*".into(), dtype: Some(DType::BF16) }];
-    let quantisation = Quantisation { keep, head: Some(DType::Q4(Group::G32)), ..int4(Group::G32) };
+    let kept = kept(&golden("llama-gqa-tied"), &[("*.down_proj.weight", None), ("*q_proj*", Some(DType::BF16))]);
+    let quantisation = Quantisation { kept, head: Some(DType::Q4(Group::G32)), ..int4(Group::G32) };
     let options = "--quantize int4 --quantize-head int4 --keep *.down_proj.weight=auto --keep *q_proj*=bf16 --compute f32";
     agrees(&golden("llama-gqa-tied"), options, &quantisation, DType::F32);
 }
@@ -128,8 +128,8 @@ fn bf16_beside_codes() {
     }
     machines.extend(Machine::arm("neoverse-v1", "max,sve256=on").map(|arm| (arm, "", true)));
     for (machine, cpu, bf16_rows) in machines {
-        let keep = vec![Keep { pattern: "*.down_proj.weight".into(), dtype: None }];
-        let half = Quantisation { keep, ..int8() };
+        let kept = kept(&golden("llama-gqa-tied"), &[("*.down_proj.weight", None)]);
+        let half = Quantisation { kept, ..int8() };
         let head = Quantisation { body: None, ..int8() };
         for (options, quantisation) in [("--quantize int8 --keep *.down_proj.weight=auto", half), ("--quantize-head int8", head)] {
             let cx = PassCx { compute: Some(DType::I8), bf16_rows, quantisation, ..PassCx::default() };

@@ -22,7 +22,7 @@ use rcompile_codegen::program::{Coding, Layout, Panels};
 use rcompile_graph::quant::CodedRows;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
-use rcompile_models::weights::WeightIndex;
+use rcompile_models::weights::{Stored, WeightIndex};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -49,14 +49,15 @@ impl Tensors for WeightIndex {
         Some((self.dtype(tensor)?, self.shape(tensor)?.iter().map(|&n| n as u64).collect()))
     }
     fn read_into(&self, tensor: &str, offset: u64, into: &mut [u8]) -> Result<(), Error> {
-        match (self.get(tensor), self.order(tensor)) {
-            (Some(info), _) => Ok(WeightIndex::read_into(self, info, offset, into)?),
-            (None, Some(order)) => {
+        match self.find(tensor) {
+            Some(Stored::Plain(info)) => Ok(WeightIndex::read_into(self, info, offset, into)?),
+            Some(Stored::Order(order)) => {
                 let first = offset as usize / 4;
                 into.as_chunks_mut().0.iter_mut().zip(&order[first..]).for_each(|(bytes, input)| *bytes = input.to_le_bytes());
                 Ok(())
             }
-            _ => Err(Error::bug("pack", format_args!("tensor {tensor} is not in the checkpoint"))),
+            Some(Stored::Codes(_)) => Err(Error::bug("pack", format_args!("tensor {tensor} is codes"))),
+            None => Err(Error::bug("pack", format_args!("tensor {tensor} is not in the checkpoint"))),
         }
     }
     fn codes(&self, tensor: &str, rows: Range<u64>) -> Result<CodedRows, Error> {
@@ -66,7 +67,7 @@ impl Tensors for WeightIndex {
         }
     }
     fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
-        let (file, name) = self.get(tensor).map_or(("weights", tensor), |info| (self.file_of(info), &info.stored_name));
+        let (file, name) = self.place_of(tensor);
         let place = element.map_or(name.to_string(), |i| format!("{name}[{i}]"));
         rcompile_models::Error::new(kind, file, place, what, expected, found)
     }

@@ -17,7 +17,7 @@ use super::outline_layers::layer_of;
 use super::rewrite::rewrite_all;
 use super::{Broken, PassCx};
 use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What `--quantize` and its companions say.
 #[derive(Clone, Debug, Default)]
@@ -26,8 +26,8 @@ pub struct Quantisation {
     pub body: Option<DType>,
     /// Type of the head (and, where it is tied, of the embedding).
     pub head: Option<DType>,
-    /// Tensors by name with a type of their own, the first match counts.
-    pub keep: Vec<Keep>,
+    /// Tensors that are left out, by the graph's names: the type to store each in, `None` for the checkpoint's.
+    pub kept: BTreeMap<String, Option<DType>>,
     /// Where the codes of layers and head come from.
     pub choice: Choice,
 }
@@ -43,15 +43,6 @@ pub enum Choice {
     Sought,
     /// They are chosen: the same tensors, for lookups too.
     Given,
-}
-
-/// One `--keep PATTERN=TYPE`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Keep {
-    /// Name of a tensor in the checkpoint; `*` stands for any characters, `?` for one.
-    pub pattern: String,
-    /// Type to store it in, `None` for the checkpoint's.
-    pub dtype: Option<DType>,
 }
 
 impl Quantisation {
@@ -83,8 +74,8 @@ impl Quantisation {
 
     /// The type for a weight that is made of these tensors; `None`: as it is.
     fn wanted(&self, tensors: &[String], is_head: bool) -> Option<DType> {
-        match self.keep.iter().find(|k| tensors.iter().any(|t| matches(&k.pattern, t))) {
-            Some(keep) => keep.dtype,
+        match tensors.iter().find_map(|tensor| self.kept.get(tensor)) {
+            Some(dtype) => *dtype,
             None if is_head => self.head,
             None => self.body,
         }
@@ -246,26 +237,6 @@ fn sources(recipe: &Recipe, into: &mut Vec<String>) {
     }
 }
 
-/// Does a pattern with `*` and `?` match the whole name?
-pub fn matches(pattern: &str, name: &str) -> bool {
-    let (p, n): (Vec<char>, Vec<char>) = (pattern.chars().collect(), name.chars().collect());
-    // One row of the table of prefixes, so that no pattern takes exponential time.
-    let mut row: Vec<bool> = vec![false; n.len() + 1];
-    row[0] = true;
-    for c in p {
-        let mut next = vec![false; n.len() + 1];
-        for i in 0..=n.len() {
-            next[i] = match c {
-                '*' => row[i] || i > 0 && next[i - 1],
-                '?' => i > 0 && row[i - 1],
-                c => i > 0 && row[i - 1] && n[i - 1] == c,
-            };
-        }
-        row = next;
-    }
-    row[n.len()]
-}
-
 /// The type that rows of `k` elements are converted to for integer arithmetic with this weight: the weight's own groups, or where it has
 /// one scale per row groups of 256 if `k` is a multiple of that, else of 128.
 pub fn row_type(weight: DType, k: u64) -> Option<DType> {
@@ -280,21 +251,6 @@ pub fn row_type(weight: DType, k: u64) -> Option<DType> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn patterns() {
-        for (pattern, name, want) in [
-            ("lm_head.weight", "lm_head.weight", true),
-            ("*.down_proj.*", "model.layers.3.mlp.down_proj.weight", true),
-            ("model.layers.?.mlp*", "model.layers.3.mlp.up_proj.weight", true),
-            ("model.layers.?.mlp*", "model.layers.13.mlp.up_proj.weight", false),
-            ("*a*a*a*a*a*b", "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa", false),
-            ("", "x", false),
-            ("*", "", true),
-        ] {
-            assert_eq!(matches(pattern, name), want, "{pattern} {name}");
-        }
-    }
 
     const GRAPH: &str = "module {
   symbol T<=8
@@ -331,11 +287,11 @@ mod tests {
 
     #[test]
     fn layers_head_and_kept_tensors_get_their_types() {
-        let keep = vec![Keep { pattern: "d*n".into(), dtype: None }];
+        let kept = [("down".to_string(), None)].into();
         let text = quantised(Quantisation {
             body: Some(DType::Q4(Group::G32)),
             head: Some(DType::Q8(Group::Row)),
-            keep,
+            kept,
             ..Quantisation::default()
         });
         assert!(text.contains("@up.q4g32 : q4g32[64, 64] = convert(source \"up\", q4g32)"), "{text}");

@@ -41,7 +41,11 @@ impl Plan<'_> {
         let left = self.left(frame, node.inputs[0], &times)?;
         // Epilogue.
         let cols = if panels.groups > 1 { Cols::Grouped { cols: group_cols, padded: panels.padded_group() } } else { Cols::Plain };
-        let name = weight_label(&frame.module.params[weight.index()].name);
+        // A tied head's weight has the embedding's name.
+        let name = match frame.func.outputs.contains(&chain.end) && !self.in_layers {
+            true => "lm_head".to_string(),
+            false => weight_label(&frame.module.params[weight.index()].name),
+        };
         let home = self.buffer(frame, chain.end, &name, panels.padded_cols().max(self.row_width(frame, chain.end)), cols)?;
         let epilogue = self.retry(frame, |plan, frame| plan.epilogue(frame, &chain, &home, &panels))?;
         let weight_id = self.weights.get(&frame.params[&weight].clone(), Layout::Panels(panels));

@@ -136,8 +136,6 @@ impl Plan<'_> {
     }
 
     pub(super) fn region(&mut self, name: &str, kernel: Kernel) {
-        // A tied head's weight has the embedding's name.
-        let name = if matches!(&kernel, Kernel::Matmul(m) if m.rows == Extent::LogitRows && !self.in_layers) { "lm_head" } else { name };
         let prefix = if self.in_layers { "layers." } else { "" };
         let id = RegionId(self.program.regions.len() as u32);
         self.program.regions.push(Region { name: format!("{prefix}{name}"), kernel });

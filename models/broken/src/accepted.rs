@@ -49,6 +49,9 @@ pub const ACCEPTED: &[Accepted] = &[
         // More elements than all weights have, whose type counts alone.
         t.edit_weights(|w| w.push(ToyTensor::zeros(name, "F32", 4, &[1 << 17])));
     }),
+    ("large_extra_tensor", "model.bogus.weight", |t| {
+        t.edit_weights(|w| w.push(ToyTensor::zeros("model.bogus.weight", "F32", 4, &[1 << 17])));
+    }),
     ("adapter_beside_the_model", "is of an adapter, which is not applied", |t| {
         t.json("adapter_config.json", &json!({"peft_type": "LORA"}));
     }),

@@ -29,7 +29,7 @@ pub const CODES: &[Case] = &[
     ("gptq_scales_shape", 5, &["down_proj.scales", "[3, 64]", "[1, 64]"], |t| {
         gptq(t, |list| *of_gptq(list, "scales") = ToyTensor::zeros("model.layers.1.mlp.down_proj.scales", "F16", 2, &[1, 64]));
     }),
-    ("gptq_qweight_shape", 5, &["down_proj.weight", "[64, 96]", "[32, 96]"], |t| {
+    ("gptq_qweight_shape", 5, &["down_proj.qweight: holds the codes", "[64, 96]", "[32, 96]"], |t| {
         gptq(t, |list| {
             for part in codes_of("model.layers.1.mlp.down_proj", 32, 96) {
                 let end = part.name.rsplit_once('.').unwrap().1.to_string();
