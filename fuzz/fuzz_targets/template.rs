@@ -66,6 +66,7 @@ fn seeds() -> Vec<Vec<u8>> {
         "{{ messages | map(attribute='role') | join(', ') }}{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ range(3) | list }}{{ [1,2,3] | batch(2) | list }}{{ 'ab' | indent(2) | replace('a', 'b') }}",
         "{% if messages[0].content is string and messages is iterable and x is not defined %}{{ messages[0].content.startswith('H') }}{{ {'a': 1}.items() | list }}{% else %}{{ {'a': [1, 2.5, none, true]} | tojson }}{% endif %}",
         "{%- for m in messages if m.role != 'tool' -%}{% with c = m.content %}{{ c[:3] }}{{ c is mapping }}{% endwith %}{%- else -%}none{%- endfor -%}{# comment #}{% raw %}{{ }}{% endraw %}{% filter upper %}a{% endfilter %}{% continue %}",
+        "{% set ns = namespace() %}{{ {'a': {}} ~ '{#' }}{% raw %}{% endraw ' %}{% endraw %}{% set ns.x | default([ns], true) %}a{% endset %}{{ ns }}",
     ];
     list.into_iter().map(|s| s.as_bytes().to_vec()).collect()
 }

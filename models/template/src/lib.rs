@@ -220,6 +220,8 @@ mod tests {
             ("a{{ 'x\\\ny' }}\n\n{% if 1 %}{{ 'a\\\n' }}{% endif %}b", "axy\n\nab"),
             (r"{{ '\U00000041\U0000000a\U00000027b' }}", "A\n'b"),
             (r"{{ 'a\/b\\c\n' }}{{ '\U0001F600\a' }}\/", "a\\/b\\c\n\u{1f600}\u{7}\\/"),
+            (r"{{ {'a': {}} ~ '{#' }}{{ '\/' }}{{ '#}' }}", r"{'a': {}}{#\/#}"),
+            (r"{% raw %}{% endraw ' %}{%- endraw +%}{{ '\/' }}{# ' %}#}", r"{% endraw ' %}\/"),
             ("{% set x = 'it\\'s \\/' %}{{ x }}{{ '\\'' }}", "it's \\/'"),
             (
                 "{{ 'ab' is sequence }}{{ {} is sequence }}{{ [] is sequence }}{{ (1, 2) is sequence }}{{ 1 is sequence }}",
@@ -353,6 +355,19 @@ mod tests {
             let found = render(&format!("{start}{set}{{{{ ns }}}}"), json!([]));
             assert!(matches!(&found, Err(TemplateError { kind: TemplateErrorKind::Limit, .. })), "{set}: {found:?}");
         }
+        // Filters of a text, and tags and raw text that end where one may not think.
+        for source in [
+            "{% set ns.x | default(ns, true) %}{% endset %}{{ ns }}",
+            "{%- set a, (ns.x) | replace('=', '|') | default((ns, ns), true) -%}{% endset %}{{ ns }}",
+            "{{ {'a': {}} ~ '{#' }}{% set ns.x = ns %}{{ ns }}{{ '#}' }}",
+            "{%- if [{'a': ({}) }] -%}{{- {'%}': {'a':{}}} ~ '{%raw%}' }}{% set ns.x = ns %}{{ ns }}{% endif %}",
+            "{% raw %}{% endraw ' %}{% endraw %}{% set ns.x = ns %}{{ ns }}{# ' %}#}",
+            "{%- raw -%}{%-- endraw ' %}{%+ endraw -%}{% set ns.x = ns %}{{ ns }}{# ' %}#}",
+            "{%raw%}{%\u{a0}endraw ' %}{%endraw+%}{% set ns.x = ns %}{{ ns }}{# ' %}#}",
+        ] {
+            let found = render(&format!("{start}{source}"), json!([]));
+            assert!(matches!(&found, Err(TemplateError { kind: TemplateErrorKind::Limit, .. })), "{source}: {found:?}");
+        }
         // A bracket that closes the one in which the value is looked at.
         for set in ["ns.x = ns) if (true", "ns.x = 1) + (ns", "ns.x = ", "ns.x = (ns"] {
             let found = render(&format!("{start}{{% set {set} %}}{{{{ ns }}}}"), json!([]));
@@ -363,6 +378,7 @@ mod tests {
             ("{% set ns.x = 1, (2, 3) %}{{ ns.x }}", "(1, (2, 3))"),
             ("{% set a, ns.x = 'a=b', [messages[0].role] %}{{ a }}{{ ns.x }}", "a=b['user']"),
             ("{% set ns.x | upper | replace('A', 'b=') %}a{% endset %}{{ ns.x }}", "b="),
+            ("{%- set ns.x|upper-%} a {% endset %}{{ ns.x }}{% set ns.x %}b{% endset %}{{ ns.x }}", "A b"),
             (
                 "{% raw %}{% set ns.x = 1 %}{% generation %}{% endraw %}{% set y = ns.x == 1 %}{{ y }}",
                 "{% set ns.x = 1 %}{% generation %}True",
@@ -431,9 +447,13 @@ mod tests {
             let place = if line == 0 { "chat template: ".to_string() } else { format!("chat template, line {line}: ") };
             assert!(e.to_string().starts_with(&place), "{e}");
         }
-        for hidden in
-            ["{% raw %}a{% endraw %}{{ ''.__class__ }}", r"{{ '\'}}' ~ ''.__class__ }}", "{# it's #}{{ ''.__class__ }}", "{{ ''.__class__"]
-        {
+        for hidden in [
+            "{% raw %}a{% endraw %}{{ ''.__class__ }}",
+            r"{{ '\'}}' ~ ''.__class__ }}",
+            "{# it's #}{{ ''.__class__ }}",
+            "{{ ''.__class__",
+            "{{ {'a': {}} ~ '{#' }}{{ ''.__class__ }}{{ '#}' }}",
+        ] {
             let e = render(hidden, json!([])).unwrap_err();
             assert_eq!((e.kind, e.message.as_str()), (Syntax, "undefined name `__class__`"), "{hidden}");
         }

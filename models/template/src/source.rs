@@ -49,12 +49,13 @@ pub(crate) fn prepare(source: &str) -> Result<String, TemplateError> {
             ("%}", Some("generation")) => out.push_str(&tag.replacen("generation", "with", 1)),
             ("%}", Some("endgeneration")) => out.push_str(&tag.replacen("endgeneration", "endwith", 1)),
             ("%}", Some("set")) => match namespace_value(tag) {
-                Some(Range { start, end }) => {
+                Some(Kept::Value(Range { start, end })) => {
                     out.extend([&tag[..start], "(", &tag[start..end], ")|", KEPT, " ", &tag[end..]]);
                 }
+                Some(Kept::Filtered(end)) => out.extend([&tag[..end], "|", KEPT, " ", &tag[end..]]),
                 None => out.push_str(tag),
             },
-            ("%}", Some("raw")) => {
+            ("%}", Some("raw")) if is_plain(tag, "raw") => {
                 let (raw, behind) = after.split_at(end_of_raw(after));
                 out.extend([tag, raw]);
                 rest = behind;
@@ -123,17 +124,24 @@ fn respell(tag: &str) -> Result<Cow<'_, str>, &str> {
     Ok(out.into())
 }
 
-/// Length of the tag that `tag` starts with, up to and with `close`; closing marks within quotes do not count.
+/// Length of the tag that `tag` starts with, up to and with `close`. As in the engine, closing marks do not count within quotes and within
+/// brackets; comments have neither.
 fn tag_end(tag: &str, close: &str) -> usize {
+    if close == "#}" {
+        return tag[2..].find(close).map_or(tag.len(), |at| 2 + at + close.len());
+    }
     let bytes = tag.as_bytes();
-    let mut quote = None;
+    let (mut depth, mut quote) = (0i64, None);
     let mut i = 2;
     while i < bytes.len() {
         match (quote, bytes[i]) {
             (Some(_), b'\\') => i += 1,
             (Some(q), b) if b == q => quote = None,
-            (None, b @ (b'"' | b'\'')) if close != "#}" => quote = Some(b),
-            (None, _) if bytes[i..].starts_with(close.as_bytes()) => return i + 2,
+            (Some(_), _) => {}
+            (None, b @ (b'"' | b'\'')) => quote = Some(b),
+            (None, _) if depth == 0 && bytes[i..].starts_with(close.as_bytes()) => return i + 2,
+            (None, b'(' | b'[' | b'{') => depth += 1,
+            (None, b')' | b']' | b'}') => depth -= 1,
             _ => {}
         }
         i += 1;
@@ -141,22 +149,46 @@ fn tag_end(tag: &str, close: &str) -> usize {
     tag.len()
 }
 
+/// What follows the mark that opens a `{% ... %}` tag and the space there.
+fn body(tag: &str) -> Option<&str> {
+    let body = tag.strip_prefix("{%")?;
+    Some(body.strip_prefix(['-', '+']).unwrap_or(body).trim_ascii_start())
+}
+
 /// First word of a `{% ... %}` tag.
 fn statement(tag: &str) -> Option<&str> {
-    let body = tag.strip_prefix("{%")?.trim_start_matches(['-', '+']).trim_start();
+    let body = body(tag)?;
     let end = body.find(|c: char| !c.is_ascii_alphanumeric() && c != '_').unwrap_or(body.len());
     Some(&body[..end])
 }
 
-/// Where in a `{% set %}` tag the value is that goes into a namespace: behind `ns.x =`, also among other targets.
-fn namespace_value(tag: &str) -> Option<Range<usize>> {
+/// Whether `text` starts with a tag of nothing but `word`: only such a tag starts or ends raw text.
+fn is_plain(text: &str, word: &str) -> bool {
+    let rest = body(text).and_then(|body| body.strip_prefix(word)).map(str::trim_ascii_start);
+    rest.is_some_and(|rest| rest.strip_prefix(['-', '+']).unwrap_or(rest).starts_with("%}"))
+}
+
+/// What a `{% set %}` tag puts into a namespace.
+enum Kept {
+    /// The value at this place, behind `ns.x =`, also among other targets.
+    Value(Range<usize>),
+    /// What filters make of the block's text; the last of them ends here.
+    Filtered(usize),
+}
+
+/// What the `{% set %}` tag puts into a namespace, if anything.
+fn namespace_value(tag: &str) -> Option<Kept> {
     let assign = tag.find(['=', '|'])?;
-    if tag[assign..].starts_with('|') || !tag[..assign].contains('.') {
+    if !tag[..assign].contains('.') {
         return None;
     }
-    let end = tag.strip_suffix("%}")?.trim_end_matches(['-', '+']).len();
+    let end = tag.strip_suffix("%}")?;
+    let end = end.strip_suffix(['-', '+']).unwrap_or(end).len();
     // Of no expression there is nothing to look at: the engine refuses it.
-    tag.get(assign + 1..end).filter(|value| is_balanced(value)).map(|_| assign + 1..end)
+    tag.get(assign + 1..end).filter(|value| is_balanced(value)).map(|_| match tag[assign..].starts_with('|') {
+        true => Kept::Filtered(end),
+        false => Kept::Value(assign + 1..end),
+    })
 }
 
 /// Something in which every bracket that closes has one that opens it; brackets within quotes do not count.
@@ -183,7 +215,7 @@ fn is_balanced(value: &str) -> bool {
 fn end_of_raw(text: &str) -> usize {
     let mut from = 0;
     while let Some(at) = text[from..].find("{%").map(|at| from + at) {
-        if statement(&text[at..]) == Some("endraw") {
+        if is_plain(&text[at..], "endraw") {
             return at;
         }
         from = at + 2;
