@@ -51,6 +51,12 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
         ("slice", Value::from_function(filters::slice), check_count),
     ];
     env.add_filter(KEPT, |value: Value| check_kept(&value).map(|()| value));
+    // Jinja has no items of what changes either, and no `chain`, in which maps show what they have later.
+    env.add_filter("items", |value: &Value| match is_changing(value) {
+        true => Err(minijinja::Error::new(ErrorKind::InvalidOperation, "can only get items of a mapping")),
+        false => filters::items(value),
+    });
+    env.remove_filter("chain");
     for (name, filter, check) in sized {
         env.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args: Vec<Value> = args.0.into_iter().map(ValueOrKwargs::into_value).collect();
@@ -61,10 +67,11 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
     env.add_function("range", range);
 }
 
-/// A method that makes as much as its text says: Python's `str.format`.
+/// A method that makes as much as its text says, Python's `str.format`, or that maps have and what changes has not.
 pub(crate) fn check_method(value: &Value, method: &str) -> Result<(), minijinja::Error> {
     match (method, value.as_str()) {
         ("format", Some(text)) => check_widths(replacement_fields(text)),
+        ("items" | "keys" | "values", None) if is_changing(value) => Err(ErrorKind::UnknownMethod.into()),
         _ => Ok(()),
     }
 }
@@ -106,12 +113,14 @@ fn check_print(args: &[Value]) -> Result<(), minijinja::Error> {
     args.first().map_or(Ok(()), |value| for_each_part(value, RANGE_MAX as usize, |_| Ok(())))
 }
 
-/// A namespace keeps no namespace: one that is within itself would never end. Nothing else can change when it is made.
+/// A namespace keeps no namespace and no `loop`: one that is within itself would never end.
 fn check_kept(value: &Value) -> Result<(), minijinja::Error> {
-    for_each_part(value, KEPT_PARTS_MAX, |part| {
-        let is_namespace = part.as_object().is_some_and(|object| object.type_name().ends_with("Namespace"));
-        check_size("namespaces in a namespace", is_namespace.into(), 0)
-    })
+    for_each_part(value, KEPT_PARTS_MAX, |part| check_size("namespaces and loops in a namespace", is_changing(part).into(), 0))
+}
+
+/// What can change after it is made: a namespace, and `loop`, which knows the items before and behind. Nothing else can.
+fn is_changing(value: &Value) -> bool {
+    value.as_object().is_some_and(|object| ["::Namespace", "::Loop"].iter().any(|name| object.type_name().ends_with(name)))
 }
 
 /// Visits a value and what it consists of, which must not be too deep or too much.

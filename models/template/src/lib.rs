@@ -368,6 +368,24 @@ mod tests {
             let found = render(&format!("{start}{source}"), json!([]));
             assert!(matches!(&found, Err(TemplateError { kind: TemplateErrorKind::Limit, .. })), "{source}: {found:?}");
         }
+        // What shows a namespace's later values, and loops, which show the next ones of what they go over.
+        let breaks = "{% if loop.first %}{% set NS.x = loop %}{% else %}{{ loop.nextitem is none }}{% break %}{% endif %}";
+        let of_loop = |ns: &str| format!("{{% for i in [1, 2, {ns}] %}}{}{{% endfor %}}", breaks.replace("NS", ns));
+        for (source, kind) in [
+            ("{% set ns.x = ns | items %}{{ ns }}", TemplateErrorKind::Render),
+            ("{% set ns.x = ns.items() %}{{ ns }}", TemplateErrorKind::Syntax),
+            ("{% set ns.x = [ns.values()] %}{{ ns }}", TemplateErrorKind::Syntax),
+            ("{% set ns.x = [ns] | map('items') | list %}{{ ns }}", TemplateErrorKind::Render),
+            ("{% set ns.x = ns | chain({}) %}{{ ns }}", TemplateErrorKind::Syntax),
+            (&(of_loop("ns") + &of_loop("other") + "{{ ns == other }}"), TemplateErrorKind::Limit),
+            (
+                "{% for i in [1, 2, ns] %}{% if loop.first %}{% set ns.x = loop.items() %}{% else %}{{ ns }}{% endif %}{% endfor %}",
+                TemplateErrorKind::Syntax,
+            ),
+        ] {
+            let found = render(&format!("{start}{source}"), json!([]));
+            assert!(matches!(&found, Err(e) if e.kind == kind), "{source}: {found:?}");
+        }
         // A bracket that closes the one in which the value is looked at.
         for set in ["ns.x = ns) if (true", "ns.x = 1) + (ns", "ns.x = ", "ns.x = (ns"] {
             let found = render(&format!("{start}{{% set {set} %}}{{{{ ns }}}}"), json!([]));
@@ -376,6 +394,10 @@ mod tests {
         for (source, expected) in [
             ("{% set ns.x = ns.x + 1 if true else ')' -%} {{ ns.x }}", "2"),
             ("{% set ns.x = 1, (2, 3) %}{{ ns.x }}", "(1, (2, 3))"),
+            (
+                "{% set ns.x = {'a': 1}.items() %}{% set other.y = {'b': 2} | items %}{{ ns }}{{ other }}",
+                "{'x': [('a', 1)]}{'y': [('b', 2)]}",
+            ),
             ("{% set a, ns.x = 'a=b', [messages[0].role] %}{{ a }}{{ ns.x }}", "a=b['user']"),
             ("{% set ns.x | upper | replace('A', 'b=') %}a{% endset %}{{ ns.x }}", "b="),
             ("{%- set ns.x|upper-%} a {% endset %}{{ ns.x }}{% set ns.x %}b{% endset %}{{ ns.x }}", "A b"),
