@@ -19,8 +19,8 @@ pub const OUTPUT_BYTES_MAX: usize = 16 << 20;
 pub const SOURCE_BYTES_MAX: usize = 1 << 20;
 /// Longest `range`.
 const RANGE_MAX: i64 = 100_000;
-/// Largest number in a format. Rust knows no larger width or precision, and the engine panics at some.
-const FORMAT_NUMBER_MAX: u64 = u16::MAX as u64;
+/// Largest number in a format. At the next the engine panics: `%.65535e` of 1.0.
+const FORMAT_NUMBER_MAX: u64 = u16::MAX as u64 - 1;
 /// Deepest value that a namespace keeps or `pprint` writes, whose time grows with the square of the depth.
 const DEPTH_MAX: usize = 100;
 /// Parts of a value that a namespace keeps: they are counted whenever it is assigned.
@@ -70,7 +70,7 @@ pub(crate) fn add_sized(env: &mut Environment<'_>) {
 /// A method that makes as much as its text says, Python's `str.format`, or that maps have and what changes has not.
 pub(crate) fn check_method(value: &Value, method: &str) -> Result<(), minijinja::Error> {
     match (method, value.as_str()) {
-        ("format", Some(text)) => check_widths(replacement_fields(text)),
+        ("format", Some(text)) => check_widths(replacement_fields(text)?),
         ("items" | "keys" | "values", None) if is_changing(value) => Err(ErrorKind::UnknownMethod.into()),
         _ => Ok(()),
     }
@@ -147,25 +147,77 @@ fn for_each_part(value: &Value, parts_max: usize, visit: impl Fn(&Value) -> Resu
 
 /// `format`: C's widths and precisions.
 fn check_format(args: &[Value]) -> Result<(), minijinja::Error> {
-    let format = args.first().and_then(Value::as_str).unwrap_or_default();
-    let format = format.replace("%%", "");
-    let specs = format.split('%').skip(1).map(|spec| {
-        let spec = if spec.starts_with('(') { spec.split_once(')').map_or("", |s| s.1) } else { spec };
-        let end = spec.find(|c: char| !c.is_ascii_digit() && !"#- +.".contains(c)).unwrap_or(spec.len());
-        &spec[..end]
-    });
-    check_widths(specs)
+    check_widths(conversions(args.first().and_then(Value::as_str).unwrap_or_default())?)
 }
 
-/// The part behind the colon of each `{name:spec}` of Python's `str.format`.
-fn replacement_fields(format: &str) -> impl Iterator<Item = &str> {
-    let fields = format.split('{').skip(1).map(|field| field.split('}').next().unwrap_or_default());
-    fields.filter_map(|field| field.split_once(':').map(|f| f.1))
+/// The part behind the key of each `%(key)spec` of C's formats, up to its letter. `%%` is none.
+fn conversions(mut format: &str) -> Result<Vec<&str>, minijinja::Error> {
+    let mut specs = Vec::new();
+    while let Some((_, field)) = format.split_once('%') {
+        if let Some(behind) = field.strip_prefix('%') {
+            format = behind;
+            continue;
+        }
+        let spec = field.strip_prefix('(').map_or(Ok(field), |key| behind_key(key, ')'))?;
+        let end = spec.find(|c: char| !c.is_ascii_digit() && !"#- +.".contains(c)).unwrap_or(spec.len());
+        specs.push(&spec[..end]);
+        format = &spec[end..];
+    }
+    Ok(specs)
+}
+
+/// The part of each `{name[key]:spec}` of Python's `str.format` behind the colon and the character that fills, which may be any. `{{` is
+/// none.
+fn replacement_fields(mut format: &str) -> Result<Vec<&str>, minijinja::Error> {
+    let mut specs = Vec::new();
+    while let Some((_, field)) = format.split_once('{') {
+        if let Some(behind) = field.strip_prefix('{') {
+            format = behind;
+            continue;
+        }
+        format = behind_path(field)?;
+        if let Some(spec) = format.strip_prefix(':').map(behind_fill) {
+            let (spec, behind) = spec.split_at(spec.find('}').unwrap_or(spec.len()));
+            specs.push(spec);
+            format = behind;
+        }
+    }
+    Ok(specs)
+}
+
+/// What follows a field's name, attributes and keys.
+fn behind_path(mut field: &str) -> Result<&str, minijinja::Error> {
+    loop {
+        field = &field[field.find(['[', ':', '}']).unwrap_or(field.len())..];
+        match field.strip_prefix('[') {
+            Some(key) => field = behind_key(key, ']')?,
+            None => return Ok(field),
+        }
+    }
+}
+
+/// What follows a field's key, which `end` ends.
+fn behind_key(text: &str, end: char) -> Result<&str, minijinja::Error> {
+    let (key, behind) = text.split_once(end).unwrap_or((text, ""));
+    match key.is_ascii() {
+        true => Ok(behind),
+        // The engine panics at it.
+        false => Err(minijinja::Error::new(ErrorKind::InvalidOperation, "keys in formats must be ASCII")),
+    }
+}
+
+/// A format specification without the character that fills and the mark for where.
+fn behind_fill(spec: &str) -> &str {
+    let mut chars = spec.chars();
+    match (chars.next(), chars.next()) {
+        (Some(_), Some('<' | '>' | '^')) => chars.as_str(),
+        _ => spec,
+    }
 }
 
 /// Each number in format specifications, and their sum.
-fn check_widths<'s>(specs: impl Iterator<Item = &'s str>) -> Result<(), minijinja::Error> {
-    let numbers = specs.flat_map(|spec| spec.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
+fn check_widths(specs: Vec<&str>) -> Result<(), minijinja::Error> {
+    let numbers = specs.into_iter().flat_map(|spec| spec.split(|c: char| !c.is_ascii_digit()).filter(|n| !n.is_empty()));
     let mut sum = 0u64;
     for number in numbers.map(|n| n.parse().unwrap_or(u64::MAX)) {
         check_size("a number in a format", number, FORMAT_NUMBER_MAX)?;

@@ -206,6 +206,8 @@ mod tests {
             ("{{ '%03d|%s' | format(7, 'x') }} {{ '{:>4}'.format('y') }}", "007|x    y"),
             ("{{ [1, 2, 3] | batch(2, 200000) | list }}{{ [1, 2, 3] | slice(2) | list }}", "[[1, 2], [3, 200000]][[1, 2], [3]]"),
             ("{{ '%s of 9999999999 %%9999999999' | format(1) }}{{ '9999999999 {}'.format(2) }}", "1 of 9999999999 %99999999999999999999 2"),
+            ("{{ '{{:99999}}{a[:99999]}{:9>2}{:\u{e9}<2}}}'.format(3, 4, a={':99999': 5}) }}", "{:99999}5934\u{e9}}"),
+            ("{{ '%(99999)2d%%99999d' | format({'99999': 1}) }}{{ '%.65534e' | format(1.0) | length }}", " 1%99999d65540"),
         ] {
             assert_eq!(render(source, json!([{"role": "user"}])).as_deref(), Ok(expected), "{source}");
         }
@@ -451,9 +453,21 @@ mod tests {
             ("{{ '%0999999999999d' | format(1) }}", Limit, 1),
             ("{{ '%.999999999999999999999999f' | format(1.0) }}", Limit, 1),
             ("{{ '{:>999999999999}'.format('y') }}", Limit, 1),
-            // The engine panics at a precision that Rust has not.
+            ("{{ '{:}>99999999999}'.format('y') }}", Limit, 1),
+            ("{{ '{:{>99999999999}'.format('y') }}", Limit, 1),
+            ("{{ '{{{:\u{e9}^99999999999}'.format('y') }}", Limit, 1),
+            ("{{ '{a[}]:>99999999999}'.format(a={'}': 1}) }}", Limit, 1),
+            ("{{ '{a[}][{]:99999999999}'.format(a={'}': {'{': 1}}) }}", Limit, 1),
+            ("{{ '%(x%)99999999999s' | format({'x%': 1}) }}", Limit, 1),
+            ("{{ '%%%(x%%)99999999999s' | format({'x%%': 1}) }}", Limit, 1),
+            // The engine panics at these precisions and keys.
             ("{{ '%.65536f' | format(1) }}", Limit, 1),
             ("{{ '{:.65536f}'.format(1) }}", Limit, 1),
+            ("{{ '%.65535e' | format(1.0) }}", Limit, 1),
+            ("{{ '{:.65535e}'.format(1.0) }}", Limit, 1),
+            ("{{ '%(\u{e9})s' | format({'\u{e9}': 1}) }}", Render, 1),
+            ("{{ '%(\u{e9}' | format({}) }}", Render, 1),
+            ("{{ '{a[\u{e9}]}'.format(a={'\u{e9}': 1}) }}", Render, 1),
             ("{% set ns = namespace(x=[]) %}{% for i in range(101) %}{% set ns.x = [ns.x] %}{% endfor %}", Limit, 1),
             ("{% set ns = namespace(x=range(1990) | list) %}{% for i in range(20) %}{% set ns.x = ns.x + [i] %}{% endfor %}", Limit, 1),
             (
