@@ -79,7 +79,8 @@ pub(crate) fn check_method(value: &Value, method: &str) -> Result<(), minijinja:
 /// Looks at a filter's value and arguments before it runs.
 type Check = fn(&[Value]) -> Result<(), minijinja::Error>;
 
-fn check_size(what: &str, size: u64, most: u64) -> Result<(), minijinja::Error> {
+/// What is larger than allowed is an error about a bound.
+pub(crate) fn check_size(what: &str, size: u64, most: u64) -> Result<(), minijinja::Error> {
     if size <= most {
         return Ok(());
     }

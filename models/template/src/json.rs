@@ -1,10 +1,13 @@
 //! JSON as values of the engine, and values as the JSON that Python's `json.dumps` writes.
 
-use crate::bounds::{LimitReached, OUTPUT_BYTES_MAX};
+use crate::bounds::{LimitReached, OUTPUT_BYTES_MAX, check_size};
 use minijinja::ErrorKind;
 use minijinja::value::{Kwargs, Value, ValueKind};
 use serde_json::Value as Json;
 use std::fmt::Write as _;
+
+/// Most spaces by which each level may be indented.
+const INDENT_MAX: u64 = 1000;
 
 /// JSON as a value of the engine; the order of keys is kept.
 pub(crate) fn from_json(json: &Json) -> Value {
@@ -24,26 +27,48 @@ pub(crate) fn from_json(json: &Json) -> Value {
 
 /// `json.dumps(x, ensure_ascii=False, indent=None, separators=None, sort_keys=False)`.
 pub(crate) fn to_json_filter(value: &Value, kwargs: Kwargs) -> Result<Value, minijinja::Error> {
-    let indent: Option<Value> = kwargs.get("indent")?;
-    let indent = indent.filter(|v| !v.is_none() && !v.is_undefined());
-    let indent = indent.map(|v| v.as_str().map_or_else(|| " ".repeat(v.as_usize().unwrap_or(0).min(64)), str::to_string));
-    let separators: Option<Value> = kwargs.get("separators")?;
-    let separators = separators.filter(|v| !v.is_none() && !v.is_undefined());
-    let part = |index: usize, default: &str| -> String {
-        let given = separators.as_ref().and_then(|s| s.get_item_by_index(index).ok());
-        given.and_then(|v| v.as_str().map(str::to_string)).unwrap_or_else(|| default.to_string())
-    };
+    let given = |name| kwargs.get::<Option<Value>>(name).map(|value| value.filter(|v| !v.is_none() && !v.is_undefined()));
+    let indent = given("indent")?.map(|value| indent_text(&value)).transpose()?;
+    let separators = given("separators")?.map(|value| separator_texts(&value)).transpose()?;
+    let [item, key] = separators.unwrap_or_else(|| [if indent.is_some() { "," } else { ", " }, ": "].map(str::to_string));
     let style = JsonStyle {
         ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         sort: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-        item: part(0, if indent.is_some() { "," } else { ", " }),
-        key: part(1, ": "),
+        item,
+        key,
         indent,
     };
     kwargs.assert_all_used()?;
     let mut out = String::new();
     style.write(&mut out, value, 0)?;
     Ok(Value::from(out))
+}
+
+/// What each level is indented by: a text, or as many spaces; a truth value is a number, and a negative one is none.
+fn indent_text(value: &Value) -> Result<String, minijinja::Error> {
+    let count = match value.kind() {
+        ValueKind::String => return Ok(value.as_str().unwrap_or_default().to_string()),
+        ValueKind::Bool => i128::from(value.is_true()),
+        ValueKind::Number if value.is_integer() => i128::try_from(value.clone()).unwrap_or(i128::MAX),
+        _ => return Err(no_style("indent is a whole number or a text")),
+    };
+    let count = u64::try_from(count.max(0)).unwrap_or(u64::MAX);
+    check_size("the indent of JSON", count, INDENT_MAX)?;
+    Ok(" ".repeat(count as usize))
+}
+
+/// What stands behind an item and behind a key.
+fn separator_texts(value: &Value) -> Result<[String; 2], minijinja::Error> {
+    let texts = match value.kind() {
+        ValueKind::Seq => value.try_iter()?.map(|text| text.as_str().map(str::to_string)).collect::<Option<Vec<_>>>(),
+        _ => None,
+    };
+    let texts = texts.and_then(|texts| <[String; 2]>::try_from(texts).ok());
+    texts.ok_or_else(|| no_style("separators are two texts"))
+}
+
+fn no_style(message: &'static str) -> minijinja::Error {
+    minijinja::Error::new(ErrorKind::InvalidOperation, message)
 }
 
 struct JsonStyle {
