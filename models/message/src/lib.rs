@@ -9,16 +9,24 @@ pub const LINE_MAX: usize = 500;
 pub fn escape(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
-        let hidden = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\u{feff}');
         match c {
             '\n' => out.push_str("\\n"),
             '\r' => out.push_str("\\r"),
             '\t' => out.push_str("\\t"),
-            c if c.is_control() || hidden => out.extend(c.escape_unicode()),
+            c if c.is_control() || is_hidden(c) => out.extend(c.escape_unicode()),
             c => out.push(c),
         }
     }
     out
+}
+
+/// Whether a character that is no control shows nothing, or changes how others show: separators of lines and paragraphs, marks of
+/// annotations, and Unicode's `Default_Ignorable_Code_Point`, with all of `Bidi_Control`, joiners, selectors of variants, fillers and tags.
+fn is_hidden(c: char) -> bool {
+    matches!(c,
+        '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
+        | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}'
+        | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}' | '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e0fff}')
 }
 
 /// Bytes as people read them: `1.23 GB`, decimal units.
@@ -57,6 +65,14 @@ mod tests {
     fn what_moves_hides_or_reverses_is_escaped() {
         assert_eq!(escape("a\r\n\tb\u{1b}[2J\u{9b}"), r"a\r\n\tb\u{1b}[2J\u{9b}");
         assert_eq!(escape("x\u{200b}y\u{200f}\u{202e}\u{2066}\u{feff}"), r"x\u{200b}y\u{200f}\u{202e}\u{2066}\u{feff}");
+        assert_eq!(escape("\u{61c}\u{2060}\u{e0041}"), r"\u{61c}\u{2060}\u{e0041}");
+        let first_and_last = "\u{ad} \u{34f} \u{115f}\u{1160} \u{17b4}\u{17b5} \u{180b}\u{180e}\u{180f} \u{2028}\u{2029} \u{2064}\u{2065}\u{206f} \
+            \u{3164} \u{fe00}\u{fe0f} \u{ffa0} \u{fff0}\u{fff9}\u{fffb} \u{1bca0}\u{1bca3} \u{1d173}\u{1d17a} \u{e0000}\u{e0fff}";
+        let expected: String = first_and_last.chars().map(|c| if c == ' ' { " ".into() } else { c.escape_unicode().to_string() }).collect();
+        assert_eq!(escape(first_and_last), expected);
+        let next_to_them =
+            "\u{ac}\u{ae}\u{61b}\u{61d}\u{180a}\u{1810}\u{200a}\u{2010}\u{2027}\u{202f}\u{205f}\u{2070}\u{fdff}\u{fe10}\u{ffef}\u{fffc}";
+        assert_eq!(escape(next_to_them), next_to_them);
         assert_eq!(escape("Ω \\ \"é\" 日本"), "Ω \\ \"é\" 日本");
     }
 
