@@ -1,7 +1,8 @@
-//! What bounds a rendering: fuel, the stack that goes with it, the length of its text, the sizes that numbers give to what filters make, and
-//! what namespaces keep.
+//! What bounds a rendering: fuel, the stack that goes with it, the length of its text, the sizes that numbers give to what filters make,
+//! and what namespaces keep.
 //!
-//! In: the arguments of filters and functions, values that are assigned in namespaces. Out: an error marked [`LimitReached`] where they would make too much.
+//! In: the arguments of filters and functions, values that are assigned in namespaces. Out: an error marked [`LimitReached`] where they
+//! would make too much.
 
 use crate::python;
 use minijinja::value::{Rest, Value, ValueKind, ValueOrKwargs};

@@ -6,11 +6,12 @@
 //! Like the reference: `trim_blocks` and `lstrip_blocks`, loop controls, Python's methods on strings and maps,
 //! `raise_exception`, `strftime_now`, `tojson` in the style of `json.dumps`, and `{% generation %}` as a plain block.
 //! Values print as there but for floats from 1e16 on and below 1e-4, which have no exponent; `loop.last` is not known in loops over the
-//! letters of a text, and methods are not `defined` as attributes. `%` on texts is refused. Unlike it, there is no way to other files and
-//! no attribute that starts with two underscores, fuel bounds the work, and the length of the text is bounded, as is what the numbers make
-//! that filters and formats are given. Namespaces keep no namespaces, so that every value has an end, and rendering has a stack for the
-//! deepest. Not bounded is the memory of intermediate strings that a hostile template multiplies otherwise, by `+`, `replace` or `join`
-//! (`*` stops at the engine's own 100 MB); that needs a limit on the process, as `rcompile` has while it opens a model.
+//! letters of a text, and methods are not `defined` as attributes. `%` on texts is refused, as are keys in formats that are not ASCII.
+//! Unlike it, there is no way to other files and no attribute that starts with two underscores, fuel bounds the work, and the length of the
+//! text is bounded, as is what the numbers make that filters and formats are given. Namespaces keep no namespaces and no `loop`, so that
+//! every value has an end, and rendering has a stack for the deepest. Not bounded is the memory of intermediate strings that a hostile
+//! template multiplies otherwise, by `+`, `replace` or `join` (`*` stops at the engine's own 100 MB); that needs a limit on the process, as
+//! `rcompile` has while it opens a model.
 //!
 //! Sources: transformers `chat_template_utils.py`; Jinja2's template documentation; Python's `json` and `strftime`.
 
