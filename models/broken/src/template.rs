@@ -31,7 +31,7 @@ pub const TEMPLATE: &[Case] = &[
         let grow = "{% set x = [[[[[x]]]]] %}".repeat(30);
         t.put("chat_template.jinja", format!("{{% set x = [] %}}{grow}{{{{ x | pprint }}}}"));
     }),
-    ("tmpl_endless_value", 7, &["chat_template.jinja", "namespaces in a namespace"], |t| {
+    ("tmpl_endless_value", 7, &["chat_template.jinja", "namespaces and loops in a namespace"], |t| {
         t.put("chat_template.jinja", "{% set ns = namespace() %}{% set ns.x = ns %}{{ ns }}");
     }),
     ("tmpl_precision", 7, &["chat_template.jinja", "65536"], |t| t.put("chat_template.jinja", "{{ '%.65536f' | format(1) }}")),
