@@ -16,8 +16,8 @@ use crate::input::{missing, refused};
 use crate::link::guard::{self, Running};
 use crate::link::payload;
 use crate::options::Compare;
-use crate::pipeline::STACK_BYTES;
 use crate::report::{self, Progress};
+use crate::threads;
 use rcompile_message::escape;
 use rcompile_runtime::abi::{Manifest, Task};
 use rcompile_runtime::logits::{Header, LogitsError, LogitsReader, WINDOW};
@@ -228,7 +228,7 @@ impl Executable {
             _ => failed(format!("cannot be started: {e}")),
         })?;
         let stderr = running.take_stderr();
-        let messages = std::thread::Builder::new().stack_size(STACK_BYTES).spawn(move || {
+        let messages = threads::spawn(move || {
             let mut text = Vec::new();
             if let Some(mut stderr) = stderr {
                 // What does not fit, or cannot be read, is no reason to fail: it is only messages.
@@ -236,8 +236,7 @@ impl Executable {
                 let _ = io::copy(&mut stderr, &mut io::sink());
             }
             String::from_utf8_lossy(&text).into_owned()
-        });
-        let messages = messages.map_err(Error::threads)?;
+        })?;
         Ok((Child { exe: self, running, messages }, reader))
     }
 }

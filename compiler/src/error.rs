@@ -77,7 +77,17 @@ pub enum Error {
         place: String,
         /// What does not hold.
         what: String,
+        /// Lines that say more of it, for us.
+        detail: String,
     },
+}
+
+/// Bytes of what a line says of its place.
+const PLACE_MAX: usize = 160;
+
+/// The line of something worth saying that does not stop a build: `warning[W-topic]: place: what`, of at most [`LINE_MAX`] bytes.
+pub fn warning(topic: &str, place: &str, what: &str) -> String {
+    cut(&format!("warning[W-{topic}]: {}: {what}", cut(place, PLACE_MAX)), LINE_MAX)
 }
 
 impl Error {
@@ -93,7 +103,12 @@ impl Error {
 
     /// Something that must not happen, whatever the input.
     pub fn bug(place: impl fmt::Display, what: impl fmt::Display) -> Error {
-        Error::Bug { place: place.to_string(), what: what.to_string() }
+        Error::Bug { place: place.to_string(), what: what.to_string(), detail: String::new() }
+    }
+
+    /// The same, with lines that say more of it.
+    pub fn bug_in(place: impl fmt::Display, what: impl fmt::Display, detail: impl fmt::Display) -> Error {
+        Error::Bug { place: place.to_string(), what: what.to_string(), detail: detail.to_string() }
     }
 
     /// The system gives us no thread.
@@ -134,9 +149,12 @@ impl Error {
         }
     }
 
-    /// The error as lines for stderr: exactly one `error[CODE]` line, then help.
+    /// The error as lines for stderr: exactly one `error[CODE]` line, what is for us alone, then help.
     pub fn lines(&self) -> Vec<String> {
         let mut lines = vec![self.to_string()];
+        if let Error::Bug { detail, .. } = self {
+            lines.extend(detail.lines().map(|l| format!("detail: {}", escape(l))));
+        }
         lines.extend(self.help().into_iter().flat_map(str::lines).map(|l| format!("help: {}", escape(l))));
         lines
     }
@@ -157,12 +175,12 @@ impl fmt::Display for Error {
                 let name = signal_hook::low_level::signal_name(*signal).unwrap_or("a signal");
                 return write!(f, "error[E{}-signal]: interrupted by {name}", self.exit_code());
             }
-            Error::Bug { place, what } => {
+            Error::Bug { place, what, .. } => {
                 joined = what.lines().collect::<Vec<_>>().join("; ");
                 ("internal", place.as_str(), joined.as_str())
             }
         };
-        let line = format!("error[E{}-{topic}]: {}: {}", self.exit_code(), cut(place, 160), escape(what));
+        let line = format!("error[E{}-{topic}]: {}: {}", self.exit_code(), cut(place, PLACE_MAX), escape(what));
         f.write_str(&cut(&line, LINE_MAX))
     }
 }
@@ -181,11 +199,7 @@ impl From<rcompile_codegen::Error> for Error {
             rcompile_codegen::Error::Target(what) => {
                 Error::Unsupported { place: "--target, --cpu".into(), what, help: Some("rcompile targets lists what is known".into()) }
             }
-            other => {
-                // All lines of a broken invariant are for us; the one-line error says where to look.
-                crate::report::say(&other.to_string());
-                Error::bug("codegen", "see above")
-            }
+            other => Error::bug_in("codegen", "breaks an invariant", other),
         }
     }
 }
@@ -223,6 +237,12 @@ mod tests {
         assert_eq!(lines.len(), 3);
         assert!(lines[0].len() <= LINE_MAX && !lines[0].contains('\u{1b}') && !lines[0].contains('\n'));
         assert!(lines[0].starts_with("error[E8-output]: "));
+        let long = "x\u{1b}[2J\n".repeat(1000);
+        let line = warning("keep", &long, &long);
+        assert!(line.len() <= LINE_MAX && !line.contains('\u{1b}') && !line.contains('\n'));
+        assert!(line.starts_with("warning[W-keep]: ") && line.matches("...").count() == 2, "{line}");
+        let lines = Error::bug_in("pass", "is wrong", "%1 = mm\n  ^\u{1b}").lines();
+        assert_eq!(lines[..3], ["error[E70-internal]: pass: is wrong", "detail: %1 = mm", "detail:   ^\\u{1b}"]);
         assert_eq!((e.exit_code(), Error::Interrupted(2).exit_code(), Error::Interrupted(15).exit_code()), (8, 130, 143));
     }
 }

@@ -22,6 +22,7 @@ pub mod scaling;
 mod settings;
 mod stages;
 pub mod targets;
+mod threads;
 pub mod tuning;
 
 pub use error::Error;

@@ -6,9 +6,9 @@ use crate::link::payload::Blobs;
 use crate::plan::{PackJob, Planned, Plans, WeightTable};
 use crate::stages::Source;
 use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Layout, Panels, Program};
+use rcompile_graph::Pool;
 use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
-use rcompile_models::pooling::PoolingMode;
 use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, OutputKind, Pooling, PoolingInfo, StateInfo, Task, TextInfo};
 
 /// What an executable of a model for this task does.
@@ -116,18 +116,20 @@ impl Contents<'_> {
                 min_p: generation.min_p.map(|x| x as f32),
                 repetition_penalty: generation.repetition_penalty.map(|x| x as f32),
             },
-            pooling: model.pooling.as_ref().map(|p| PoolingInfo {
-                mode: match p.mode {
-                    PoolingMode::Mean => Pooling::Mean,
-                    PoolingMode::Cls => Pooling::Cls,
-                    PoolingMode::Max => Pooling::Max,
-                    PoolingMode::Last => Pooling::Last,
-                },
-                normalize: p.normalize,
-            }),
+            pooling: model.pooling.as_ref().map(|p| PoolingInfo { mode: pooling(p.mode), normalize: p.normalize }),
             notes: self.calibration.iter().map(|c| c.note.clone()).chain(tiny.map(String::from)).collect(),
         };
         serde_json::to_vec(&manifest).map_err(|e| Error::bug("manifest", e))
+    }
+}
+
+/// As the executable names it.
+fn pooling(pool: Pool) -> Pooling {
+    match pool {
+        Pool::Mean => Pooling::Mean,
+        Pool::Cls => Pooling::Cls,
+        Pool::Max => Pooling::Max,
+        Pool::Last => Pooling::Last,
     }
 }
 
@@ -141,4 +143,17 @@ pub(crate) fn weights_type(weights: &WeightTable) -> String {
     };
     weights.jobs.iter().for_each(|j| *bytes.entry(name(j)).or_insert(0) += j.bytes);
     bytes.into_iter().max_by_key(|(_, b)| *b).map_or("f32", |(name, _)| name).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rcompile_runtime::abi::POOLED_VECTORS;
+
+    /// What a trace writes for a run is where executables look for it.
+    #[test]
+    fn vectors_lie_where_they_are_read() {
+        let read = |normalised| Pool::ALL.map(|pool| pooling(pool).vector(normalised));
+        assert_eq!([read(false), read(true)].concat(), (0..POOLED_VECTORS).collect::<Vec<_>>());
+    }
 }

@@ -23,6 +23,7 @@ use crate::outputs;
 use crate::passes::*;
 use crate::report::{self, Report};
 use crate::stages::{Background, Building};
+use crate::threads::STACK_BYTES;
 use crate::{compare, doctor, inspect, targets};
 use rcompile_graph::Module;
 
@@ -75,9 +76,6 @@ pub const PASSES: &[Pass] = &[
     Pass::new("dce-2", dce::run, 0),                                            // what fusion left behind
     Pass::new("outline-layers", outline_layers::run, 1).of_steps(),             // last: all others see plain layers
 ];
-
-/// Bytes of the stack of a thread that compiles, whatever `RUST_MIN_STACK` says. (Control groups count them.)
-pub const STACK_BYTES: usize = 2 << 20;
 
 /// Runs a verb.
 pub fn dispatch(command: Command) -> Result<(), Error> {

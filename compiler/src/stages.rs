@@ -8,7 +8,7 @@ use crate::cache::entry::Key;
 use crate::cache::{Cache, Loaded};
 use crate::calibrate::{self, Calibration, CalibrationText};
 use crate::emit::{self, bucket_name};
-use crate::error::Error;
+use crate::error::{Error, warning};
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Linked, Step, tools};
@@ -17,12 +17,13 @@ use crate::options::{Autotune, Build, EmitKind, Keep, Task as TaskOption, Weight
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{Products, Quantisation};
-use crate::passes::{Pass, PassCx};
-use crate::pipeline::{PASSES, STACK_BYTES};
+use crate::passes::{self, Pass, PassCx};
+use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::settings::Settings;
 use crate::targets;
+use crate::threads::Worker;
 use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
@@ -40,7 +41,6 @@ use rcompile_runtime::text::TextError;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 /// Rows that may want logits in one step: full f32 logits are written for each.
@@ -94,9 +94,6 @@ pub(crate) struct Background {
     /// The compact tokenizer, where the model has one.
     pub tokenizer: Worker<Option<Vec<u8>>>,
 }
-
-/// Work on a thread of its own.
-pub(crate) struct Worker<T>(JoinHandle<Result<T, Error>>);
 
 /// The weights of an executable in their place.
 pub(crate) struct PackedWeights {
@@ -185,7 +182,7 @@ impl<'o> Building<'o> {
         let mut modules = Vec::new();
         for &rows in buckets {
             let module = trace_bucket(&source.model, &source.settings, rows)?;
-            verify_graph("trace", &module)?;
+            passes::verify("trace", &module)?;
             modules.push(module);
             stage.advance(1);
         }
@@ -219,7 +216,7 @@ impl<'o> Building<'o> {
         let last = passes.iter().position(|pass| self.o.stop_after.as_deref() == Some(pass.name));
         stage.finish(&format!("{} passes", last.map_or(passes.len(), |last| last + 1)));
         for pattern in unread.unwrap_or_default() {
-            self.warn(Some(format!("warning[W-keep]: --keep {pattern}: has no effect, no matrix product reads what it names")));
+            self.warn(Some(warning("keep", &format!("--keep {pattern}"), "has no effect, no matrix product reads what it names")));
         }
         Ok(())
     }
@@ -253,11 +250,12 @@ impl<'o> Building<'o> {
         let noisy = measured.buckets.iter().filter(|bucket| bucket.is_undecided());
         let noisy: Vec<String> = noisy.map(|bucket| format!("{} rows ({:.0} %)", bucket.rows, bucket.noise * 100.0)).collect();
         if !noisy.is_empty() {
-            self.warn(Some(format!(
-                "warning[W-autotune]: --autotune: the same code differed too much from run to run to choose tiles for {}; the planner's are \
-                 kept, try again when the machine is idle",
+            let what = format!(
+                "the same code differed too much from run to run to choose tiles for {}; the planner's are kept, try again when the machine is \
+                 idle",
                 noisy.join(", ")
-            )));
+            );
+            self.warn(Some(warning("autotune", "--autotune", &what)));
         }
         let input = best.write(self.o.tuning.as_deref(), isa)?;
         self.report.autotune = Some(measured);
@@ -409,13 +407,12 @@ impl<'o> Building<'o> {
         if let (None, Some(key)) = (&loaded, key) {
             cache.keep_weights(key, weights.len, &packed, exe.sink(), &weight_files, &model.name);
         }
-        let warning = exe.publish(&place.work, place.output)?;
+        let unsynced = exe.publish(&place.work, place.output)?;
         stage.finish("written, re-read and checked");
-        self.warn(warning);
+        self.warn(unsynced);
         self.report.output = Some(place.output.display().to_string());
         if let Some((tensor, index)) = &packed.nonfinite {
-            let tensor = rcompile_message::escape(tensor);
-            self.warn(Some(format!("warning[W-safetensors]: {tensor}[{index}]: is not finite, compiled as it is")));
+            self.warn(Some(warning("safetensors", &format!("{tensor}[{index}]"), "is not finite, compiled as it is")));
         }
         Ok(())
     }
@@ -435,17 +432,6 @@ impl Background {
         let (hashed, read) = (model.clone(), model.clone());
         let inputs = Worker::start(move || Ok(hashed.hash_inputs()?))?;
         Ok(Background { inputs, tokenizer: Worker::start(move || compact_tokenizer(&read))? })
-    }
-}
-
-impl<T: Send + 'static> Worker<T> {
-    fn start(work: impl FnOnce() -> Result<T, Error> + Send + 'static) -> Result<Worker<T>, Error> {
-        std::thread::Builder::new().stack_size(STACK_BYTES).spawn(work).map(Worker).map_err(Error::threads)
-    }
-
-    /// What came out; a panic of the thread is ours.
-    pub fn join(self) -> Result<T, Error> {
-        self.0.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 }
 
@@ -481,14 +467,6 @@ fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module,
     trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
 }
 
-fn verify_graph(after: &str, module: &Module) -> Result<(), Error> {
-    rcompile_graph::verify(module).map_err(|e| {
-        // The IR at the guilty line is for us; the one-line error says where to look.
-        report::say(&e.to_string());
-        Error::bug(format_args!("graph after {after}"), "breaks a rule of the IR, see above")
-    })
-}
-
 /// Is this a matrix that would be of another type than bf16?
 fn is_narrowed(tensor: &str, kept: Option<DType>, model: &Model) -> bool {
     let tensor = model.weights.get(tensor).filter(|t| t.shape.len() == 2);
@@ -518,7 +496,7 @@ fn run_passes(
             return Err(Error::bug(format_args!("graph after {}", pass.name), "is another one, of which the pass says nothing"));
         }
         if changed {
-            verify_graph(pass.name, module)?;
+            passes::verify(pass.name, module)?;
             // Numbered by its place among all passes, whichever run.
             let number = PASSES.iter().take_while(|p| p.name != pass.name).count() + 1;
             let name = format!("{number:02}-{}.graph", pass.name);
@@ -528,7 +506,7 @@ fn run_passes(
             break;
         }
     }
-    verify_graph("passes", module)?;
+    passes::verify("passes", module)?;
     if o.explain {
         let notes = cx.notes.into_iter().map(|n| format!("{bucket} {n}"));
         report.notes.extend(notes);
@@ -541,27 +519,22 @@ fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
     let mut remarks = Vec::new();
     let (positions, trained) = (settings.ctx_size, model.facts().max_positions);
     if positions as usize > trained {
-        remarks.push(format!(
-            "warning[W-context]: --ctx-size: {positions} positions are beyond what the model was trained for, {trained}; later positions may \
-             be nonsense"
-        ));
+        let what = format!("{positions} positions are beyond what the model was trained for, {trained}; later positions may be nonsense");
+        remarks.push(warning("context", "--ctx-size", &what));
     }
     let narrowed = settings.compute == DType::BF16;
     if let Some(stored) = settings.weight_dtype.filter(|stored| narrowed && *stored != DType::BF16) {
-        remarks.push(format!(
-            "warning[W-dtype]: --compute bf16: weights of matrix products that are no codes are stored in bf16; --dtype {} is for the others",
-            stored.name()
-        ));
+        let what = "weights of matrix products that are no codes are stored in bf16";
+        remarks.push(warning("dtype", "--compute bf16", &format!("{what}; --dtype {} is for the others", stored.name())));
     }
     if let Some((tensor, _)) = settings.quantisation.kept.iter().find(|(tensor, dtype)| narrowed && is_narrowed(tensor, **dtype, model)) {
-        let name = rcompile_message::escape(tensor);
-        remarks.push(format!(
-            "warning[W-dtype]: --compute bf16: what --keep says of {name} is stored in bf16 if it is a weight of matrix products"
-        ));
+        let what = format!("what --keep says of {tensor} is stored in bf16 if it is a weight of matrix products");
+        remarks.push(warning("dtype", "--compute bf16", &what));
     }
     if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
         let count = model.weights.coded_count();
-        remarks.push(format!("warning[W-quantize]: --quantize: {count} matrices of the checkpoint are codes already and stay as they are"));
+        let what = format!("{count} matrices of the checkpoint are codes already and stay as they are");
+        remarks.push(warning("quantize", "--quantize", &what));
     }
     remarks
 }
@@ -573,7 +546,7 @@ fn unread_patterns(asked: &[Keep], model: &Model, products: &Products) -> Vec<St
         named.any(|t| products.tensors.contains(model.facts().read_for(&t.name)))
     };
     let unread = asked.iter().filter(|keep| keep.dtype.is_some() && !is_read(keep));
-    unread.map(|keep| rcompile_message::escape(&keep.pattern).to_string()).collect()
+    unread.map(|keep| keep.pattern.clone()).collect()
 }
 
 /// What is asked for is made, or the executable would say of itself what it is not.

@@ -14,7 +14,7 @@
 //! any result: each output element is one chain over k in every tile.
 
 use crate::emit;
-use crate::error::Error;
+use crate::error::{Error, warning};
 use crate::input;
 use rcompile_codegen::isa::{Distances, Isa};
 use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Matmul, MatmulTile, Panels, Program};
@@ -121,12 +121,12 @@ impl Tuning {
         let there: HashSet<MatmulKey> = programs.flat_map(matmuls).map(|(key, _)| key).collect();
         let unused: Vec<&Entry> = self.entries.iter().filter(|e| !there.contains(&e.key())).collect();
         let Entry { rows, weights, compute, k, n, ways, .. } = unused.first()?;
-        Some(format!(
-            "warning[W-tuning]: --tuning: {} of {} entries are for matmuls that are not in this build; the first: rows {rows}, weights {weights}, compute {}, k {k}, n {n}, ways {ways}",
-            unused.len(),
-            self.entries.len(),
-            compute.name(),
-        ))
+        let (unused, all, compute) = (unused.len(), self.entries.len(), compute.name());
+        let what = format!(
+            "{unused} of {all} entries are for matmuls that are not in this build; the first: rows {rows}, weights {weights}, compute {compute}, \
+             k {k}, n {n}, ways {ways}"
+        );
+        Some(warning("tuning", "--tuning", &what))
     }
 
     /// Adds a choice, or replaces the one for the same matmul.

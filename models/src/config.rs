@@ -10,6 +10,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use rcompile_graph::Unary;
 use serde_json::{Map, Value};
 
 use crate::error::{Error, Kind};
@@ -250,38 +251,13 @@ pub fn check_dtype(config: &ConfigReader<'_>) -> Result<(), Error> {
     Ok(())
 }
 
-/// The function between the two halves of a feed-forward block.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `x * Phi(x)` with the exact error function.
-    GeluErf,
-    /// The tanh approximation of GELU; every spelling of it computes the same function.
-    GeluTanh,
-    /// `max(x, 0)`.
-    Relu,
-}
-
-impl Activation {
-    /// The op that computes it.
-    pub fn op(self) -> rcompile_graph::Unary {
-        match self {
-            Activation::Silu => rcompile_graph::Unary::Silu,
-            Activation::GeluErf => rcompile_graph::Unary::Gelu,
-            Activation::GeluTanh => rcompile_graph::Unary::GeluTanh,
-            Activation::Relu => rcompile_graph::Unary::Relu,
-        }
-    }
-}
-
-/// The activation named by `key`.
-pub fn activation(config: &ConfigReader<'_>, key: &str, default: &'static str) -> Result<Activation, Error> {
+/// The function between the two halves of a feed-forward block that `key` names. All spellings of GELU's tanh form compute the same.
+pub fn activation(config: &ConfigReader<'_>, key: &str, default: &'static str) -> Result<Unary, Error> {
     match config.str_or(key, default)? {
-        "silu" | "swish" => Ok(Activation::Silu),
-        "gelu" | "gelu_python" => Ok(Activation::GeluErf),
-        "gelu_new" | "gelu_fast" | "gelu_accurate" | "gelu_pytorch_tanh" | "gelu_python_tanh" => Ok(Activation::GeluTanh),
-        "relu" => Ok(Activation::Relu),
+        "silu" | "swish" => Ok(Unary::Silu),
+        "gelu" | "gelu_python" => Ok(Unary::Gelu),
+        "gelu_new" | "gelu_fast" | "gelu_accurate" | "gelu_pytorch_tanh" | "gelu_python_tanh" => Ok(Unary::GeluTanh),
+        "relu" => Ok(Unary::Relu),
         other => Err(config.unsupported(key, other, "one of silu, gelu, gelu_new, gelu_pytorch_tanh, relu")),
     }
 }

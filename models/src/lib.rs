@@ -8,7 +8,7 @@
 //! Everything that can be wrong with a model directory is found here and told in one line ([`Error`]); later stages
 //! rely on it. Nothing in the directory is executed, nothing outside it is read, sizes are compared with the files
 //! before memory is asked for, and foreign parsers run with panics caught. Whether weights are finite is asked while
-//! they are packed ([`weights::first_nonfinite`]), since only then they are read.
+//! they are packed ([`weights::first_nonfinite`]), since only then they are read; of codes scales are looked at here.
 //!
 //! Architectures ([`arch`]) describe models: a configuration, the tensors they need, and the forward computation.
 
@@ -301,7 +301,7 @@ fn check_context(facts: &Facts, options: &OpenOptions) -> Result<(), Error> {
     Err(Error::new(Kind::Unsupported, CONFIG, place, "is below the context size asked for", expected, context))
 }
 
-/// Compiles the template and renders a few conversations, within its bounds.
+/// Compiles the template and renders conversations until one renders, within its bounds.
 fn probe_template(file: &str, source: &str, tokenizer: Option<&Tokenizer>) -> Result<(), Error> {
     let place = |line: usize| if line == 0 { "chat_template".to_string() } else { format!("line {line}") };
     let refuse = |e: &TemplateError| match e.kind {

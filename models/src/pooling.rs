@@ -3,6 +3,7 @@
 //! In: `modules.json` with `1_Pooling/config.json`, `sentence_bert_config.json` and `config_sentence_transformers.json`. Out: [`Pooling`],
 //! checked against the model's width.
 
+use rcompile_graph::Pool;
 use serde_json::Value;
 
 use crate::config::{ConfigReader, SIZE_MAX};
@@ -17,24 +18,11 @@ pub const MODULES: &str = "modules.json";
 const PROMPTS: &str = "config_sentence_transformers.json";
 const TEXTS: &str = "sentence_bert_config.json";
 
-/// How the vectors of a text's tokens become one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PoolingMode {
-    /// The mean over all tokens.
-    Mean,
-    /// The first token's.
-    Cls,
-    /// The largest of each element.
-    Max,
-    /// The last token's.
-    Last,
-}
-
 /// A sentence encoder's last steps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pooling {
     /// How tokens become one vector.
-    pub mode: PoolingMode,
+    pub mode: Pool,
     /// Whether the vector is scaled to length 1.
     pub normalize: bool,
     /// Tokens of a text that are used, special ones included; longer texts are cut.
@@ -115,7 +103,7 @@ fn refuse_default_prompt(dir: &ModelDir) -> Result<(), Error> {
     }
 }
 
-fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<PoolingMode, Error> {
+fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<Pool, Error> {
     let file = if folder.is_empty() { "config.json".to_string() } else { format!("{folder}/config.json") };
     let map = json::parse_object(&file, &dir.open_file(&file)?.read_all(SETTINGS_BYTES_MAX)?)?;
     let c = ConfigReader::new(&file, &map);
@@ -127,10 +115,10 @@ fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<Pooling
     }
     let supported = "one of cls, mean, max, lasttoken";
     let of = |name: &str, key: &str| match name {
-        "mean" | "mean_tokens" => Ok(PoolingMode::Mean),
-        "cls" | "cls_token" => Ok(PoolingMode::Cls),
-        "max" | "max_tokens" => Ok(PoolingMode::Max),
-        "lasttoken" | "last" => Ok(PoolingMode::Last),
+        "mean" | "mean_tokens" => Ok(Pool::Mean),
+        "cls" | "cls_token" => Ok(Pool::Cls),
+        "max" | "max_tokens" => Ok(Pool::Max),
+        "lasttoken" | "last" => Ok(Pool::Last),
         other => Err(c.unsupported(key, other, supported)),
     };
     let named = match c.value("pooling_mode") {
@@ -151,7 +139,7 @@ fn read_mode(dir: &ModelDir, folder: &str, hidden_size: usize) -> Result<Pooling
     match chosen.as_slice() {
         [(_, mode)] => Ok(*mode),
         // As the reference has it.
-        [] => Ok(PoolingMode::Mean),
+        [] => Ok(Pool::Mean),
         several => {
             let names: Vec<&str> = several.iter().map(|(name, _)| *name).collect();
             Err(c.unsupported("pooling_mode", names.join(" and "), "a single one"))
@@ -217,7 +205,7 @@ mod tests {
         let (transformer, pool) = (module("Transformer", ""), module("Pooling", "1_Pooling"));
         let mean = json!({"word_embedding_dimension": 8, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
         let full = json!([transformer, pool, module("Normalize", "2_Normalize")]);
-        let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: None, lowercase: false };
+        let expected = Pooling { mode: Pool::Mean, normalize: true, max_tokens: None, lowercase: false };
         assert_eq!(pooling(full.clone(), mean.clone()).unwrap(), Some(expected));
         for (modules, mode, exit) in [
             (json!([transformer, pool, module("Dense", "2_Dense")]), mean.clone(), 6),
@@ -235,11 +223,11 @@ mod tests {
             assert_eq!(pooling(modules.clone(), mode.clone()).unwrap_err().exit_code(), exit, "{modules} {mode}");
         }
         for (mode, expected) in [
-            (json!({}), PoolingMode::Mean),
-            (json!({"pooling_mode_mean_tokens": false}), PoolingMode::Mean),
-            (json!({"pooling_mode": "lasttoken"}), PoolingMode::Last),
-            (json!({"pooling_mode": ["max"], "embedding_dimension": 8}), PoolingMode::Max),
-            (json!({"pooling_mode": "cls", "pooling_mode_mean_tokens": true}), PoolingMode::Cls),
+            (json!({}), Pool::Mean),
+            (json!({"pooling_mode_mean_tokens": false}), Pool::Mean),
+            (json!({"pooling_mode": "lasttoken"}), Pool::Last),
+            (json!({"pooling_mode": ["max"], "embedding_dimension": 8}), Pool::Max),
+            (json!({"pooling_mode": "cls", "pooling_mode_mean_tokens": true}), Pool::Cls),
         ] {
             assert_eq!(pooling(full.clone(), mode.clone()).unwrap().unwrap().mode, expected, "{mode}");
         }

@@ -6,15 +6,15 @@
 //! ```text
 //! gptq, bits 4 or 8   X.qweight I32 [k * bits / 32, n]   word w of a column holds k = w * 32 / bits + i in bits i * bits ..
 //!                     X.qzeros  I32 [groups, n * bits / 32]   likewise along n; minus one in checkpoint_format "gptq"
-//!                     X.scales  F16 [groups, n]   groups = k / group_size, rounded up: the last one may be short
+//!                     X.scales  F16 or BF16 [groups, n]   groups = k / group_size, rounded up: the last one may be short
 //!                     X.g_idx   I32 [k]   group of each k; without it k / group_size
 //! awq gemm, bits 4    X.qweight I32 [k, n / 8]   column 0, 2, 4, 6, 1, 3, 5, 7 of eight in bits 0 .., 4 .., 8 ..
-//!                     X.qzeros  I32 [groups, n / 8], in the same order; X.scales F16 [groups, n]
+//!                     X.qzeros  I32 [groups, n / 8], in the same order; X.scales F16 or BF16 [groups, n]
 //! ```
 //! Which layers are quantised is seen from the tensors: those with a `qweight`. Groups of other sizes than the graph's are stored as
-//! several of its groups with the same scale; a symmetric checkpoint (GPTQ's `sym`, AWQ without `zero_point`) must have the middle of the
-//! codes for every zero point. That, and scales, are looked at for all layers of the model when the directory is opened; codes are not read
-//! before they are wanted.
+//! several of its groups with the same scale. A scale in BF16 has to be a value of F16; a symmetric checkpoint (GPTQ's `sym`, AWQ without
+//! `zero_point`) must have the middle of the codes for every zero point. Both are looked at for all layers of the model when the directory
+//! is opened; codes are not read before they are wanted.
 //!
 //! With `desc_act` the `k` of a group are not neighbours. The matrix then has its columns in the order of their groups, and
 //! [`CodedMatrix::order`] names the table by which the trace takes the layer's inputs in the same order. Layers of one module with equal orders

@@ -51,7 +51,7 @@ pub struct Trace<'a> {
 }
 
 impl Trace<'_> {
-    /// A tensor of the checkpoint, by canonical name; matrices in the type of `--dtype`, unless they are codes.
+    /// A tensor of the checkpoint, by canonical name, of this shape; matrices in the type of `--dtype`, unless they are codes.
     pub fn weight(&mut self, name: &str, shape: &[usize]) -> ValueId {
         let stored = self.stored(name);
         let source = Recipe::Source { tensor: name.to_string() };
@@ -71,7 +71,7 @@ impl Trace<'_> {
     fn wanted_type(&self, name: &str) -> Option<DType> {
         self.options.weight_dtype.filter(|_| self.options.as_stored.iter().all(|kept| kept != name))
     }
-    /// A weight stored `[in, out]`, read as `[out, in]`.
+    /// A weight stored `[input, output]`, read as `[output, input]`.
     pub fn weight_transposed(&mut self, name: &str, input: usize, output: usize) -> ValueId {
         let stored = self.stored(name);
         let dtype = self.wanted_type(name).unwrap_or(stored);
@@ -81,17 +81,17 @@ impl Trace<'_> {
         }
         self.b.param(&format!("{name}.t"), Type::new(dtype, [output.into(), input.into()]), recipe)
     }
-    /// A vector widened to f32.
+    /// A vector, widened: `f32[len]`.
     pub fn vector(&mut self, name: &str, len: usize) -> Built {
         let w = self.weight(name, &[len]);
         self.b.convert(w, DType::F32)
     }
-    /// `x W^T (+ bias)`: `name.weight: [out, in]`, `name.bias: [out]`.
+    /// `x W^T (+ bias)`, `x: [.., input]`: `name.weight: [output, input]`, `name.bias: [output]`.
     pub fn linear(&mut self, x: ValueId, name: &str, input: usize, output: usize, bias: bool) -> Built {
         let y = self.matmul(x, &format!("{name}.weight"), input, output)?;
         self.bias(y, name, output, bias)
     }
-    /// `x W^T`, `matrix: [out, in]`. A matrix of codes may want its inputs in another order ([`crate::quantised::CodedMatrix::order`]).
+    /// `x W^T`, `x: [.., input]`, `matrix: [output, input]`. A matrix of codes may want its inputs in another order ([`crate::quantised::CodedMatrix::order`]).
     pub fn matmul(&mut self, x: ValueId, matrix: &str, input: usize, output: usize) -> Built {
         let x = match self.weights.coded(matrix).and_then(|coded| coded.order.clone()) {
             None => x,
@@ -104,7 +104,7 @@ impl Trace<'_> {
         let w = self.weight(matrix, &[output, input]);
         self.b.linear(x, w)
     }
-    /// `x W (+ bias)`: HF `Conv1D`, `name.weight: [in, out]`.
+    /// `x W (+ bias)`, `x: [.., input]`: HF `Conv1D`, `name.weight: [input, output]`, `name.bias: [output]`.
     pub fn conv1d(&mut self, x: ValueId, name: &str, input: usize, output: usize) -> Built {
         let w = self.weight_transposed(&format!("{name}.weight"), input, output);
         let y = self.b.linear(x, w)?;
@@ -168,7 +168,7 @@ impl Trace<'_> {
     pub fn join_heads(&mut self, x: ValueId, heads: usize, head_dim: usize) -> Built {
         self.b.reshape(x, &[self.t, (heads * head_dim).into()])
     }
-    /// The KV cache of a layer.
+    /// The KV cache of a layer: keys and values `[kv_heads, head_dim]` of each row; `persistent`: from step to step.
     pub fn kv_state(&mut self, layer: usize, kv_heads: usize, head_dim: usize, persistent: bool) -> StateId {
         let state = State {
             name: format!("layers.{layer}.kv"),
@@ -179,19 +179,20 @@ impl Trace<'_> {
         };
         self.b.state(state)
     }
-    /// Rows of an embedding table, widened to f32.
+    /// Rows of an embedding table `[rows, width]`, widened: `ids: i32[T]` to `f32[T, width]`.
     pub fn embedding(&mut self, name: &str, rows: usize, width: usize, ids: ValueId) -> Built {
         let table = self.weight(name, &[rows, width]);
         let x = self.b.embedding(table, ids)?;
         self.b.convert(x, DType::F32)
     }
-    /// Pooled vectors of each run: mean, cls, max, last, then the same four L2-normalised (`x / max(|x|, 1e-12)`).
+    /// Pooled vectors of each run of `x: [T, d]`, eight of `[S, d]`: by each of [`Pool::ALL`], then the same L2-normalised
+    /// (`x / max(|x|, 1e-12)`).
     pub fn pooled(&mut self, x: ValueId) -> Result<Vec<ValueId>, TypeError> {
         let mut outputs = Vec::new();
-        for pool in [Pool::Mean, Pool::Cls, Pool::Max, Pool::Last] {
+        for pool in Pool::ALL {
             outputs.push(self.b.pool(pool, x, self.slot)?);
         }
-        for i in 0..4 {
+        for i in 0..Pool::ALL.len() {
             let v = outputs[i];
             let square = self.b.mul(v, v)?;
             let sum = self.b.reduce(Reduce::Sum, square, 1)?;

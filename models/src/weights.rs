@@ -1,8 +1,8 @@
 //! The tensors of a checkpoint: `model.safetensors`, or shards with `model.safetensors.index.json`.
 //!
 //! In: the open directory. Out: a [`WeightIndex`]: every tensor's type, shape and place, and reading by `pread`. Opening reads headers
-//! (`header`), inputs of columns where those are not in order, and a head that has to be the embedding; what else is read is looked
-//! through for NaN and infinity ([`first_nonfinite`]) by those who read it.
+//! (`header`), inputs of columns where those are not in order, scales of codes and, of symmetric ones, zero points, and a head that has to
+//! be the embedding; what else is read is looked through for NaN and infinity ([`first_nonfinite`]) by those who read it.
 //!
 //! Matrices that are stored as codes ([`crate::quantised`]) are seen here under the names and shapes that the architecture asks for.
 //!

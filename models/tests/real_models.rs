@@ -2,8 +2,9 @@
 
 mod common;
 
+use rcompile_graph::Pool;
 use rcompile_models::arch::Task;
-use rcompile_models::pooling::{Pooling, PoolingMode};
+use rcompile_models::pooling::Pooling;
 use rcompile_models::{OpenOptions, open};
 use rcompile_template::{Template, TemplateInput};
 use serde_json::json;
@@ -77,7 +78,7 @@ fn minilm() {
     let model = open(&folder, &OpenOptions::default()).unwrap_or_else(|e| panic!("{e}"));
     assert_eq!(model.warnings, []);
     assert_eq!(model.arch.task, Task::Embed);
-    let expected = Pooling { mode: PoolingMode::Mean, normalize: true, max_tokens: Some(256), lowercase: false };
+    let expected = Pooling { mode: Pool::Mean, normalize: true, max_tokens: Some(256), lowercase: false };
     assert_eq!(model.pooling, Some(expected));
     // The ids of positions that it stores, and the pooler that nothing reads, are no parameters.
     let stored: u64 = model.weights.iter().map(|t| t.elements()).sum();

@@ -76,6 +76,11 @@ pub enum Pool {
     Last,
 }
 
+impl Pool {
+    /// All, in the order in which an encoder writes their vectors.
+    pub const ALL: [Pool; 4] = [Pool::Mean, Pool::Cls, Pool::Max, Pool::Last];
+}
+
 /// Variables of attention expressions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttnVar {

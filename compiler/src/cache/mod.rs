@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! object    unit key (kernel, buffers, weights' places, ISA, options), compiler fingerprint              -> object file
-//! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, calibrated codes, this program
+//! weights   weight table (recipes, layouts, places), names, sizes and times of the weight files, scheme of their codes, calibrated
+//!           codes, --allow-nonfinite, this program
 //!                                                                                                        -> weights area
 //! ```
 //! The key of an object holds all its inputs. Packed weights are found, and copied, by what is known of the files before they have been
@@ -17,7 +18,7 @@ mod fingerprint;
 pub mod store;
 pub mod verb;
 
-use crate::error::Error;
+use crate::error::{Error, warning};
 use crate::options::CacheOptions;
 use crate::pack::{Packed, Sink};
 use crate::plan::WeightTable;
@@ -95,13 +96,13 @@ impl Cache {
     pub fn open(options: &CacheOptions) -> Result<(Cache, Option<String>), Error> {
         let mut cache = Cache { with_weights: options.cache_weights, ..Cache::none() };
         let Some(dir) = directory(options) else {
-            let warning = || format!("warning[W-cache]: nothing is kept for later builds: {NO_DIRECTORY}");
+            let warning = || warning("cache", "nothing is kept for later builds", NO_DIRECTORY);
             return Ok((cache, (!options.no_cache || options.cache_weights).then(warning)));
         };
         cache.limit = limit()?;
         match Store::open(&dir) {
             Ok(store) => cache.store = Some(store),
-            Err(e) => return Ok((cache, Some(warning(&dir, &format!("cannot be used, the build goes on without a cache: {e}"))))),
+            Err(e) => return Ok((cache, Some(unusable(&dir, &format!("cannot be used, the build goes on without a cache: {e}"))))),
         }
         Ok((cache, None))
     }
@@ -193,7 +194,7 @@ impl Cache {
     pub fn warning(&self) -> Option<String> {
         let damaged = std::mem::take(&mut *lock(&self.damaged));
         let dir = self.store.as_ref()?.dir();
-        (!damaged.is_empty()).then(|| warning(dir, &format!("{} damaged entries were made anew", damaged.len())))
+        (!damaged.is_empty()).then(|| unusable(dir, &format!("{} damaged entries were made anew", damaged.len())))
     }
 
     /// The build has succeeded: writes what is new, and removes what has not been used for longest. A warning where some of that fails,
@@ -219,7 +220,7 @@ impl Cache {
         }
         results.push(store.evict(self.limit).map(drop));
         let failed = results.into_iter().find_map(Result::err).map(|e| format!("cannot be written: {e}"));
-        failed.or(too_large).map(|what| warning(store.dir(), &what))
+        failed.or(too_large).map(|what| unusable(store.dir(), &what))
     }
 
     /// For the report.
@@ -303,8 +304,8 @@ fn describe(what: &str) -> Description {
     Description { what: what.chars().take(200).collect(), version: env!("CARGO_PKG_VERSION").into(), ..Description::default() }
 }
 
-fn warning(dir: &Path, what: &str) -> String {
-    format!("warning[W-cache]: {}: {}", escape(&dir.display().to_string()), escape(what))
+fn unusable(dir: &Path, what: &str) -> String {
+    warning("cache", &dir.display().to_string(), what)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

@@ -11,6 +11,7 @@ use crate::plan::{PackJob, WeightTable};
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
 use rcompile_codegen::program::{self, DType as Stored, Layout};
 use rcompile_graph::{Builder, DType, Dim, Recipe, Type};
+use rcompile_message::size;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Side of the blocks of a matrix with `k` rows, at most 512.
@@ -92,7 +93,10 @@ impl Product {
         let mut worker = match known {
             Some(worker) => worker,
             None => Worker {
-                operands: HostWeights::new(self.bytes).map_err(|e| Error::bug("calibrate memory", e))?,
+                operands: HostWeights::new(self.bytes).map_err(|e| Error::Limit {
+                    place: "--calibrate".into(),
+                    what: format!("no memory for the operands of a product, expected {}, found {e}", size(self.bytes)),
+                })?,
                 scratch: self.step.scratch(),
                 rows: (0..self.side as u32).collect(),
             },

@@ -30,8 +30,8 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Sink, Tensors};
-use crate::passes::PassCx;
 use crate::passes::quantise::{Choice::Sought, Quantisation};
+use crate::passes::{self, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{PackJob, Planned, WeightTable};
 use crate::report::{Progress, Stage as Bar};
@@ -43,6 +43,7 @@ use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
 use rcompile_codegen::program::{self, Layout};
 use rcompile_graph::{DType, Dim, Module, Node, Op, Recipe};
+use rcompile_message::size;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model};
 use rcompile_runtime::memory::SharedRoom;
@@ -215,7 +216,9 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     // All rows are wanted in all layers, and each layer is cut out by itself.
     for pass in PASSES.iter().filter(|p| !p.of_steps) {
         let quantised = pass_cx.products.is_some();
-        pass.run(&mut module, &mut pass_cx)?;
+        if pass.run(&mut module, &mut pass_cx)? {
+            passes::verify(pass.name, &module)?;
+        }
         if pass_cx.products.is_some() && !quantised {
             found = wanted(&module);
         }
@@ -277,7 +280,7 @@ struct Counted {
 impl Counted {
     fn new(bytes: u64) -> Result<Counted, Error> {
         let limit = |found: String| {
-            let what = format!("no memory for hidden states and a layer, expected {} MiB more, found {found}", bytes.div_ceil(1 << 20));
+            let what = format!("no memory for hidden states and a layer, expected {} more, found {found}", size(bytes));
             Error::Limit { place: "--calibrate".into(), what }
         };
         let room = SharedRoom::take(bytes).ok_or_else(|| limit("less than that below the control group's limit".into()))?;

@@ -5,10 +5,9 @@
 //! removed when the build ends in any way but SIGKILL, a crash or loss of power. What is left then is swept by the next build beside it: a
 //! living build holds a lock on its directory, a dead one does not, and a text that took an hour to write is of a dead one.
 
-use crate::error::Error;
-use crate::pipeline::STACK_BYTES;
+use crate::error::{Error, warning};
 use crate::report;
-use rcompile_message::escape;
+use crate::threads;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, kill_process_group};
@@ -56,26 +55,22 @@ const ENDING: [i32; 10] = [SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGALRM, SIGUSR1, S
 /// From now on signals that end a process from outside kill children, remove temporary files, print one line and end the process with 128 +
 /// signal; a file beyond the size limit is an error of the write and no signal.
 pub fn handle_signals() -> Result<(), Error> {
-    let failed = |e: std::io::Error| Error::bug("signal handler", e);
+    let failed = |e: std::io::Error| Error::Limit { place: "signal handler".into(), what: format!("cannot be made: {e}") };
     // A handler that does nothing: unlike an ignored signal it is the default again in the programs that we start.
     signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false))).map_err(failed)?;
     // `nohup rcompile ..` outlives its terminal, and a script's `trap ''` is for its children.
     let handled = ENDING.into_iter().filter(|s| !is_ignored(*s));
     let mut signals = signal_hook::iterator::Signals::new(handled).map_err(failed)?;
-    std::thread::Builder::new()
-        .stack_size(STACK_BYTES)
-        .name("signals".into())
-        .spawn(move || {
-            if let Some(signal) = signals.forever().next() {
-                // The lock is never released: no file is renamed and no child started from here on.
-                let alive = alive();
-                remove_all(&alive);
-                let error = Error::Interrupted(signal);
-                report::say(&error.to_string());
-                end(error.exit_code());
-            }
-        })
-        .map_err(Error::threads)?;
+    threads::spawn(move || {
+        if let Some(signal) = signals.forever().next() {
+            // The lock is never released: no file is renamed and no child started from here on.
+            let alive = alive();
+            remove_all(&alive);
+            let error = Error::Interrupted(signal);
+            report::say(&error.to_string());
+            end(error.exit_code());
+        }
+    })?;
     Ok(())
 }
 
@@ -178,7 +173,7 @@ impl WorkDir {
         }
         let Some(parent) = self.path.parent() else { return Ok(None) };
         let synced = File::open(parent).and_then(|dir| dir.sync_all());
-        Ok(synced.err().map(|e| format!("warning[W-output]: {}: syncing the directory failed: {e}", escape(&parent.display().to_string()))))
+        Ok(synced.err().map(|e| warning("output", &parent.display().to_string(), &format!("syncing the directory failed: {e}"))))
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! In: a verified module. Out: an equivalent one (equal under the interpreter up to the rounding that a pass documents).
 
+use crate::error::Error;
 use rcompile_graph::{DType, Module};
 use std::fmt;
 
@@ -43,6 +44,11 @@ impl PassCx {
     }
 }
 
+/// Holds a graph to the rules of the IR behind a stage or pass: what breaks them is a bug of ours (70).
+pub(crate) fn verify(after: &str, module: &Module) -> Result<(), Error> {
+    rcompile_graph::verify(module).map_err(|e| Error::bug_in(format_args!("graph after {after}"), "breaks a rule of the IR", e))
+}
+
 /// A broken invariant of ours (never the user's fault), found by a pass.
 #[derive(Debug)]
 pub struct Broken(
@@ -66,7 +72,7 @@ pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, Broken>;
 /// A registered pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
-    /// Name, the same as its file, dump and timer.
+    /// Name, also of its dump and timer.
     pub name: &'static str,
     function: PassFn,
     /// Lowest optimisation level (0..=3) at which it runs.

@@ -5,11 +5,11 @@
 //! Source: HF `modeling_bert.py`.
 
 use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec, is_known_buffer};
-use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
+use crate::config::{self, ConfigReader, LAYERS_MAX, SIZE_MAX};
 use crate::error::Error;
 use crate::trace::Trace;
 use rcompile_graph::build::Built;
-use rcompile_graph::{AttnExpr, TypeError, ValueId};
+use rcompile_graph::{AttnExpr, TypeError, Unary, ValueId};
 
 /// A BERT encoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,7 +24,7 @@ pub struct BertConfig {
     /// Added under the root of every LayerNorm.
     pub eps: f64,
     /// Function of the feed-forward block.
-    pub act: Activation,
+    pub act: Unary,
 }
 
 /// The registry's line.
@@ -107,7 +107,7 @@ impl BertConfig {
         let sum = cx.b.add(x, out)?;
         let x = cx.layer_norm(sum, &format!("{path}.attention.output.LayerNorm"), hidden, self.eps)?;
         let inner = cx.linear(x, &format!("{path}.intermediate.dense"), hidden, self.intermediate, true)?;
-        let inner = cx.b.unary(self.act.op(), inner)?;
+        let inner = cx.b.unary(self.act, inner)?;
         let out = cx.linear(inner, &format!("{path}.output.dense"), self.intermediate, hidden, true)?;
         let sum = cx.b.add(x, out)?;
         cx.layer_norm(sum, &format!("{path}.output.LayerNorm"), hidden, self.eps)

@@ -7,12 +7,12 @@
 //! Sources: HF `modeling_{llama,mistral,qwen2,qwen3,granite,phi3}.py` and the configuration classes' defaults.
 
 use super::{ArchEntry, Architecture, Facts, Naming, Task, TensorSpec};
-use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, RopeConfig, RopeKind, SIZE_MAX};
+use crate::config::{self, ConfigReader, LAYERS_MAX, RopeConfig, RopeKind, SIZE_MAX};
 use crate::error::{Error, Kind};
 use crate::rope;
 use crate::trace::Trace;
 use rcompile_graph::build::Built;
-use rcompile_graph::{AttnExpr, Binary, DType, Dim, Recipe, Type, TypeError, ValueId};
+use rcompile_graph::{AttnExpr, Binary, DType, Dim, Recipe, Type, TypeError, Unary, ValueId};
 
 /// A Llama-like decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -23,7 +23,7 @@ pub struct DecoderConfig {
     /// Added under the root of every RMS norm.
     pub eps: f64,
     /// Function on the gate.
-    pub act: Activation,
+    pub act: Unary,
     /// Rotary positions.
     pub rope: RopeConfig,
     /// Whether q, k and v projections have biases.
@@ -199,7 +199,7 @@ impl DecoderConfig {
             let gate = cx.linear(x, &format!("{path}.gate_proj"), self.facts.hidden_size, width, self.mlp_bias)?;
             (gate, cx.linear(x, &format!("{path}.up_proj"), self.facts.hidden_size, width, self.mlp_bias)?)
         };
-        let gate = cx.b.unary(self.act.op(), gate)?;
+        let gate = cx.b.unary(self.act, gate)?;
         let inner = cx.b.mul(gate, up)?;
         cx.linear(inner, &format!("{path}.down_proj"), width, self.facts.hidden_size, self.mlp_bias)
     }

@@ -4,12 +4,12 @@
 //! Source: HF `modeling_gpt2.py`.
 
 use super::{ArchEntry, Architecture, Facts, Naming, Role, Task, TensorSpec};
-use crate::config::{self, Activation, ConfigReader, LAYERS_MAX, SIZE_MAX};
+use crate::config::{self, ConfigReader, LAYERS_MAX, SIZE_MAX};
 use crate::error::{Error, Kind};
 use crate::json;
 use crate::trace::Trace;
 use rcompile_graph::build::Built;
-use rcompile_graph::{AttnExpr, TypeError, ValueId};
+use rcompile_graph::{AttnExpr, TypeError, Unary, ValueId};
 
 /// A GPT-2 decoder.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Gpt2Config {
     /// Added under the root of every LayerNorm.
     pub eps: f64,
     /// Function of the feed-forward block.
-    pub act: Activation,
+    pub act: Unary,
     /// Per layer: scores `q . k` are multiplied by this.
     pub attention_scales: Vec<f64>,
 }
@@ -106,7 +106,7 @@ impl Gpt2Config {
         let x = cx.b.add(x, out)?;
         let normed = cx.layer_norm(x, &format!("{path}.ln_2"), hidden, self.eps)?;
         let inner = cx.conv1d(normed, &format!("{path}.mlp.c_fc"), hidden, self.intermediate)?;
-        let inner = cx.b.unary(self.act.op(), inner)?;
+        let inner = cx.b.unary(self.act, inner)?;
         let out = cx.conv1d(inner, &format!("{path}.mlp.c_proj"), self.intermediate, hidden)?;
         cx.b.add(x, out)
     }
