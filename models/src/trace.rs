@@ -160,6 +160,15 @@ impl Trace<'_> {
         }
         b.cat(&parts, 2)
     }
+    /// `x` through `count` layers, each `[T, d] -> [T, d]`. The only way to open one: passes know layers by their scopes.
+    pub fn layers(&mut self, count: usize, mut x: ValueId, mut layer: impl FnMut(&mut Self, usize, ValueId) -> Built) -> Built {
+        for n in 0..count {
+            self.b.layer_begin(n);
+            x = layer(self, n, x)?;
+            self.b.scope_end();
+        }
+        Ok(x)
+    }
     /// `[T, heads * head_dim] -> [T, heads, head_dim]`
     pub fn split_heads(&mut self, x: ValueId, heads: usize, head_dim: usize) -> Built {
         self.b.reshape(x, &[self.t, heads.into(), head_dim.into()])

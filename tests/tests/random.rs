@@ -817,7 +817,7 @@ impl<'r> Generator<'r> {
             let saved = std::mem::replace(self.rng, Rng::new(if alternate && layer % 2 == 1 { other } else { seed }));
             self.prefix = format!("layers.{layer}.");
             self.names = 0;
-            self.b.scope_begin(&format!("layers.{layer}"));
+            self.b.layer_begin(layer);
             x = self.layer(x, d);
             self.b.scope_end();
             *self.rng = saved;

@@ -7,6 +7,16 @@ use crate::infer::{TypeError, infer};
 use crate::ops::{AttnExpr, Binary, Compare, Op, Pool, Reduce, Unary};
 use crate::types::{DType, Dim, FuncId, Function, Module, Node, Param, ParamId, Recipe, State, StateId, Symbol, SymbolId, Type, ValueId};
 
+/// Scope that holds the layers' own, by number.
+const LAYERS: &str = "layers";
+
+/// The layer whose scope an origin names.
+pub fn layer_of(origin: &str) -> Option<u64> {
+    let mut parts = origin.split('.');
+    parts.find(|part| *part == LAYERS)?;
+    parts.next()?.parse().ok()
+}
+
 /// Result of a builder method.
 pub type Built = Result<ValueId, TypeError>;
 
@@ -37,6 +47,10 @@ impl Builder {
     /// Opens a scope: nodes made until [`Builder::scope_end`] have `name` in their origin.
     pub fn scope_begin(&mut self, name: &str) {
         self.scope.push(name.to_string());
+    }
+    /// Opens the scope of a layer: [`layer_of`] tells its nodes by their origins.
+    pub fn layer_begin(&mut self, layer: usize) {
+        self.scope_begin(&format!("{LAYERS}.{layer}"));
     }
     /// Closes the innermost scope.
     pub fn scope_end(&mut self) {

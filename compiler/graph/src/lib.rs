@@ -14,7 +14,7 @@ pub mod tensor;
 pub mod types;
 pub mod verify;
 
-pub use build::Builder;
+pub use build::{Builder, layer_of};
 pub use infer::{TypeError, infer};
 pub use interp::{Interp, InterpError};
 pub use ops::{AttnExpr, AttnVar, Binary, Compare, Op, OpClass, Pool, Reduce, Unary};

@@ -10,8 +10,8 @@
 //! A stage names only weights whose codes are known when it runs.
 
 use crate::error::Error;
-use crate::passes::outline_layers::{is_leaf, layer_of};
-use rcompile_graph::{Binary, DType, Dim, Function, Module, Node, Op, Param, ParamId, Recipe, StateId, Type, ValueId};
+use crate::passes::outline_layers::is_leaf;
+use rcompile_graph::{Binary, DType, Dim, Function, Module, Node, Op, Param, ParamId, Recipe, StateId, Type, ValueId, layer_of};
 use std::collections::{BTreeMap, HashMap};
 
 /// Name of the table of hidden states.

@@ -8,10 +8,9 @@
 //! layer's attention on all rows, and what comes behind on those whose logits are wanted. Steps of few rows keep their last layer like the
 //! others: their time goes into reading weights, all of which one row needs as well.
 
-use super::outline_layers::layer_of;
 use super::rewrite::rewrite;
 use super::{Broken, PassCx};
-use rcompile_graph::{Dim, Function, Module, Op, OpClass, Type, ValueId};
+use rcompile_graph::{Dim, Function, Module, Op, OpClass, Type, ValueId, layer_of};
 use std::collections::{HashMap, HashSet};
 
 /// Rows of a step up to which no gather moves into a layer.

@@ -8,7 +8,7 @@
 //! bodies are equal after renumbering. A layer with other than one live result stays inline. Run last: later passes see the body once.
 
 use super::{Broken, PassCx};
-use rcompile_graph::{DType, FuncId, Function, Module, Node, Op, ParamId, StateId, Type, ValueId};
+use rcompile_graph::{DType, FuncId, Function, Module, Node, Op, ParamId, StateId, Type, ValueId, layer_of};
 use std::collections::HashMap;
 
 /// Runs the pass.
@@ -89,13 +89,6 @@ fn segments(f: &Function) -> Vec<std::ops::Range<usize>> {
         }
     }
     segments.into_iter().map(|s| s.1).collect()
-}
-
-/// The layer that an origin names.
-pub(crate) fn layer_of(origin: &str) -> Option<u64> {
-    let mut parts = origin.split('.');
-    parts.find(|p| *p == "layers")?;
-    parts.next()?.parse().ok()
 }
 
 /// A node that stands for itself, of no layer.

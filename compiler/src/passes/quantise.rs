@@ -13,10 +13,9 @@
 //!
 //! `--keep PATTERN=TYPE` names tensors of the checkpoint; a matmul that reads one of them keeps (or gets) that type.
 
-use super::outline_layers::layer_of;
 use super::rewrite::rewrite_all;
 use super::{Broken, PassCx};
-use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId};
+use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId, layer_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What `--quantize` and its companions say.

@@ -17,8 +17,6 @@ pub struct BertConfig {
     facts: Facts,
     /// Width of the feed-forward block.
     pub intermediate: usize,
-    /// Rows of the position embedding.
-    pub positions: usize,
     /// Rows of the segment embedding.
     pub segments: usize,
     /// Added under the root of every LayerNorm.
@@ -42,7 +40,7 @@ impl Architecture for BertConfig {
         let (hidden, width) = (self.facts.hidden_size, self.intermediate);
         let mut specs = vec![
             TensorSpec::required(EMBEDDING, &[self.facts.vocab_size, hidden]),
-            TensorSpec::required("embeddings.position_embeddings.weight", &[self.positions, hidden]),
+            TensorSpec::required("embeddings.position_embeddings.weight", &[self.facts.max_positions, hidden]),
             TensorSpec::required("embeddings.token_type_embeddings.weight", &[self.segments, hidden]),
         ];
         let mut pair = |name: String, shape: &[usize]| {
@@ -71,15 +69,12 @@ impl Architecture for BertConfig {
     fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
         let tokens = cx.embedding(EMBEDDING, self.facts.vocab_size, self.facts.hidden_size, cx.token)?;
         let segments = cx.embedding("embeddings.token_type_embeddings.weight", self.segments, self.facts.hidden_size, cx.segment)?;
-        let positions = cx.embedding("embeddings.position_embeddings.weight", self.positions, self.facts.hidden_size, cx.position)?;
+        let positions =
+            cx.embedding("embeddings.position_embeddings.weight", self.facts.max_positions, self.facts.hidden_size, cx.position)?;
         let x = cx.b.add(tokens, segments)?;
         let x = cx.b.add(x, positions)?;
-        let mut x = cx.layer_norm(x, "embeddings.LayerNorm", self.facts.hidden_size, self.eps)?;
-        for layer in 0..self.facts.layers {
-            cx.b.scope_begin(&format!("layers.{layer}"));
-            x = self.layer(cx, layer, x)?;
-            cx.b.scope_end();
-        }
+        let x = cx.layer_norm(x, "embeddings.LayerNorm", self.facts.hidden_size, self.eps)?;
+        let x = cx.layers(self.facts.layers, x, |cx, layer, x| self.layer(cx, layer, x))?;
         cx.pooled(x)
     }
 
@@ -153,7 +148,6 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
     };
     Ok(Box::new(BertConfig {
         intermediate,
-        positions,
         segments,
         eps: c.positive_or("layer_norm_eps", 1e-12)?,
         act: config::activation(c, "hidden_act", "gelu")?,

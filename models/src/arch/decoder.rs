@@ -24,8 +24,6 @@ pub struct DecoderConfig {
     pub eps: f64,
     /// Function on the gate.
     pub act: Unary,
-    /// Rotary positions.
-    pub rope: RopeConfig,
     /// Whether q, k and v projections have biases.
     pub qkv_bias: bool,
     /// Whether the output projection of attention has a bias.
@@ -34,10 +32,9 @@ pub struct DecoderConfig {
     pub mlp_bias: bool,
     /// Whether queries and keys pass an RMS norm per head, before rotation.
     pub qk_norm: bool,
-    /// One tensor `qkv_proj` `[(heads + 2 kv_heads) head_dim, hidden]`: q rows, then k, then v.
-    pub fused_qkv: bool,
-    /// One tensor `gate_up_proj` `[2 intermediate, hidden]`: gate rows, then up.
-    pub fused_gate_up: bool,
+    /// One tensor `qkv_proj` `[(heads + 2 kv_heads) head_dim, hidden]`, q rows, then k, then v, and one `gate_up_proj`
+    /// `[2 intermediate, hidden]`, gate rows, then up.
+    pub fused_projections: bool,
     /// Per layer: how many positions attention sees, itself included; `None` for all.
     pub windows: Vec<Option<usize>>,
     /// Token embeddings are multiplied by this.
@@ -58,7 +55,12 @@ impl DecoderConfig {
 
     /// How many elements of each head are rotated.
     pub fn rotary_dim(&self) -> usize {
-        rope::rotary_dim(&self.rope, self.facts.head_dim)
+        rope::rotary_dim(self.rope(), self.facts.head_dim)
+    }
+
+    /// Rotary positions.
+    pub fn rope(&self) -> &RopeConfig {
+        self.facts.rope.as_ref().expect("decoders rotate")
     }
 }
 
@@ -79,7 +81,7 @@ impl Architecture for DecoderConfig {
                     specs.push(TensorSpec::required(format!("{name}.bias"), &[out]));
                 }
             };
-            if self.fused_qkv {
+            if self.fused_projections {
                 linear("self_attn.qkv_proj", self.qkv_rows(), hidden, self.qkv_bias);
             } else {
                 linear("self_attn.q_proj", q, hidden, self.qkv_bias);
@@ -87,7 +89,7 @@ impl Architecture for DecoderConfig {
                 linear("self_attn.v_proj", kv, hidden, self.qkv_bias);
             }
             linear("self_attn.o_proj", hidden, q, self.o_bias);
-            if self.fused_gate_up {
+            if self.fused_projections {
                 linear("mlp.gate_up_proj", 2 * width, hidden, self.mlp_bias);
             } else {
                 linear("mlp.gate_proj", width, hidden, self.mlp_bias);
@@ -113,14 +115,10 @@ impl Architecture for DecoderConfig {
         let half = self.rotary_dim() / 2;
         let (cos, sin) = self.rotary_rows(cx, half)?;
         let x = cx.embedding(EMBEDDING, self.facts.vocab_size, self.facts.hidden_size, cx.token)?;
-        let mut x = cx.b.scale(x, self.embedding_multiplier)?;
-        for layer in 0..self.facts.layers {
-            cx.b.scope_begin(&format!("layers.{layer}"));
-            x = self.layer(cx, layer, x, (cos, sin, half))?;
-            cx.b.scope_end();
-        }
+        let x = cx.b.scale(x, self.embedding_multiplier)?;
+        let x = cx.layers(self.facts.layers, x, |cx, layer, x| self.layer(cx, layer, x, (cos, sin, half)))?;
         let x = cx.rms_norm(x, "model.norm", self.facts.hidden_size, self.eps)?;
-        let logits = cx.matmul(x, if self.facts.tied_head { EMBEDDING } else { HEAD }, self.facts.hidden_size, self.facts.vocab_size)?;
+        let logits = cx.matmul(x, self.facts.read_for(HEAD), self.facts.hidden_size, self.facts.vocab_size)?;
         let logits = if self.logits_scaling == 1.0 {
             logits
         } else {
@@ -134,7 +132,7 @@ impl Architecture for DecoderConfig {
 impl DecoderConfig {
     /// Rows of the rotary tables for the step's positions: `cos, sin: f32[T, half]`.
     fn rotary_rows(&self, cx: &mut Trace<'_>, half: usize) -> Result<(ValueId, ValueId), TypeError> {
-        let (inv_freq, scale) = rope::inv_freq(&self.rope, self.facts.head_dim, self.facts.max_positions);
+        let (inv_freq, scale) = rope::inv_freq(self.rope(), self.facts.head_dim, self.facts.max_positions);
         let positions = cx.options.ctx_size;
         let mut rows = |name: &str, sin: bool| {
             let ty = Type::new(DType::F32, [Dim::Const(positions), half.into()]);
@@ -157,10 +155,11 @@ impl DecoderConfig {
         cx.b.add(x, mlp)
     }
 
+    /// Attention of a layer behind its norm: `x: [T, hidden] -> [T, hidden]`. Source: HF `LlamaAttention.forward`.
     fn attention(&self, cx: &mut Trace<'_>, layer: usize, x: ValueId, (cos, sin, half): (ValueId, ValueId, usize)) -> Built {
         let path = format!("model.layers.{layer}.self_attn");
         let (q_width, kv_width) = (self.facts.heads * self.facts.head_dim, self.facts.kv_heads * self.facts.head_dim);
-        let (q, k, v) = if self.fused_qkv {
+        let (q, k, v) = if self.fused_projections {
             let qkv = cx.linear(x, &format!("{path}.qkv_proj"), self.facts.hidden_size, self.qkv_rows(), self.qkv_bias)?;
             let mut part = |start: usize, width: usize| cx.b.slice(qkv, 1, start, start + width);
             (part(0, q_width)?, part(q_width, kv_width)?, part(q_width + kv_width, kv_width)?)
@@ -190,9 +189,10 @@ impl DecoderConfig {
         cx.linear(out, &format!("{path}.o_proj"), q_width, self.facts.hidden_size, self.o_bias)
     }
 
+    /// The feed-forward block behind its norm: `x: [T, hidden] -> [T, hidden]`. Source: HF `LlamaMLP.forward`.
     fn mlp(&self, cx: &mut Trace<'_>, path: &str, x: ValueId) -> Built {
         let width = self.intermediate;
-        let (gate, up) = if self.fused_gate_up {
+        let (gate, up) = if self.fused_projections {
             let both = cx.linear(x, &format!("{path}.gate_up_proj"), self.facts.hidden_size, 2 * width, self.mlp_bias)?;
             (cx.b.slice(both, 1, 0, width)?, cx.b.slice(both, 1, width, 2 * width)?)
         } else {
@@ -210,17 +210,41 @@ const HEAD: &str = "lm_head.weight";
 
 /// How a family reads its config: the reference's defaults and what its code does with the fields.
 struct Family {
+    /// `num_key_value_heads` where that is absent; `None`: as many as query heads.
     kv_heads: Option<usize>,
+    /// `head_dim` where that is absent; `None`: the width by the heads.
     head_dim: Option<usize>,
+    /// `rms_norm_eps` where that is absent.
     eps: f64,
+    /// `max_position_embeddings` where that is absent.
     max_positions: usize,
     windows: Windows,
-    /// `None`: as `attention_bias` says, on all four projections.
-    qkv_bias: Option<bool>,
-    mlp_bias: bool,
+    attention_bias: AttentionBias,
+    /// Is `mlp_bias` read? Else there is none.
+    reads_mlp_bias: bool,
+    /// Do queries and keys pass norms?
     qk_norm: bool,
-    fused: bool,
-    multipliers: bool,
+    /// Are q, k and v one tensor, and gate and up?
+    fused_projections: bool,
+    rope: RopeRule,
+    /// Are the four multipliers read?
+    reads_multipliers: bool,
+}
+
+/// Which projections of attention have biases.
+enum AttentionBias {
+    /// As `attention_bias` says, all four or none.
+    AsConfigured,
+    /// All of q, k and v, or none; the output has none.
+    OfInputs(bool),
+}
+
+/// What of a config's RoPE the class follows.
+enum RopeRule {
+    /// All kinds, of whole heads: its plain RoPE drops `partial_rotary_factor`, and the scaled kinds fail on it.
+    Scaled,
+    /// The plain kind, of a part of each head: every other type name stands for LongRoPE.
+    Partial,
 }
 
 /// Which fields decide the window of a layer.
@@ -241,11 +265,44 @@ const FAMILY: Family = Family {
     eps: 1e-6,
     max_positions: 2048,
     windows: Windows::Never,
-    qkv_bias: None,
-    mlp_bias: true,
+    attention_bias: AttentionBias::AsConfigured,
+    reads_mlp_bias: true,
     qk_norm: false,
-    fused: false,
-    multipliers: false,
+    fused_projections: false,
+    rope: RopeRule::Scaled,
+    reads_multipliers: false,
+};
+
+/// What those have in common that have biases as their code says.
+const UNCONFIGURED: Family = Family { attention_bias: AttentionBias::OfInputs(false), reads_mlp_bias: false, ..FAMILY };
+
+const MISTRAL_FAMILY: Family = Family { kv_heads: Some(8), max_positions: 131_072, windows: Windows::Listed(Some(4096)), ..UNCONFIGURED };
+
+const QWEN2_FAMILY: Family = Family {
+    kv_heads: Some(32),
+    max_positions: 32_768,
+    windows: Windows::ByLayer,
+    attention_bias: AttentionBias::OfInputs(true),
+    ..UNCONFIGURED
+};
+
+const QWEN3_FAMILY: Family = Family {
+    kv_heads: Some(32),
+    head_dim: Some(128),
+    max_positions: 32_768,
+    windows: Windows::ByLayer,
+    reads_mlp_bias: false,
+    qk_norm: true,
+    ..FAMILY
+};
+
+const PHI3_FAMILY: Family = Family {
+    eps: 1e-5,
+    max_positions: 4096,
+    windows: Windows::Every(None),
+    fused_projections: true,
+    rope: RopeRule::Partial,
+    ..UNCONFIGURED
 };
 
 const fn entry(
@@ -261,32 +318,19 @@ pub const LLAMA: ArchEntry = entry(&["LlamaForCausalLM"], &["llama"], |c| load(c
 
 /// Mistral 7B: a sliding window in every layer, unless `sliding_window` is null. With `layer_types` Ministral, as the reference loads it:
 /// windows where they say so.
-pub const MISTRAL: ArchEntry = entry(&["MistralForCausalLM"], &["mistral"], |c| {
-    let windows = Windows::Listed(Some(4096));
-    let (qkv_bias, mlp_bias) = (Some(false), false);
-    load(c, &Family { kv_heads: Some(8), max_positions: 131_072, windows, qkv_bias, mlp_bias, ..FAMILY })
-});
+pub const MISTRAL: ArchEntry = entry(&["MistralForCausalLM"], &["mistral"], |c| load(c, &MISTRAL_FAMILY));
 
 /// Qwen 2 and 2.5: biases on q, k and v; windows in the upper layers where switched on.
-pub const QWEN2: ArchEntry = entry(&["Qwen2ForCausalLM"], &["qwen2"], |c| {
-    let (windows, qkv_bias, mlp_bias) = (Windows::ByLayer, Some(true), false);
-    load(c, &Family { kv_heads: Some(32), max_positions: 32_768, windows, qkv_bias, mlp_bias, ..FAMILY })
-});
+pub const QWEN2: ArchEntry = entry(&["Qwen2ForCausalLM"], &["qwen2"], |c| load(c, &QWEN2_FAMILY));
 
 /// Qwen 3: norms of queries and keys, a head width of its own.
-pub const QWEN3: ArchEntry = entry(&["Qwen3ForCausalLM"], &["qwen3"], |c| {
-    let (kv_heads, head_dim, windows) = (Some(32), Some(128), Windows::ByLayer);
-    load(c, &Family { kv_heads, head_dim, max_positions: 32_768, windows, mlp_bias: false, qk_norm: true, ..FAMILY })
-});
+pub const QWEN3: ArchEntry = entry(&["Qwen3ForCausalLM"], &["qwen3"], |c| load(c, &QWEN3_FAMILY));
 
 /// Granite 3: Llama with four multipliers.
-pub const GRANITE: ArchEntry = entry(&["GraniteForCausalLM"], &["granite"], |c| load(c, &Family { multipliers: true, ..FAMILY }));
+pub const GRANITE: ArchEntry = entry(&["GraniteForCausalLM"], &["granite"], |c| load(c, &Family { reads_multipliers: true, ..FAMILY }));
 
 /// Phi-3: fused projections and, in some, a head that is rotated in part. LongRoPE is refused.
-pub const PHI3: ArchEntry = entry(&["Phi3ForCausalLM"], &["phi3"], |c| {
-    let (windows, qkv_bias, mlp_bias) = (Windows::Every(None), Some(false), false);
-    load(c, &Family { eps: 1e-5, max_positions: 4096, windows, qkv_bias, mlp_bias, fused: true, ..FAMILY })
-});
+pub const PHI3: ArchEntry = entry(&["Phi3ForCausalLM"], &["phi3"], |c| load(c, &PHI3_FAMILY));
 
 fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, Error> {
     let hidden = c.usize("hidden_size", 1..=SIZE_MAX)?;
@@ -322,14 +366,19 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
     let rope = config::rope(c, max_positions)?;
     check_rope(c, &rope, head_dim, family)?;
 
-    let attention_bias = c.bool_or("attention_bias", false)?;
-    let (qkv_bias, o_bias) = family.qkv_bias.map_or((attention_bias, attention_bias), |bias| (bias, false));
-    let mlp_bias = family.mlp_bias && c.bool_or("mlp_bias", false)?;
+    let configured = c.bool_or("attention_bias", false)?;
+    let (qkv_bias, o_bias) = match family.attention_bias {
+        AttentionBias::AsConfigured => (configured, configured),
+        AttentionBias::OfInputs(bias) => (bias, false),
+    };
+    let mlp_bias = family.reads_mlp_bias && c.bool_or("mlp_bias", false)?;
     let tied = c.bool_or("tie_word_embeddings", false)?;
 
-    let multiplier =
-        |key: &str, default: f64| -> Result<f64, Error> { if family.multipliers { c.positive_or(key, default) } else { Ok(default) } };
-    let attention_multiplier = if family.multipliers { multiplier("attention_multiplier", 1.0)? } else { libm::pow(head_dim as f64, -0.5) };
+    let multiplier = |key: &str, default: f64| -> Result<f64, Error> {
+        if family.reads_multipliers { c.positive_or(key, default) } else { Ok(default) }
+    };
+    let attention_multiplier =
+        if family.reads_multipliers { multiplier("attention_multiplier", 1.0)? } else { libm::pow(head_dim as f64, -0.5) };
 
     let facts = Facts {
         vocab_size: vocab,
@@ -341,7 +390,7 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
         max_positions,
         tied_head: tied,
         causal: true,
-        rope: Some(rope.clone()),
+        rope: Some(rope),
         embedding: EMBEDDING,
         head: Some(HEAD),
     };
@@ -349,13 +398,11 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
         intermediate,
         eps,
         act,
-        rope,
         qkv_bias,
         o_bias,
         mlp_bias,
         qk_norm: family.qk_norm,
-        fused_qkv: family.fused,
-        fused_gate_up: family.fused,
+        fused_projections: family.fused_projections,
         windows,
         embedding_multiplier: multiplier("embedding_multiplier", 1.0)?,
         attention_multiplier,
@@ -419,13 +466,12 @@ fn check_rope(c: &ConfigReader<'_>, rope: &RopeConfig, head_dim: usize, family: 
         let field = if rope.partial_rotary_factor == 1.0 { "head_dim" } else { "partial_rotary_factor" };
         return refuse(field, format!("{width} of head_dim {head_dim}"), "an even number of rotated elements");
     }
-    if family.fused && rope.kind != RopeKind::Default {
-        // In this family every other type name stands for LongRoPE.
-        return refuse("rope_type", "scaled RoPE in Phi-3".into(), "none");
-    }
-    if !family.fused && rope.partial_rotary_factor != 1.0 {
-        // In these classes the reference's plain RoPE drops the field and the scaled kinds fail on it.
-        return refuse("partial_rotary_factor", rope.partial_rotary_factor.to_string(), "1.0 for this architecture");
+    match family.rope {
+        RopeRule::Partial if rope.kind != RopeKind::Default => return refuse("rope_type", "scaled RoPE in Phi-3".into(), "none"),
+        RopeRule::Scaled if rope.partial_rotary_factor != 1.0 => {
+            return refuse("partial_rotary_factor", rope.partial_rotary_factor.to_string(), "1.0 for this architecture");
+        }
+        RopeRule::Partial | RopeRule::Scaled => {}
     }
     if matches!(rope.kind, RopeKind::Dynamic { .. }) && width < 4 {
         return Err(c.unsupported("head_dim", head_dim, "at least 4 rotated elements with dynamic RoPE"));
@@ -477,29 +523,25 @@ mod tests {
         assert_eq!(read(&QWEN3, json!({})).unwrap().facts().head_dim, 128);
     }
 
-    fn windows_of(entry: &ArchEntry, more: Value) -> Vec<Option<usize>> {
+    fn windows_of(family: &Family, more: Value) -> Vec<Option<usize>> {
         let config = base(more);
         let reader = ConfigReader::new("config.json", config.as_object().unwrap());
-        let family = match entry.class_names[0] {
-            "MistralForCausalLM" => Family { windows: Windows::Listed(Some(4096)), ..FAMILY },
-            _ => Family { windows: Windows::ByLayer, ..FAMILY },
-        };
-        windows(&reader, &family, 3).unwrap()
+        windows(&reader, family, 3).unwrap()
     }
 
     #[test]
     fn windows_follow_the_family() {
-        assert_eq!(windows_of(&MISTRAL, json!({})), vec![Some(4096); 3]);
-        assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": null})), vec![None; 3]);
-        assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": 5})), vec![Some(5); 3]);
+        assert_eq!(windows_of(&MISTRAL_FAMILY, json!({})), vec![Some(4096); 3]);
+        assert_eq!(windows_of(&MISTRAL_FAMILY, json!({"sliding_window": null})), vec![None; 3]);
+        assert_eq!(windows_of(&MISTRAL_FAMILY, json!({"sliding_window": 5})), vec![Some(5); 3]);
         let types = ["full_attention", "sliding_attention", "full_attention"];
-        assert_eq!(windows_of(&MISTRAL, json!({"sliding_window": 5, "layer_types": types})), vec![None, Some(5), None]);
-        assert_eq!(windows_of(&QWEN2, json!({"sliding_window": 5})), vec![None; 3]);
+        assert_eq!(windows_of(&MISTRAL_FAMILY, json!({"sliding_window": 5, "layer_types": types})), vec![None, Some(5), None]);
+        assert_eq!(windows_of(&QWEN2_FAMILY, json!({"sliding_window": 5})), vec![None; 3]);
         let on = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 1});
-        assert_eq!(windows_of(&QWEN2, on), vec![None, Some(5), Some(5)]);
+        assert_eq!(windows_of(&QWEN2_FAMILY, on), vec![None, Some(5), Some(5)]);
         let types = ["sliding_attention", "full_attention", "sliding_attention"];
         let on = json!({"use_sliding_window": true, "sliding_window": 5, "layer_types": types});
-        assert_eq!(windows_of(&QWEN2, on), vec![Some(5), None, Some(5)]);
+        assert_eq!(windows_of(&QWEN2_FAMILY, on), vec![Some(5), None, Some(5)]);
     }
 
     #[test]

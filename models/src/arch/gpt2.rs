@@ -17,8 +17,6 @@ pub struct Gpt2Config {
     facts: Facts,
     /// Width of the feed-forward block.
     pub intermediate: usize,
-    /// Rows of the position embedding.
-    pub positions: usize,
     /// Added under the root of every LayerNorm.
     pub eps: f64,
     /// Function of the feed-forward block.
@@ -48,7 +46,7 @@ impl Architecture for Gpt2Config {
         let (hidden, width) = (self.facts.hidden_size, self.intermediate);
         let mut specs = vec![
             TensorSpec::required(EMBEDDING, &[self.facts.vocab_size, hidden]),
-            TensorSpec::required("transformer.wpe.weight", &[self.positions, hidden]),
+            TensorSpec::required("transformer.wpe.weight", &[self.facts.max_positions, hidden]),
         ];
         for layer in 0..self.facts.layers {
             let mut pair = |name: &str, shape: &[usize]| {
@@ -72,15 +70,11 @@ impl Architecture for Gpt2Config {
 
     fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError> {
         let tokens = cx.embedding(EMBEDDING, self.facts.vocab_size, self.facts.hidden_size, cx.token)?;
-        let positions = cx.embedding("transformer.wpe.weight", self.positions, self.facts.hidden_size, cx.position)?;
-        let mut x = cx.b.add(tokens, positions)?;
-        for layer in 0..self.facts.layers {
-            cx.b.scope_begin(&format!("layers.{layer}"));
-            x = self.layer(cx, layer, x)?;
-            cx.b.scope_end();
-        }
+        let positions = cx.embedding("transformer.wpe.weight", self.facts.max_positions, self.facts.hidden_size, cx.position)?;
+        let x = cx.b.add(tokens, positions)?;
+        let x = cx.layers(self.facts.layers, x, |cx, layer, x| self.layer(cx, layer, x))?;
         let x = cx.layer_norm(x, "transformer.ln_f", self.facts.hidden_size, self.eps)?;
-        let logits = cx.matmul(x, if self.facts.tied_head { EMBEDDING } else { HEAD }, self.facts.hidden_size, self.facts.vocab_size)?;
+        let logits = cx.matmul(x, self.facts.read_for(HEAD), self.facts.hidden_size, self.facts.vocab_size)?;
         Ok(vec![cx.b.embedding(logits, cx.logit_row)?])
     }
 }
@@ -167,7 +161,6 @@ fn load(c: &ConfigReader<'_>) -> Result<Box<dyn Architecture>, Error> {
     };
     Ok(Box::new(Gpt2Config {
         intermediate,
-        positions,
         eps: c.positive_or("layer_norm_epsilon", 1e-5)?,
         act: config::activation(c, "activation_function", "gelu_new")?,
         attention_scales: (0..layers).map(scale).collect(),

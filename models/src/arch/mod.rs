@@ -56,7 +56,8 @@ pub trait Architecture: Send + Sync {
     /// The tensors that a checkpoint must or may hold, by canonical name.
     fn tensors(&self) -> Vec<TensorSpec>;
 
-    /// The forward computation: builds the graph and returns its outputs ([`crate::trace::trace`] says which).
+    /// The forward computation: builds the graph and returns its outputs ([`crate::trace::trace`] says which). Layers go through
+    /// [`Trace::layers`], so that passes take equal ones together.
     fn trace(&self, cx: &mut Trace<'_>) -> Result<Vec<ValueId>, TypeError>;
 
     /// Whether a tensor outside [`Architecture::tensors`] is known and of no use (a buffer, the head of another task).
