@@ -12,8 +12,8 @@ mod asm_check;
 
 use asm_check::{HotLoop, group_loops, hot_loops, packing_loops};
 use rayon::prelude::*;
-use rcompile::passes::PassCx;
 use rcompile::passes::quantise::Quantisation;
+use rcompile::passes::{MatmulInputs, PassCx};
 use rcompile::pipeline::PASSES;
 use rcompile::plan::{PlanCx, WeightTable, plan};
 use rcompile_codegen::isa::Isa;
@@ -228,7 +228,7 @@ fn sve(rates: &HashMap<Key, Rate>) -> Outcome<()> {
         let neon = match name {
             "bf16" => rates[&("neoverse-v1", Weights::Bf16, 1, 512)].operations_per_cycle,
             "int8" => rates[&("neoverse-v1", Weights::Int8, 1, 512)].innermost,
-            _ => rate_of(&isa, Weights::Bf16, DType::F32, 1, 512)?.operations_per_cycle,
+            _ => rate_of(&isa, Weights::Bf16, MatmulInputs::F32, 1, 512)?.operations_per_cycle,
         };
         println!("| {name} | {tile} | {found:.1} | {neon:.1} | {peak} |");
     }
@@ -236,12 +236,12 @@ fn sve(rates: &HashMap<Key, Rate>) -> Outcome<()> {
 }
 
 /// The planned matmul of `SHAPE`: `rows` rows of f32 that were looked up, times weights, of two ways with SiLU between.
-fn kernel(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) -> Outcome<(Program, Matmul)> {
+fn kernel(isa: &Isa, weights: Weights, inputs: MatmulInputs, ways: u32, rows: u32) -> Outcome<(Program, Matmul)> {
     let (n, k) = SHAPE;
     let mut module = graph(n, k, ways, rows)?;
     // The only matmul is the head.
     let quantisation = Quantisation { body: weights.dtype(), head: weights.dtype(), ..Quantisation::default() };
-    let mut cx = PassCx { compute: Some(compute), quantisation, ..PassCx::default() };
+    let mut cx = PassCx { inputs, quantisation, ..PassCx::default() };
     for pass in PASSES {
         pass.run(&mut module, &mut cx)?;
     }
@@ -289,12 +289,12 @@ struct Rate {
 
 fn rate(&(cpu, weights, ways, rows): &Key) -> Outcome<Rate> {
     let isa = Isa::lookup(AARCH64, cpu, &[])?;
-    let compute = match weights {
-        Weights::Bf16 if isa.bf16_inputs_fast() => DType::BF16,
-        Weights::Bf16 => DType::F32,
-        _ => DType::I8,
+    let inputs = match weights {
+        Weights::Bf16 if isa.bf16_inputs_fast() => MatmulInputs::Bf16,
+        Weights::Bf16 => MatmulInputs::F32,
+        _ => MatmulInputs::Int8 { bf16_rows: false },
     };
-    rate_of(&isa, weights, compute, ways, rows)
+    rate_of(&isa, weights, inputs, ways, rows)
 }
 
 fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> Outcome<String> {
@@ -303,8 +303,8 @@ fn assembly(isa: &Isa, program: &Program, kernel: &Matmul) -> Outcome<String> {
     Ok(compiled.asm.ok_or("no assembly")?)
 }
 
-fn rate_of(isa: &Isa, weights: Weights, compute: DType, ways: u32, rows: u32) -> Outcome<Rate> {
-    let (program, kernel) = kernel(isa, weights, compute, ways, rows)?;
+fn rate_of(isa: &Isa, weights: Weights, inputs: MatmulInputs, ways: u32, rows: u32) -> Outcome<Rate> {
+    let (program, kernel) = kernel(isa, weights, inputs, ways, rows)?;
     let asm = assembly(isa, &program, &kernel)?;
     // As the kernel splits them: balanced blocks, the larger size.
     let blocks = if rows > kernel.tile.mr { rows.div_ceil(kernel.tile.block_mr) } else { 1 };

@@ -84,7 +84,7 @@ impl Contents<'_> {
             ctx_size: settings.ctx_size,
             slots: settings.slots,
             dtype: weights_type(weights),
-            compute: settings.compute_name().into(),
+            compute: settings.inputs.name().into(),
             kv_dtype: settings.kv_name().into(),
             quantization: settings.quantisation_name.clone(),
             vocab_size: facts.vocab_size as u32,

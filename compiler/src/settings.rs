@@ -4,6 +4,7 @@
 
 use crate::error::Error;
 use crate::options::{Build, ComputeType, Keep, WeightType};
+use crate::passes::MatmulInputs;
 use crate::passes::quantise::{Products, Quantisation};
 use crate::scaling;
 use rcompile_codegen::isa::Isa;
@@ -23,9 +24,7 @@ const MAX_CTX_SIZE: u32 = 1 << 22;
 
 /// What follows from options, model and CPU together.
 pub(crate) struct Settings {
-    pub(crate) compute: DType,
-    /// [`PassCx::bf16_rows`](crate::passes::PassCx::bf16_rows).
-    pub(crate) bf16_rows: bool,
+    pub(crate) inputs: MatmulInputs,
     pub(crate) kv_dtype: DType,
     pub(crate) weight_dtype: Option<DType>,
     pub(crate) quantisation: Quantisation,
@@ -38,11 +37,6 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// As `--compute` names it.
-    pub(crate) fn compute_name(&self) -> &'static str {
-        if self.compute == DType::I8 { "int8" } else { self.compute.name() }
-    }
-
     /// As `--kv-dtype` names it.
     pub(crate) fn kv_name(&self) -> &'static str {
         if self.kv_dtype.is_quantised() { "int8" } else { self.kv_dtype.name() }
@@ -59,18 +53,19 @@ impl Settings {
         let quantisation = Quantisation { kept: kept(&o.quantize.keep, model)?, ..o.quantize.plan() };
         let has_int8 = isa.int8_dot(isa.lanes).is_some();
         let has_codes = quantisation.is_any() || model.scheme.is_some();
-        let compute = match o.compute {
+        let int8 = MatmulInputs::Int8 { bf16_rows: isa.bf16_inputs_fast() };
+        let inputs = match o.compute {
             // Integer dots where weights are codes. bf16 weights where the CPU's bf16 dot beats f32 FMA, else f32; the same for all
             // buckets.
-            ComputeType::Auto if has_codes && has_int8 => DType::I8,
-            ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => DType::BF16,
+            ComputeType::Auto if has_codes && has_int8 => int8,
+            ComputeType::Auto if stored == DType::BF16 && isa.bf16_inputs_fast() => MatmulInputs::Bf16,
             ComputeType::Int8 if !has_codes => {
                 return Err(Error::Usage {
                     what: "--compute int8 without quantised weights, expected --quantize, found none".into(),
                     help: Some("--quantize int8 or --quantize int4".into()),
                 });
             }
-            ComputeType::Int8 if has_int8 => DType::I8,
+            ComputeType::Int8 if has_int8 => int8,
             ComputeType::Int8 => {
                 return Err(Error::Unsupported {
                     place: "--compute int8".into(),
@@ -78,19 +73,17 @@ impl Settings {
                     help: Some("--compute auto".into()),
                 });
             }
-            ComputeType::Bf16 => DType::BF16,
-            _ => DType::F32,
+            ComputeType::Bf16 => MatmulInputs::Bf16,
+            ComputeType::Auto | ComputeType::F32 => MatmulInputs::F32,
         };
         let kv_dtype = match o.kv_dtype {
-            // Integer arithmetic says nothing about the cache: as for the checkpoint's own type.
-            ComputeType::Auto if compute == DType::I8 => {
-                if stored == DType::F32 {
-                    DType::F32
-                } else {
-                    DType::BF16
-                }
-            }
-            ComputeType::Auto => compute,
+            ComputeType::Auto => match inputs {
+                MatmulInputs::F32 => DType::F32,
+                MatmulInputs::Bf16 => DType::BF16,
+                // Integer arithmetic says nothing about the cache: as for the checkpoint's own type.
+                MatmulInputs::Int8 { .. } if stored == DType::F32 => DType::F32,
+                MatmulInputs::Int8 { .. } => DType::BF16,
+            },
             ComputeType::Bf16 => DType::BF16,
             // A scale for each key and each value of a head.
             ComputeType::Int8 => DType::Q8(Group::Row),
@@ -118,8 +111,7 @@ impl Settings {
             _ => scaling::cores(&isa.name),
         });
         let quantisation_name = name_of(model.scheme, &quantisation);
-        let bf16_rows = isa.bf16_inputs_fast();
-        Ok(Settings { compute, bf16_rows, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots, cores })
+        Ok(Settings { inputs, kv_dtype, weight_dtype, quantisation, quantisation_name, ctx_size, slots, cores })
     }
 
     /// Names what was made of a model's products, now that it is known.

@@ -17,7 +17,7 @@ use crate::options::{Autotune, Build, EmitKind, Keep, Task as TaskOption, Weight
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{Products, Quantisation};
-use crate::passes::{self, Pass, PassCx};
+use crate::passes::{self, MatmulInputs, Pass, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
@@ -158,7 +158,7 @@ impl<'o> Building<'o> {
         report.cpu = isa.name.clone();
         report.features = isa.features.iter().cloned().collect();
         report.slots = settings.slots;
-        report.compute = settings.compute_name().into();
+        report.compute = settings.inputs.name().into();
         report.quantisation = settings.quantisation_name.clone();
         report.kv_dtype = settings.kv_name().into();
         report.ctx_size = settings.ctx_size;
@@ -480,12 +480,7 @@ fn run_passes(
     settings: &Settings,
     report: &mut Report,
 ) -> Result<Option<Products>, Error> {
-    let mut cx = PassCx {
-        compute: Some(settings.compute),
-        bf16_rows: settings.bf16_rows,
-        quantisation: settings.quantisation.clone(),
-        ..PassCx::default()
-    };
+    let mut cx = PassCx { inputs: settings.inputs, quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
     for pass in passes {
         let before = (o.verify_each || cfg!(debug_assertions)).then(|| rcompile_graph::print(module));
@@ -522,7 +517,7 @@ fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
         let what = format!("{positions} positions are beyond what the model was trained for, {trained}; later positions may be nonsense");
         remarks.push(warning("context", "--ctx-size", &what));
     }
-    let narrowed = settings.compute == DType::BF16;
+    let narrowed = settings.inputs == MatmulInputs::Bf16;
     if let Some(stored) = settings.weight_dtype.filter(|stored| narrowed && *stored != DType::BF16) {
         let what = "weights of matrix products that are no codes are stored in bf16";
         remarks.push(warning("dtype", "--compute bf16", &format!("{what}; --dtype {} is for the others", stored.name())));

@@ -8,7 +8,7 @@ use rcompile::link::guard::WorkDir;
 use rcompile::options::{CacheOptions, Keep};
 use rcompile::pack::Tensors;
 use rcompile::passes::quantise::{self, Quantisation};
-use rcompile::passes::{PassCx, compute_dtype};
+use rcompile::passes::{MatmulInputs, PassCx, compute_dtype};
 use rcompile::report::Progress;
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
@@ -37,7 +37,7 @@ impl Reference {
 
     /// With quantised weights; `compute` is `I8` for integer dots.
     pub fn quantised(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation) -> Reference {
-        let cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
+        let cx = PassCx { inputs: inputs_of(compute), quantisation: quantisation.clone(), ..PassCx::default() };
         Reference::of_passes(dir, kv_dtype, cx)
     }
 
@@ -105,6 +105,16 @@ impl Reference {
             None => read(&self.model, name),
         };
         Runner { interp: Interp::from_checkpoint(module, read), len: 0 }
+    }
+}
+
+/// What the inputs of matmuls become where arithmetic has this type; `I8` is of codes, other rows stay f32.
+pub fn inputs_of(compute: DType) -> MatmulInputs {
+    match compute {
+        DType::I8 => MatmulInputs::Int8 { bf16_rows: false },
+        DType::BF16 => MatmulInputs::Bf16,
+        DType::F32 => MatmulInputs::F32,
+        other => panic!("no arithmetic of {other}"),
     }
 }
 

@@ -16,6 +16,7 @@
 //! place. In a checked graph, parameters and constants are written where they are used: `mul %x, @w`, `add %m, 1e-5`. Spaces match any run
 //! of spaces, `..` any text within the line.
 
+use crate::reference::inputs_of;
 use rcompile::passes::quantise::Quantisation;
 use rcompile::passes::{Pass, PassCx};
 use rcompile::pipeline::PASSES;
@@ -149,7 +150,7 @@ pub fn pass(name: &str) -> Result<Pass, String> {
 
 /// Runs passes in order, verifying after each. Out: did any change something, and the notes.
 pub fn run_passes(module: &mut Module, passes: &[Pass], compute: DType) -> Result<(bool, Vec<String>), String> {
-    run_passes_in(module, passes, PassCx { compute: Some(compute), ..PassCx::default() })
+    run_passes_in(module, passes, PassCx { inputs: inputs_of(compute), ..PassCx::default() })
 }
 
 /// The same with everything that passes may ask.
@@ -271,7 +272,7 @@ pub fn check_text(text: &str) -> Result<(), String> {
         None => Ok(None),
     };
     let quantisation = Quantisation { body: code("quantise")?, head: code("head")?, ..Quantisation::default() };
-    let (changed, notes) = run_passes_in(&mut module, &passes, PassCx { compute: Some(compute), quantisation, ..PassCx::default() })?;
+    let (changed, notes) = run_passes_in(&mut module, &passes, PassCx { inputs: inputs_of(compute), quantisation, ..PassCx::default() })?;
     let after = print(&module);
     if let Some(expected) = directives.one("changed")
         && (expected == "yes") != changed

@@ -1,12 +1,12 @@
 //! Quantised weights: executables against the interpreter of the same quantised graph, bits, and what the rounding costs.
 
 use half::bf16;
-use rcompile::passes::PassCx;
 use rcompile::passes::quantise::Quantisation;
+use rcompile::passes::{MatmulInputs, PassCx};
 use rcompile_codegen::isa::Isa;
 use rcompile_graph::{DType, Group};
 use rcompile_tests::checks::{bits, cases, check};
-use rcompile_tests::reference::kept;
+use rcompile_tests::reference::{inputs_of, kept};
 use rcompile_tests::toy::{Toy, write_model};
 use rcompile_tests::{Exe, Machine, Reference, assets, build, difference, golden, has_int8_dot, model_dir, tol, wide};
 use safetensors::Dtype;
@@ -29,13 +29,13 @@ fn agrees(dir: &Path, options: &str, quantisation: &Quantisation, compute: DType
 }
 
 fn agrees_on(machine: &Machine, dir: &Path, options: &str, quantisation: &Quantisation, compute: DType) {
-    let cx = PassCx { compute: Some(compute), quantisation: quantisation.clone(), ..PassCx::default() };
+    let cx = PassCx { inputs: inputs_of(compute), quantisation: quantisation.clone(), ..PassCx::default() };
     agrees_with(machine, dir, options, cx);
 }
 
 /// Out: the executable.
 fn agrees_with(machine: &Machine, dir: &Path, options: &str, cx: PassCx) -> Exe {
-    let gate = if cx.compute == Some(DType::I8) { tol::INT8 } else { tol::F32 };
+    let gate = if matches!(cx.inputs, MatmulInputs::Int8 { .. }) { tol::INT8 } else { tol::F32 };
     // One model's large bucket gets no few rows, the others' all.
     let buckets = if dir.ends_with("llama-gqa-tied") { "1,8,64" } else { "1,64" };
     let exe = machine.build(dir, &format!("{BASE} {options} --buckets {buckets}"));
@@ -132,7 +132,7 @@ fn bf16_beside_codes() {
         let half = Quantisation { kept, ..int8() };
         let head = Quantisation { body: None, ..int8() };
         for (options, quantisation) in [("--quantize int8 --keep *.down_proj.weight=auto", half), ("--quantize-head int8", head)] {
-            let cx = PassCx { compute: Some(DType::I8), bf16_rows, quantisation, ..PassCx::default() };
+            let cx = PassCx { inputs: MatmulInputs::Int8 { bf16_rows }, quantisation, ..PassCx::default() };
             let exe = agrees_with(&machine, &golden("llama-gqa-tied"), &format!("{cpu}{options}"), cx);
             let info = exe.json(["info"]).to_string();
             assert_eq!(info.contains("\"arithmetic\":\"bf16_dot\""), bf16_rows, "{cpu}{options}: {info}");

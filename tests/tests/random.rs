@@ -25,6 +25,7 @@ use rcompile_graph::{
 };
 use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
 use rcompile_tests::float_control;
+use rcompile_tests::reference::inputs_of;
 use rcompile_tests::text::{Checkpoint, difference, run_passes, run_passes_in};
 use std::collections::BTreeMap;
 use std::mem::offset_of;
@@ -376,8 +377,8 @@ fn agree_with(module: &Module, scene: &Scene, to_pack: &Checkpoint) -> Result<Op
     let mut plans: Vec<Planned> = Vec::new();
     for bucket in buckets {
         let mut module = with_bounds(module, bucket);
-        let compute = Some(scene.compute);
-        run_passes_in(&mut module, PASSES, PassCx { compute, quantisation: scene.quantisation.clone(), ..PassCx::default() })?;
+        let inputs = inputs_of(scene.compute);
+        run_passes_in(&mut module, PASSES, PassCx { inputs, quantisation: scene.quantisation.clone(), ..PassCx::default() })?;
         let cx = PlanCx { isa: &isa, slots: SLOTS, ctx_size: scene.ctx_size, least_rows: 1, cores: 1, tuning: None };
         let planned = catch_unwind(AssertUnwindSafe(|| plan(&module, &cx, &mut weights)))
             .map_err(|_| format!("the planner panics at bucket {bucket}\n{module}"))?;

@@ -211,7 +211,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     };
     let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("calibrate trace", e))?;
     let quantisation = Quantisation { choice: Sought, ..cx.quantisation.clone() };
-    let mut pass_cx = PassCx { compute: Some(DType::F32), quantisation, ..PassCx::default() };
+    let mut pass_cx = PassCx { quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.
     for pass in PASSES.iter().filter(|p| !p.of_steps) {

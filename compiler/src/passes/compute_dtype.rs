@@ -10,16 +10,20 @@
 //! after it makes one conversion per value.
 
 use super::rewrite::rewrite_all;
-use super::{Broken, PassCx, quantise};
+use super::{Broken, MatmulInputs, PassCx, quantise};
 use rcompile_graph::{DType, Module, Op, Type};
 
 /// Runs the pass.
 pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
-    match cx.compute {
-        Some(DType::BF16) => {}
-        Some(DType::I8) => return int8(module, cx.bf16_rows),
-        _ => return Ok(false),
+    match cx.inputs {
+        MatmulInputs::F32 => Ok(false),
+        MatmulInputs::Bf16 => bf16(module),
+        MatmulInputs::Int8 { bf16_rows } => int8(module, bf16_rows),
     }
+}
+
+/// Rows and weights become bf16.
+fn bf16(module: &mut Module) -> Result<bool, Broken> {
     let mut narrowed: Vec<Option<rcompile_graph::ParamId>> = vec![None; module.params.len()];
     let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
@@ -107,9 +111,9 @@ mod tests {
 ";
 
     /// Types of the operands of each product, in order.
-    fn products(compute: DType, bf16_rows: bool) -> (Vec<[String; 2]>, String) {
+    fn products(inputs: MatmulInputs) -> (Vec<[String; 2]>, String) {
         let mut module = rcompile_graph::parse(GRAPH).unwrap_or_else(|e| panic!("{e}"));
-        run(&mut module, &mut PassCx { compute: Some(compute), bf16_rows, ..PassCx::default() }).unwrap();
+        run(&mut module, &mut PassCx { inputs, ..PassCx::default() }).unwrap();
         rcompile_graph::verify(&module).unwrap();
         let f = module.main();
         let mms = f.ids().filter(|id| matches!(f.node(*id).op, Op::Mm { .. }));
@@ -120,14 +124,14 @@ mod tests {
     #[test]
     fn rows_meet_weights_of_bf16_as_the_cpu_wants_it() {
         for (bf16_rows, rows) in [(true, "bf16"), (false, "f32")] {
-            let (types, text) = products(DType::I8, bf16_rows);
+            let (types, text) = products(MatmulInputs::Int8 { bf16_rows });
             assert_eq!(types, [["q8g32", "q4g32"], [rows, "bf16"], ["f32", "f32"], ["f32", "f16"]], "{text}");
         }
     }
 
     #[test]
     fn weights_become_bf16_once() {
-        let (types, text) = products(DType::BF16, true);
+        let (types, text) = products(MatmulInputs::Bf16);
         assert_eq!(types, [["bf16", "q4g32"], ["bf16", "bf16"], ["bf16", "bf16"], ["bf16", "bf16"]], "{text}");
         assert!(text.contains("convert(source \"rounded\", bf16)"), "{text}");
     }

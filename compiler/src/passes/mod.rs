@@ -3,7 +3,7 @@
 //! In: a verified module. Out: an equivalent one (equal under the interpreter up to the rounding that a pass documents).
 
 use crate::error::Error;
-use rcompile_graph::{DType, Module};
+use rcompile_graph::Module;
 use std::fmt;
 
 pub mod canonicalise;
@@ -23,10 +23,8 @@ pub mod rewrite;
 /// What a pass may ask and where it explains itself.
 #[derive(Debug, Default)]
 pub struct PassCx {
-    /// Type that matmul inputs are converted to: `F32`, `BF16`, or `I8` for groups of int8 codes where the weight is quantised, else f32.
-    pub compute: Option<DType>,
-    /// Beside codes (`I8`): do rows become bf16 where weights are bf16, as the CPU multiplies them fastest?
-    pub bf16_rows: bool,
+    /// What the inputs of matmuls become.
+    pub inputs: MatmulInputs,
     /// Weights that become codes.
     pub quantisation: quantise::Quantisation,
     /// What became of the weights of matrix products, once that pass has run.
@@ -35,6 +33,32 @@ pub struct PassCx {
     pub notes: Vec<String>,
     /// Name of the pass that runs, for [`PassCx::note`].
     pub pass: &'static str,
+}
+
+/// What the inputs of matmuls become (`--compute`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MatmulInputs {
+    /// f32: weights are widened, also codes.
+    #[default]
+    F32,
+    /// bf16, also weights that are wider; those that are codes are widened.
+    Bf16,
+    /// Groups of int8 codes where weights are codes, else f32.
+    Int8 {
+        /// But bf16 where weights are bf16, as the CPU multiplies those fastest.
+        bf16_rows: bool,
+    },
+}
+
+impl MatmulInputs {
+    /// As `--compute` names it.
+    pub fn name(self) -> &'static str {
+        match self {
+            MatmulInputs::F32 => "f32",
+            MatmulInputs::Bf16 => "bf16",
+            MatmulInputs::Int8 { .. } => "int8",
+        }
+    }
 }
 
 impl PassCx {
