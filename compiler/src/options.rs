@@ -335,7 +335,7 @@ impl Quantize {
         };
         let body = dtype(self.quantize);
         let head = self.quantize_head.unwrap_or(if body.is_some() { CodeType::Int8 } else { CodeType::None });
-        let choice = if self.calibrate.is_some() { Choice::Given } else { Choice::Nearest };
+        let choice = if self.calibrate.is_some() { Choice::Calibrated } else { Choice::RoundToNearest };
         Quantisation { body, head: dtype(head), kept: BTreeMap::new(), choice }
     }
 }
@@ -377,14 +377,8 @@ fn parse_group(text: &str) -> Result<Group, String> {
 
 fn parse_keep(text: &str) -> Result<Keep, String> {
     let (pattern, dtype) = text.rsplit_once('=').ok_or("expected PATTERN=TYPE, such as '*.down_proj.*=bf16'")?;
-    let dtype = match dtype {
-        "auto" => None,
-        "f32" => Some(DType::F32),
-        "f16" => Some(DType::F16),
-        "bf16" => Some(DType::BF16),
-        other => return Err(format!("type: expected auto, f32, f16 or bf16, found '{other}'")),
-    };
-    Ok(Keep { pattern: pattern.into(), dtype })
+    let stored = WeightType::from_str(dtype, false).map_err(|_| format!("type: expected auto, f32, f16 or bf16, found '{dtype}'"))?;
+    Ok(Keep { pattern: pattern.into(), dtype: stored.of_graph() })
 }
 
 /// Rows per step, ascending.
@@ -425,7 +419,7 @@ pub enum Task {
     Rerank,
 }
 
-/// `--dtype`.
+/// `--dtype`, and the types of `--keep`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
 pub enum WeightType {
@@ -433,6 +427,18 @@ pub enum WeightType {
     F32,
     Bf16,
     F16,
+}
+
+impl WeightType {
+    /// In the graph; `None`: the checkpoint's.
+    pub fn of_graph(self) -> Option<DType> {
+        match self {
+            WeightType::Auto => None,
+            WeightType::F32 => Some(DType::F32),
+            WeightType::F16 => Some(DType::F16),
+            WeightType::Bf16 => Some(DType::BF16),
+        }
+    }
 }
 
 /// `--compute`, `--kv-dtype`.

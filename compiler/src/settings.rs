@@ -3,7 +3,7 @@
 //! In: `rcompile build`'s options, the opened model, the CPU. Out: [`Settings`], or the error for options that do not fit the other two.
 
 use crate::error::Error;
-use crate::options::{Build, ComputeType, Keep, WeightType};
+use crate::options::{Build, ComputeType, Keep};
 use crate::passes::MatmulInputs;
 use crate::passes::quantise::{Products, Quantisation};
 use crate::scaling;
@@ -43,12 +43,7 @@ impl Settings {
     }
 
     pub(crate) fn new(o: &Build, model: &Model, isa: &Isa) -> Result<Settings, Error> {
-        let weight_dtype = match o.dtype {
-            WeightType::Auto => None,
-            WeightType::F32 => Some(DType::F32),
-            WeightType::F16 => Some(DType::F16),
-            WeightType::Bf16 => Some(DType::BF16),
-        };
+        let weight_dtype = o.dtype.of_graph();
         let stored = weight_dtype.unwrap_or_else(|| main_type(model));
         let quantisation = Quantisation { kept: kept(&o.quantize.keep, model)?, ..o.quantize.plan() };
         let has_int8 = isa.int8_dot(isa.lanes).is_some();

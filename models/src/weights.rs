@@ -105,6 +105,12 @@ pub fn first_nonfinite(dtype: DType, bytes: &[u8]) -> Option<(u64, f32)> {
     }
 }
 
+/// The error of an element that is not finite.
+pub fn not_finite(file: &str, place: String, value: f32) -> Error {
+    let found = if value.is_nan() { "NaN" } else { "infinity" };
+    Error::new(Kind::Malformed, file, place, "is not finite", "a finite number", found)
+}
+
 impl WeightIndex {
     /// Opens the weights in `dir` and checks their headers.
     pub fn open(dir: &ModelDir, warnings: &mut Vec<Warning>) -> Result<WeightIndex, Error> {
@@ -243,8 +249,7 @@ impl WeightIndex {
     pub fn check_finite(&self, tensor: &TensorInfo, first: u64, bytes: &[u8]) -> Result<(), Error> {
         let Some((index, value)) = graph_type(tensor.dtype).and_then(|dtype| first_nonfinite(dtype, bytes)) else { return Ok(()) };
         let place = format!("{}[{}]", tensor.stored_name, first + index);
-        let found = if value.is_nan() { "NaN" } else { "infinity" };
-        Err(Error::new(Kind::Malformed, self.file_of(tensor), place, "is not finite", "a finite number", found))
+        Err(not_finite(self.file_of(tensor), place, value))
     }
 
     /// Gives every tensor its canonical name.

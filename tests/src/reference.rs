@@ -62,7 +62,7 @@ impl Reference {
 
     /// With codes that are calibrated on a text, as `--calibrate` makes them.
     pub fn calibrated(dir: &Path, compute: DType, kv_dtype: DType, quantisation: &Quantisation, text: &CalibrationText) -> Reference {
-        let quantisation = Quantisation { choice: quantise::Choice::Given, ..quantisation.clone() };
+        let quantisation = Quantisation { choice: quantise::Choice::Calibrated, ..quantisation.clone() };
         let reference = Reference::quantised(dir, compute, kv_dtype, &quantisation);
         let temp = tempfile::tempdir().expect("temporary directory");
         let work = WorkDir::create(&temp.path().join("out")).unwrap_or_else(|e| panic!("{e}"));

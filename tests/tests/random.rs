@@ -537,16 +537,8 @@ impl Tensors for Source<'_> {
         into.copy_from_slice(&bytes[offset as usize..][..into.len()]);
         Ok(())
     }
-    fn error(
-        &self,
-        tensor: &str,
-        _: Option<u64>,
-        kind: rcompile_models::Kind,
-        what: &str,
-        expected: &str,
-        found: &str,
-    ) -> rcompile_models::Error {
-        rcompile_models::Error::new(kind, "checkpoint", tensor, what, expected, found)
+    fn place_of<'a>(&'a self, tensor: &'a str) -> (&'a str, &'a str) {
+        ("checkpoint", tensor)
     }
 }
 

@@ -4,7 +4,6 @@ use crate::error::Error;
 use crate::pack::Tensors;
 use rcompile_graph::DType;
 use rcompile_graph::quant::CodedRows;
-use rcompile_models::Kind;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Seek;
@@ -116,7 +115,7 @@ impl Tensors for Calibrated<'_> {
         Ok(coded)
     }
 
-    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
-        self.checkpoint.error(tensor, element, kind, what, expected, found)
+    fn place_of<'a>(&'a self, tensor: &'a str) -> (&'a str, &'a str) {
+        self.checkpoint.place_of(tensor)
     }
 }

@@ -30,7 +30,7 @@ use crate::cache::Cache;
 use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Sink, Tensors};
-use crate::passes::quantise::{Choice::Sought, Quantisation};
+use crate::passes::quantise::{Choice, Quantisation};
 use crate::passes::{self, PassCx};
 use crate::pipeline::PASSES;
 use crate::plan::{PackJob, Planned, WeightTable};
@@ -210,7 +210,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
         as_stored: vec![],
     };
     let mut module = trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("calibrate trace", e))?;
-    let quantisation = Quantisation { choice: Sought, ..cx.quantisation.clone() };
+    let quantisation = Quantisation { choice: Choice::Calibrating, ..cx.quantisation.clone() };
     let mut pass_cx = PassCx { quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.

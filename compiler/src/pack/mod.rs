@@ -22,7 +22,7 @@ use rcompile_codegen::program::{Coding, Layout, Panels};
 use rcompile_graph::quant::CodedRows;
 use rcompile_graph::{DType, Recipe};
 use rcompile_models::Kind;
-use rcompile_models::weights::{Stored, WeightIndex};
+use rcompile_models::weights::{self, Stored, WeightIndex};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -40,8 +40,8 @@ pub trait Tensors: Sync {
     fn codes(&self, tensor: &str, _rows: Range<u64>) -> Result<CodedRows, Error> {
         Err(Error::bug("pack", format_args!("tensor {tensor} has no codes")))
     }
-    /// An error about a tensor, or one element of it, by the name in its file.
-    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error;
+    /// File and name of a tensor there, for messages.
+    fn place_of<'a>(&'a self, tensor: &'a str) -> (&'a str, &'a str);
 }
 
 impl Tensors for WeightIndex {
@@ -66,10 +66,8 @@ impl Tensors for WeightIndex {
             None => Err(Error::bug("pack", format_args!("tensor {tensor} has no codes"))),
         }
     }
-    fn error(&self, tensor: &str, element: Option<u64>, kind: Kind, what: &str, expected: &str, found: &str) -> rcompile_models::Error {
-        let (file, name) = self.place_of(tensor);
-        let place = element.map_or(name.to_string(), |i| format!("{name}[{i}]"));
-        rcompile_models::Error::new(kind, file, place, what, expected, found)
+    fn place_of<'a>(&'a self, tensor: &'a str) -> (&'a str, &'a str) {
+        WeightIndex::place_of(self, tensor)
     }
 }
 
@@ -118,7 +116,8 @@ pub fn overflow(tensors: &dyn Tensors, tensor: &str, dtype: DType, count: u64) -
         DType::Q8(_) => ("int8", "--keep keeps the type of a tensor"),
         float => (float.name(), "--dtype auto, and auto in --keep, keep the type of the checkpoint"),
     };
-    tensors.error(tensor, None, Kind::Disagree, "overflows", &format!("values that fit {name}"), &found).help(help).into()
+    let (file, place) = tensors.place_of(tensor);
+    rcompile_models::Error::new(Kind::Disagree, file, place, "overflows", format!("values that fit {name}"), found).help(help).into()
 }
 
 /// Packs all jobs. `progress` is called with bytes written since the last call.
@@ -214,8 +213,8 @@ impl InOrder<'_> {
 }
 
 fn not_finite(tensors: &dyn Tensors, tensor: &str, index: u64, value: f32) -> rcompile_models::Error {
-    let found = if value.is_nan() { "NaN" } else { "infinity" };
-    tensors.error(tensor, Some(index), Kind::Malformed, "is not finite", "a finite number", found)
+    let (file, name) = tensors.place_of(tensor);
+    weights::not_finite(file, format!("{name}[{index}]"), value)
 }
 
 /// Rows of a float matrix as f32. Errors: not finite (4), reading.

@@ -36,12 +36,12 @@ pub struct Quantisation {
 pub enum Choice {
     /// From the weights, each rounded to nearest.
     #[default]
-    Nearest,
+    RoundToNearest,
     /// They are being chosen by a text: tensors with the parameter's name and type. Those of a table that is the head are known last, so
     /// lookups read it as it is in the checkpoint.
-    Sought,
+    Calibrating,
     /// They are chosen: the same tensors, for lookups too.
-    Given,
+    Calibrated,
 }
 
 impl Quantisation {
@@ -67,7 +67,7 @@ impl Quantisation {
             None => "none".to_string(),
         };
         let (body, head) = (one(self.body), one(self.head));
-        let calibrated = if self.choice == Choice::Nearest { "" } else { ", calibrated" };
+        let calibrated = if self.choice == Choice::RoundToNearest { "" } else { ", calibrated" };
         if body == head { format!("{body}{calibrated}") } else { format!("{body}, head {head}{calibrated}") }
     }
 
@@ -137,7 +137,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
             }
             cx.note(&param.name, dtype);
             let of_model = layer_of(&node.origin).is_some() || is_head;
-            let by_text = quantisation.choice != Choice::Nearest && of_model && dtype.is_quantised();
+            let by_text = quantisation.choice != Choice::RoundToNearest && of_model && dtype.is_quantised();
             let new = if by_text { coded(param, dtype) } else { converted(param, dtype) };
             made.insert(p, ParamId(module.params.len() as u32));
             module.params.push(new);
@@ -147,7 +147,7 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     let replaced = rewrite_all(module, |rw, f, id| {
         let node = f.node(id);
         let table = |id: ValueId| match (&f.node(id).op, &f.node(f.node(id).inputs[0]).op) {
-            (Op::Embedding, Op::Param(p)) if quantisation.choice != Choice::Sought => made.get(p).copied(),
+            (Op::Embedding, Op::Param(p)) if quantisation.choice != Choice::Calibrating => made.get(p).copied(),
             _ => None,
         };
         let load = |rw: &mut super::rewrite::Rewriter<'_>, p: ParamId| {
@@ -306,7 +306,7 @@ mod tests {
         assert_ne!(graph, GRAPH);
         let q8 = Some(DType::Q8(Group::Row));
         let with = |choice| quantised_graph(&graph, Quantisation { body: q8, head: q8, choice, ..Quantisation::default() });
-        for choice in [Choice::Sought, Choice::Given] {
+        for choice in [Choice::Calibrating, Choice::Calibrated] {
             let text = with(choice);
             assert!(text.contains("@down.q8 : q8[64, 64] = source \"down.q8\""), "{text}");
             // What lies before the layers is rounded to nearest.
@@ -315,9 +315,9 @@ mod tests {
                 "{text}"
             );
             // Nobody knows the table's codes before the layers have theirs.
-            assert_eq!(text.contains("bf16[96, 64] = source \"embed\""), choice == Choice::Sought, "{text}");
+            assert_eq!(text.contains("bf16[96, 64] = source \"embed\""), choice == Choice::Calibrating, "{text}");
         }
-        assert!(with(Choice::Nearest).contains("= convert(source \"embed\", q8)"));
+        assert!(with(Choice::RoundToNearest).contains("= convert(source \"embed\", q8)"));
     }
 
     #[test]
