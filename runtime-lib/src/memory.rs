@@ -6,8 +6,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::io::{Cursor, Write};
 use std::ptr::null_mut;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicI32, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 #[global_allocator]
 static ALLOCATOR: OrLeave = OrLeave;
@@ -52,20 +52,23 @@ impl SharedRoom {
     /// For so many bytes. None: they are more than the control group leaves.
     pub fn take(bytes: u64) -> Option<SharedRoom> {
         let room = SharedRoom { bytes };
-        let shared = SHARED.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
-        limit_data_beside(shared).then_some(room)
+        share(|sum| sum.saturating_add(bytes)).then_some(room)
     }
 }
 
 impl Drop for SharedRoom {
     fn drop(&mut self) {
-        let before = SHARED.fetch_sub(self.bytes, Ordering::Relaxed);
-        limit_data_beside(before.saturating_sub(self.bytes));
+        share(|sum| sum.saturating_sub(self.bytes));
     }
 }
 
-/// Bytes of all rooms.
-static SHARED: AtomicU64 = AtomicU64::new(0);
+/// Changes the sum of all rooms' bytes, and the limit with it: no other thread sets one of an older sum in between.
+fn share(change: impl FnOnce(u64) -> u64) -> bool {
+    static SUM: Mutex<u64> = Mutex::new(0);
+    let mut sum = SUM.lock().unwrap_or_else(PoisonError::into_inner);
+    *sum = change(*sum);
+    limit_data_beside(*sum)
+}
 
 /// Lets allocations fail where they and so many shared bytes exceed the control group's limit; false where they do already.
 fn limit_data_beside(shared: u64) -> bool {
@@ -100,31 +103,35 @@ pub fn within_control_group<R>(part: impl FnOnce() -> R) -> R {
 
 /// A limit on the process's data as long as this lives.
 struct Within {
-    /// The limit before, if there is another now.
-    given: Option<Rlimit>,
+    /// Limit and line before, if there are others now.
+    before: Option<(Rlimit, *mut String)>,
 }
 
 impl Within {
     /// About so many bytes more than there are, unless less is left anyway. `refusal` is the line of what takes more.
     fn set(bytes: u64, refusal: Option<&str>) -> Within {
         if LAST.get().is_none() {
-            return Within { given: None };
+            return Within { before: None };
         }
+        // Made while there is no limit yet.
+        let line = refusal.map(|line| Box::new(line.to_owned()));
         let given = getrlimit(Resource::Data);
         let limit =
             data_bytes().map(|taken| taken.saturating_add(bytes)).filter(|limit| given.current.is_none_or(|current| *limit < current));
         let limited = limit.is_some_and(|limit| setrlimit(Resource::Data, Rlimit { current: Some(limit), ..given }).is_ok());
+        if !limited {
+            return Within { before: None };
+        }
         // Never freed: another thread may be about to print it.
-        let refusal = refusal.filter(|_| limited).map_or(null_mut(), |line| Box::leak(Box::new(line.to_owned())));
-        REFUSAL.store(refusal, Ordering::Release);
-        Within { given: limited.then_some(given) }
+        let outer = REFUSAL.swap(line.map_or(null_mut(), Box::into_raw), Ordering::AcqRel);
+        Within { before: Some((given, outer)) }
     }
 }
 
 impl Drop for Within {
     fn drop(&mut self) {
-        REFUSAL.store(null_mut(), Ordering::Release);
-        if let Some(given) = self.given.take() {
+        if let Some((given, outer)) = self.before.take() {
+            REFUSAL.store(outer, Ordering::Release);
             let _ = setrlimit(Resource::Data, given);
         }
     }
@@ -214,5 +221,28 @@ fn leave(size: usize, last: fn()) -> ! {
     unsafe {
         libc::write(2, line.as_ptr().cast(), len);
         libc::_exit(7)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_inner_limit_leaves_the_outer_ones_line() {
+        let _ = LAST.set(|| {});
+        // SAFETY: null or a text that is never freed.
+        let line = || unsafe { REFUSAL.load(Ordering::Acquire).as_ref() }.map(String::as_str);
+        let mut seen = Vec::new();
+        within(1 << 40, "outer", &mut || {
+            seen.push(line());
+            within(1 << 39, "inner", &mut || seen.push(line()));
+            seen.push(line());
+            // What allows more limits nothing.
+            within(1 << 41, "larger", &mut || seen.push(line()));
+            seen.push(line());
+        });
+        assert_eq!(seen, [Some("outer"), Some("inner"), Some("outer"), Some("outer"), Some("outer")]);
+        assert_eq!(line(), None);
     }
 }
