@@ -62,9 +62,6 @@ mod entry {
     use crate::abi::StepEntry;
     use crate::{cli, memory, payload};
 
-    /// Exit code of a bug in the runtime.
-    const BUG: c_int = 70;
-
     /// What the entry stub's `main` calls.
     ///
     /// # Safety
@@ -73,25 +70,22 @@ mod entry {
     #[unsafe(no_mangle)]
     pub unsafe extern "C" fn rc_main(argc: c_int, argv: *const *const c_char, payload: *const c_void, steps: *const StepEntry) -> c_int {
         memory::leave_without_memory(crate::process::remove_draft);
-        std::panic::set_hook(Box::new(cli::say_panic));
-        let run = || {
-            let args: Vec<OsString> = (0..usize::try_from(argc).unwrap_or(0))
-                .map(|i| {
-                    // SAFETY: by contract of this function.
-                    let arg = unsafe { CStr::from_ptr(*argv.add(i)) };
-                    OsStr::from_bytes(arg.to_bytes()).to_owned()
-                })
-                .collect();
-            let mut count = 0;
-            // SAFETY: by contract the table is ended by an entry without function.
-            while unsafe { (*steps.add(count)).run.is_some() } {
-                count += 1;
-            }
-            // SAFETY: `count` entries were just seen; the table is part of the executable.
-            let steps = unsafe { std::slice::from_raw_parts(steps, count) };
-            // SAFETY: by contract of this function.
-            cli::run(args, || unsafe { payload::Payload::open(payload.cast()) }, steps)
-        };
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).unwrap_or(BUG)
+        std::panic::set_hook(Box::new(|panic| cli::leave_at_panic(panic)));
+        let args: Vec<OsString> = (0..usize::try_from(argc).unwrap_or(0))
+            .map(|i| {
+                // SAFETY: by contract of this function.
+                let arg = unsafe { CStr::from_ptr(*argv.add(i)) };
+                OsStr::from_bytes(arg.to_bytes()).to_owned()
+            })
+            .collect();
+        let mut count = 0;
+        // SAFETY: by contract the table is ended by an entry without function.
+        while unsafe { (*steps.add(count)).run.is_some() } {
+            count += 1;
+        }
+        // SAFETY: `count` entries were just seen; the table is part of the executable.
+        let steps = unsafe { std::slice::from_raw_parts(steps, count) };
+        // SAFETY: by contract of this function.
+        cli::run(args, || unsafe { payload::Payload::open(payload.cast()) }, steps)
     }
 }

@@ -1,9 +1,11 @@
 //! What belongs to a process and not to a library: signals, age, memory in use. Only the command line and the entry use it.
 
 use std::ffi::{CString, c_char, c_int};
-use std::ptr::null_mut;
+use std::ptr::{null, null_mut};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::time::Instant;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 /// Moments of this process.
 #[derive(Clone, Copy, Debug)]
@@ -88,10 +90,15 @@ pub fn remove_draft() {
     }
 }
 
-extern "C" fn leave(signal: c_int) {
+/// Ends the process at once; allowed in signal handlers.
+pub fn leave_with(code: c_int) -> ! {
     remove_draft();
-    // SAFETY: allowed in signal handlers.
-    unsafe { libc::_exit(128 + signal) }
+    // SAFETY: takes any number.
+    unsafe { libc::_exit(code) }
+}
+
+extern "C" fn leave(signal: c_int) {
+    leave_with(128 + signal)
 }
 
 extern "C" fn clean(signal: c_int) {
@@ -106,12 +113,9 @@ extern "C" fn clean(signal: c_int) {
 /// A page of a mapped file is not there any more: the executable's, or that of its weights.
 extern "C" fn unreadable(_: c_int) {
     const WHAT: &str = "error[E3-executable]: its file, or that of its weights, cannot be read any more: it was cut, or its disk failed\n";
-    remove_draft();
-    // SAFETY: both are allowed in signal handlers.
-    unsafe {
-        libc::write(2, WHAT.as_ptr().cast(), WHAT.len());
-        libc::_exit(3)
-    }
+    // SAFETY: allowed in signal handlers.
+    unsafe { libc::write(2, WHAT.as_ptr().cast(), WHAT.len()) };
+    leave_with(3)
 }
 
 /// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a
@@ -132,11 +136,9 @@ pub fn set_signals() {
     ];
     for (handler, signals) in handlers {
         for &signal in signals {
-            // SAFETY: the handlers do only what handlers may do.
-            unsafe {
-                if libc::signal(signal, handler as *const () as libc::sighandler_t) == libc::SIG_IGN {
-                    libc::signal(signal, libc::SIG_IGN);
-                }
+            if !is_ignored(signal) {
+                // SAFETY: the handlers do only what handlers may do.
+                unsafe { libc::signal(signal, handler as *const () as libc::sighandler_t) };
             }
         }
     }
@@ -144,6 +146,23 @@ pub fn set_signals() {
         // SAFETY: ignoring a signal has no preconditions.
         unsafe { libc::signal(signal, libc::SIG_IGN) };
     }
+}
+
+/// Whether a signal is ignored; also one that nobody can ask about.
+fn is_ignored(signal: c_int) -> bool {
+    let mut now = std::mem::MaybeUninit::<libc::sigaction>::uninit();
+    // SAFETY: changes nothing and writes what there is to `now`, which is read where that succeeded.
+    unsafe { libc::sigaction(signal, null(), now.as_mut_ptr()) < 0 || now.assume_init().sa_sigaction == libc::SIG_IGN }
+}
+
+/// Lets the stack of the process's main thread grow to so many bytes; those of other threads are as large as they were made. Error: how many
+/// it may have where its limit cannot be raised. (The kernel asks for the limit whenever the stack grows, and keeps 128 MB free below it,
+/// whatever the limit was at the start.)
+pub fn enlarge_stack(bytes: u64) -> Result<(), u64> {
+    let given = getrlimit(Resource::Stack);
+    let Some(current) = given.current.filter(|current| *current < bytes) else { return Ok(()) };
+    let enough = Rlimit { current: Some(bytes), maximum: given.maximum.map(|maximum| maximum.max(bytes)) };
+    setrlimit(Resource::Stack, enough).map_err(|_| current)
 }
 
 #[cfg(test)]

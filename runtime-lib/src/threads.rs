@@ -188,7 +188,7 @@ pub struct Pool {
 }
 
 /// Bytes of a thread's stack: kernels keep scratch of a few hundred KB there.
-const STACK_BYTES: usize = 2 << 20;
+pub(crate) const STACK_BYTES: usize = 2 << 20;
 
 /// A thread whose stack no variable (`RUST_MIN_STACK`) makes smaller than its work needs.
 pub(crate) fn builder(name: &str) -> std::thread::Builder {

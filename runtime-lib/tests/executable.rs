@@ -35,6 +35,8 @@ char rc_variable[] = "rc_test_variable";
 void rc_barrier(const void *, unsigned, unsigned);
 void rc_profile(const void *, unsigned, unsigned);
 static void step(const void *ctx, unsigned thread, unsigned threads) {
+    volatile char scratch[400 << 10]; // as kernels have
+    for (unsigned i = sizeof scratch; i > 0; i -= 4096) scratch[i - 1] = 0;
     const int32_t *token = FIELD(const int32_t *, TOKEN), *logit_row = FIELD(const int32_t *, LOGIT_ROW);
     float *out = FIELD(float *, OUTPUT);
     const unsigned char *weights = FIELD(const unsigned char *, WEIGHTS);
@@ -197,6 +199,9 @@ struct Variant {
     split: bool,
     computes_nan: bool,
     feature: Option<&'static str>,
+    hidden_size: Option<u32>,
+    /// Name of the one input file.
+    input: Option<&'static str>,
     template: Option<&'static str>,
     pre_tokenizer: Option<&'static str>,
     repetition_penalty: Option<f32>,
@@ -282,6 +287,10 @@ fn build(name: &str, variant: Variant) -> Exe {
     let mut manifest = manifest(task, text);
     manifest.features.extend(variant.feature.map(String::from));
     manifest.generation.repetition_penalty = variant.repetition_penalty;
+    manifest.hidden_size = variant.hidden_size.unwrap_or(manifest.hidden_size);
+    if let Some(name) = variant.input {
+        manifest.inputs[0].name = name.into();
+    }
     let manifest = serde_json::to_vec(&manifest).unwrap();
     let mut weights = vec![7u8; WEIGHTS];
     weights[WEIGHTS - 1] = if variant.computes_nan { 255 } else { 3 };
@@ -1414,6 +1423,68 @@ fn closed_standard_files_stay_out_of_others() {
     }
     run.kill().unwrap();
     run.wait().unwrap();
+}
+
+/// A vector that is longer than its row: a mistake of ours on every thread that works for itself.
+#[test]
+fn a_panic_on_any_thread_is_one_line() {
+    let exe = build("panic", Variant { embeds: true, hidden_size: Some(1 << 20), ..Variant::default() });
+    let lines = exe.path.with_file_name("lines");
+    fs::write(&lines, "abcdef\n".repeat(8)).unwrap();
+    for threads in ["1", "2", "4"] {
+        let error = exe.fails(&["embed", "-t", threads, "-f", lines.to_str().unwrap()], 70);
+        assert!(error.contains("E70-internal") && error.contains("please report"), "{threads}: {error}");
+    }
+}
+
+#[test]
+fn a_small_stack_is_made_larger_or_refused() {
+    let exe = build("stack", Variant::default());
+    let run = |script: &str| {
+        let output = Command::new("bash").args(["-c", &format!("{script}; exec \"$0\" generate -p abc -n 2 -t 2")]).arg(&exe.path).output();
+        let output = output.unwrap();
+        (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
+    };
+    assert_eq!(run("ulimit -S -s 128"), (Some(0), "de\n".into(), String::new()));
+    assert_eq!(run("ulimit -S -s hard"), (Some(0), "de\n".into(), String::new()));
+    // Who may raise every limit may also raise this one.
+    let mut command = exe.command(&["generate", "-p", "abc", "-n", "2"]);
+    // SAFETY: between fork and exec only system calls are made.
+    unsafe {
+        command.pre_exec(|| {
+            const CAP_SYS_RESOURCE: libc::c_ulong = 24;
+            libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_RESOURCE, 0, 0, 0);
+            let limit = libc::rlimit { rlim_cur: 128 << 10, rlim_max: 128 << 10 };
+            if libc::setrlimit(libc::RLIMIT_STACK, &raw const limit) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        });
+    }
+    let output = command.output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    let expected = "error[E7-stack]: stack: expected 2048 KiB, found 128 KiB\nhelp: raise its limit: ulimit -s 2048\n";
+    assert_eq!((output.status.code(), error.as_str()), (Some(7), expected));
+}
+
+#[test]
+fn names_cannot_move_the_cursor() {
+    let exe = build("names", Variant { input: Some("a\u{1b}[2J\nb"), ..Variant::default() });
+    let info = exe.ok(&["info"]);
+    assert!(info.contains(r" a\u{1b}[2J\nb ") && !info.contains('\u{1b}'), "{info}");
+}
+
+/// A handler that is there for a moment would end a process that is to go on.
+#[test]
+fn an_ignored_signal_never_has_a_handler() {
+    let there = Command::new("strace").args(["-o", "/dev/null", "true"]).stderr(Stdio::null()).status().is_ok_and(|s| s.success());
+    if !there {
+        return eprintln!("skipped: no strace");
+    }
+    let exe = build("handler", Variant::default());
+    let log = exe.path.with_file_name("log");
+    let script = "trap '' HUP; exec strace -e trace=rt_sigaction -o \"$1\" \"$0\" info";
+    assert!(Command::new("sh").args(["-c", script]).args([&exe.path, &log]).stdout(Stdio::null()).status().unwrap().success());
+    let log = fs::read_to_string(log).unwrap();
+    let set = |signal: &str| log.lines().any(|line| line.starts_with(&format!("rt_sigaction({signal}, {{sa_handler=0x")));
+    assert!(set("SIGALRM") && !set("SIGHUP"), "{log}");
 }
 
 #[test]

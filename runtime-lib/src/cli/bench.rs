@@ -5,6 +5,7 @@
 use std::time::Instant;
 
 use clap::ArgMatches;
+use rcompile_message::escape;
 use serde::Serialize;
 
 use super::args::{BenchArgs, MachineArgs, TableForm, on_command_line};
@@ -282,7 +283,7 @@ struct Results {
 
 impl Results {
     fn new(manifest: &Manifest, form: TableForm) -> Self {
-        Self { form, model: manifest.name.clone(), all: Vec::new() }
+        Self { form, model: escape(&manifest.name), all: Vec::new() }
     }
 
     fn add(&mut self, row: Measured) -> Result<(), Failure> {

@@ -6,7 +6,7 @@ use super::args::InfoArgs;
 use super::error::Failure;
 use super::{Cx, print, print_json};
 use crate::about::{About, arena_bytes, hex};
-use rcompile_message::size;
+use rcompile_message::{escape, size};
 
 pub(super) fn info(cx: &Cx, args: &InfoArgs) -> Result<(), Failure> {
     let manifest = cx.manifest();
@@ -21,7 +21,8 @@ fn table(cx: &Cx) -> String {
     let header = cx.payload.header();
     let mut out = String::new();
     let mut line = |name: &str, value: String| {
-        out += &format!("{name:<14}{value}\n");
+        // Names of models and files may be anything.
+        out += &format!("{name:<14}{}\n", escape(&value));
     };
     line("model", format!("{} ({})", m.name, m.architecture));
     line("task", m.task.to_string());

@@ -1,9 +1,9 @@
 //! The command line of an executable: verbs, flags, output, exit codes. The only module that prints, exits and looks at the
-//! environment, but for `start.c` and what ends a process that has no memory left, or a second signal (`memory`, `process`).
+//! environment, but for `start.c` and what ends a process at a signal or without memory (`process`, `memory`).
 //!
 //! In: arguments, the payload's address, the table of steps. Out: data on stdout, one line per error on stderr, an exit code.
-//! Order of the checks: level of the CPU (10, by `start.c`), integrity of the file (exit 9), CPU (exit 10, all verbs but `info` and
-//! `verify`), command line (2).
+//! Order of the checks: level of the CPU (10, by `start.c`), integrity of the file (exit 9, part of it by `start.c`), stack (7), CPU (exit
+//! 10, all verbs but `info` and `verify`), command line (2).
 
 mod answer;
 mod args;
@@ -24,13 +24,15 @@ use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
-use std::panic::{Location, PanicHookInfo};
+use std::panic::{Location, PanicHookInfo, resume_unwind};
 use std::path::Path;
 use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 
 use clap::error::ErrorKind;
 use clap::{ArgMatches, Command, FromArgMatches};
+use rcompile_message::escape;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::abi::{Manifest, StepEntry};
@@ -43,7 +45,7 @@ use crate::payload::Payload;
 use crate::process::Started;
 use crate::step::{Program, Session, StepError};
 use crate::text::Text;
-use crate::threads::{Pool, builder};
+use crate::threads::{Pool, STACK_BYTES, builder};
 use args::{InputArgs, MachineArgs};
 use error::Failure;
 
@@ -69,6 +71,7 @@ pub(crate) fn run(
     let started = Started::now();
     crate::process::set_signals();
     let done = payload().map_err(Failure::from).and_then(|payload| {
+        enlarge_stack()?;
         let cx = Cx { payload, steps, started, copied: OnceCell::new() };
         cx.dispatch(args)
     });
@@ -81,9 +84,26 @@ pub(crate) fn run(
     }
 }
 
-/// Tells the user of a panic, in one line as of other errors.
-pub(crate) fn say_panic(panic: &PanicHookInfo) {
-    error::say(&panicked(panic.payload_as_str(), panic.location()));
+/// Gives this thread, which runs steps as the pool's threads do, a stack as large as theirs.
+fn enlarge_stack() -> Result<(), Failure> {
+    crate::process::enlarge_stack(STACK_BYTES as u64).map_err(|found| {
+        let expected = STACK_BYTES >> 10;
+        let what = format!("stack: expected {expected} KiB, found {} KiB", found >> 10);
+        Failure::new(7, "stack", what).help(format!("raise its limit: ulimit -s {expected}"))
+    })
+}
+
+/// Ends the process at a panic, on whatever thread: one line as of other errors, no part of a file left. Nothing is unwound: what called this
+/// may be generated code, through which nothing unwinds, and other threads would wait for this one.
+pub(crate) fn leave_at_panic(panic: &PanicHookInfo) -> ! {
+    static LEAVING: AtomicBool = AtomicBool::new(false);
+    while LEAVING.swap(true, Ordering::Relaxed) {
+        // Another thread ends the process.
+        std::thread::park();
+    }
+    let failure = panicked(panic.payload_as_str(), panic.location());
+    error::say(&failure);
+    crate::process::leave_with(failure.exit)
 }
 
 fn panicked(what: Option<&str>, place: Option<&Location>) -> Failure {
@@ -113,7 +133,7 @@ impl Cx {
             return Err(Failure::usage("no verb given"));
         };
         for name in args::unknown_variables() {
-            error::warn("variable", format!("{}: no verb has such a flag", rcompile_message::escape(&name)));
+            error::warn("variable", format!("{}: no verb has such a flag", escape(&name)));
         }
         match verb {
             "generate" => generate::generate(self, &parsed(flags)?, flags),
@@ -135,14 +155,12 @@ impl Cx {
     fn command(&self) -> Command {
         let manifest = self.manifest();
         // Lives as long as the process, like the names of the variables.
-        let file: &'static str = Box::leak(self.payload.name().to_owned().into_boxed_str());
-        let version: &'static str = Box::leak(format!("{} (rcompile {})", manifest.name, manifest.rcompile_version).into_boxed_str());
+        let file: &'static str = Box::leak(escape(self.payload.name()).into_boxed_str());
+        let name = escape(&manifest.name);
+        let version: &'static str = Box::leak(format!("{name} (rcompile {})", manifest.rcompile_version).into_boxed_str());
         let command = Command::new(file)
             .bin_name(file)
-            .about(format!(
-                "{} ({}), compiled by rcompile for {} ({})",
-                manifest.name, manifest.architecture, manifest.target, manifest.cpu
-            ))
+            .about(format!("{name} ({}), compiled by rcompile for {} ({})", manifest.architecture, manifest.target, manifest.cpu))
             .version(version)
             .after_help(
                 "Every flag of a verb is also read from the environment, the command line wins:\n\
@@ -223,10 +241,7 @@ pub(crate) struct LoadingText {
 
 impl LoadingText {
     fn wait(self) -> Result<Text<'static>, Failure> {
-        match self.thread.join() {
-            Ok(loaded) => Ok(loaded?),
-            Err(_) => Err(Failure::new(9, "executable", "tokenizer: cannot be loaded")),
-        }
+        Ok(self.thread.join().unwrap_or_else(|panic| resume_unwind(panic))?)
     }
 }
 
@@ -361,6 +376,14 @@ fn usage_error(error: &clap::Error, verb: &str) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Its line was said where it panicked.
+    #[test]
+    fn a_panic_of_the_loading_thread_is_no_second_error() {
+        let thread = builder("tokenizer").spawn(|| panic!("while loading")).unwrap();
+        let waited = std::thread::spawn(|| LoadingText { thread }.wait().map(|_| ())).join();
+        assert_eq!(waited.unwrap_err().downcast_ref(), Some(&"while loading"));
+    }
 
     #[test]
     fn a_panic_is_one_line_like_other_errors() {
