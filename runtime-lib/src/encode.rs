@@ -32,16 +32,16 @@ pub enum EncodeError {
     #[error(transparent)]
     Step(#[from] StepError),
     /// Longer than what one step holds; a bidirectional model cannot be split.
-    #[error("text {}: {tokens} tokens, the executable holds {limit} in one step", index + 1)]
+    #[error("text {}: {tokens} tokens, the executable holds {} in one step", index + 1, ctx_size.min(max_rows))]
     TooLong {
         /// Which text, counted from 0.
         index: usize,
         /// Its tokens.
         tokens: usize,
-        /// The limit: rows of the largest bucket, or `ctx_size`.
-        limit: usize,
         /// Positions that the executable was built for.
         ctx_size: usize,
+        /// Rows of the largest bucket.
+        max_rows: usize,
     },
     /// Nothing to encode.
     #[error("text {}: no tokens", index + 1)]
@@ -104,12 +104,12 @@ impl<'a> Encoder<'a> {
     }
 
     /// Refuses texts that are empty, or longer than what one step holds.
-    pub fn check_lengths(&self, lengths: &[usize]) -> Result<(), EncodeError> {
-        let limit = self.text_limit();
-        for (index, &tokens) in lengths.iter().enumerate() {
-            if tokens > limit {
-                let ctx_size = self.together.session.program().ctx_size();
-                return Err(EncodeError::TooLong { index, tokens, limit, ctx_size });
+    pub fn check_lengths(&self, lengths: impl IntoIterator<Item = usize>) -> Result<(), EncodeError> {
+        let program = self.together.session.program();
+        let (ctx_size, max_rows) = (program.ctx_size(), program.max_rows());
+        for (index, tokens) in lengths.into_iter().enumerate() {
+            if tokens > ctx_size || tokens > max_rows {
+                return Err(EncodeError::TooLong { index, tokens, ctx_size, max_rows });
             }
             if tokens == 0 {
                 return Err(EncodeError::Empty { index });
@@ -126,7 +126,7 @@ impl<'a> Encoder<'a> {
         R: Send,
     {
         let lengths: Vec<usize> = texts.iter().map(|text| text.as_ref().len()).collect();
-        self.check_lengths(&lengths)?;
+        self.check_lengths(lengths.iter().copied())?;
         let session = &self.together.session;
         let (program, threads) = (session.program(), session.threads() as usize);
         let (max_rows, max_runs) = (program.max_rows(), program.slots().min(program.max_outputs()).max(1));

@@ -43,6 +43,8 @@ pub enum MemoryUse {
     Step,
     /// Texts that threads do for themselves.
     ThreadAreas,
+    /// What messages and templates make of a text.
+    Template,
 }
 
 impl fmt::Display for MemoryUse {
@@ -55,6 +57,7 @@ impl fmt::Display for MemoryUse {
             MemoryUse::WeightsCopy => "copy of the weights",
             MemoryUse::Step => "the step",
             MemoryUse::ThreadAreas => "threads' own areas",
+            MemoryUse::Template => "the chat template",
         })
     }
 }

@@ -23,6 +23,9 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use twox_hash::XxHash64;
 
+#[path = "../../tests/src/control_group.rs"]
+mod control_group;
+
 const PT_LOAD: u32 = 1;
 const VOCAB: u32 = 11;
 const WEIGHTS: usize = 3 << 20;
@@ -1406,6 +1409,45 @@ fn no_memory_is_an_error_and_leaves_no_part_of_a_file() {
     assert_eq!(run.status.code(), Some(7), "{error}");
     assert!(error.starts_with("error[E7-memory]: ") && error.matches("error").count() == 1, "{error}");
     assert_eq!(names(&exe), ["counter", "text"]);
+}
+
+/// Reading, cutting into lines and encoding: each takes more than the group has.
+#[test]
+fn inputs_beyond_the_control_group_are_an_error() {
+    if fs::read_to_string("/proc/swaps").is_ok_and(|text| text.lines().count() > 1) {
+        return eprintln!("skipped: what exceeds the limit is swapped out here");
+    }
+    let Some(group) = control_group::ControlGroup::new(&["memory"], &[("memory.limit_in_bytes", 64 << 20)]) else { return };
+    let (decoder, encoder) = (build("group", Variant::default()), build("group-embed", Variant { embeds: true, ..Variant::default() }));
+    let zeros = decoder.path.with_file_name("zeros");
+    fs::File::create(&zeros).unwrap().set_len(200 << 20).unwrap();
+    let lines = encoder.path.with_file_name("lines");
+    fs::write(&lines, vec![b'\n'; 20 << 20]).unwrap();
+    let (zeros, lines) = (zeros.to_str().unwrap(), lines.to_str().unwrap());
+    for (exe, args, stdin) in [
+        (&decoder, &["generate", "-f", zeros][..], "/dev/null"),
+        (&decoder, &["generate", "--chat", "-f", zeros], "/dev/null"),
+        (&decoder, &["logits", "-f", "-"], zeros),
+        (&decoder, &["perplexity", "-f", zeros], "/dev/null"),
+        (&decoder, &["tokenize", "-f", "-"], zeros),
+        (&decoder, &["chat"], zeros),
+        (&encoder, &["embed", "-f", zeros], "/dev/null"),
+        (&encoder, &["embed", "-f", lines], "/dev/null"),
+        (&encoder, &["embed", "-f", "-"], lines),
+    ] {
+        let output = group.command(&exe.path).args(args).stdin(fs::File::open(stdin).unwrap()).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(7), "{args:?}: {error}");
+        assert!(error.starts_with("error[E7-memory]: memory: the process: has none left") && error.lines().count() == 2, "{error}");
+    }
+    // What can be read, but not copied as often as a template does.
+    fs::File::options().write(true).open(zeros).unwrap().set_len(20 << 20).unwrap();
+    for (args, stdin) in [(&["generate", "--chat", "-f", zeros][..], "/dev/null"), (&["chat"], zeros)] {
+        let output = group.command(&decoder.path).args(args).stdin(fs::File::open(stdin).unwrap()).output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(7), "{args:?}: {error}");
+        assert!(error.starts_with("error[E7-memory]: memory: the chat template: needs 168 MiB more, the control group has "), "{error}");
+    }
 }
 
 #[test]

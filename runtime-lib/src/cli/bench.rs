@@ -169,7 +169,7 @@ fn bench_encoder(cx: &Cx, args: &BenchArgs, session: Session<'static>, results: 
     let mut counts = lengths(&args.n_prompt, PROMPT, encoder.text_limit());
     counts.retain(|&n| n > 0);
     for &count in &counts {
-        encoder.check_lengths(&[count])?;
+        encoder.check_lengths([count])?;
     }
     for &batch in &args.batch {
         for &count in &counts {

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
 use super::args::ChatArgs;
 use super::error::{Failure, warn};
-use super::template::{ChatTemplate, message};
-use super::{Cx, MAX_INPUT_BYTES, Stdin, print, too_large, utf8, within_memory};
+use super::template::{ChatTemplate, admit, message};
+use super::{Cx, MAX_INPUT_BYTES, Stdin, print, read_within_memory, too_large, utf8, within_memory};
 use crate::abi::Manifest;
 use crate::decode::Decoder;
 use crate::sample::Sampler;
@@ -72,6 +72,7 @@ impl<'c> Conversation<'c> {
 
     /// Adds what the user says. Gives the ids of all that was said, or none where this message alone is too long.
     fn ask(&mut self, line: &str) -> Result<Option<Vec<u32>>, Failure> {
+        admit(line.len())?;
         self.messages.push(message("user", line));
         let anew = [&self.messages[..self.always], &self.messages[self.messages.len() - 1..]].concat();
         let reserve = if anew.len() < self.messages.len() { self.reserve } else { 0 };
@@ -167,18 +168,21 @@ impl Lines {
             }
             let mut line = Vec::new();
             let begin = self.read;
-            let mut bounded = (&mut self.stdin).take(MAX_INPUT_BYTES + 1);
-            self.read += bounded.read_until(b'\n', &mut line).map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
+            let read = read_within_memory(|most| match line.last() {
+                Some(b'\n') => Ok(0),
+                _ => (&mut self.stdin).take(most).read_until(b'\n', &mut line),
+            });
+            self.read += read.map_err(|e| Failure::new(3, "input", format!("stdin: {e}")))?;
             if line.len() as u64 > MAX_INPUT_BYTES {
                 return Err(too_large("stdin"));
             }
-            let line = utf8("stdin", begin, line)?;
-            let line = line.trim_end_matches(['\n', '\r']);
+            let mut line = utf8("stdin", begin, line)?;
+            line.truncate(line.trim_end_matches(['\n', '\r']).len());
             if self.read == begin || line == "/exit" {
                 return Ok(None);
             }
             if !line.trim().is_empty() {
-                return Ok(Some(line.to_owned()));
+                return Ok(Some(line));
             }
         }
     }

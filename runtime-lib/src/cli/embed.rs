@@ -21,18 +21,15 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
     let normalize = args.normalize.unwrap_or(defaults.is_some_and(|p| p.normalize));
     let texts = match only_one(flags, &["prompt", "file", "tokens"])? {
         Some("tokens") => vec![token_list(args.tokens.as_deref().unwrap_or(""))?],
-        Some("prompt") => encoded(cx, &[args.prompt.as_deref().unwrap_or("")])?,
-        Some(_) => {
-            let lines = read_text(args.file.as_deref())?;
-            encoded(cx, &lines.lines().collect::<Vec<_>>())?
-        }
+        Some("prompt") => encoded(cx, args.prompt.as_deref().unwrap_or(""), |text| vec![text])?,
+        Some(_) => encoded(cx, &read_text(args.file.as_deref())?, |lines| lines.lines().collect())?,
         None => {
             return Err(Failure::usage("no input").help("give one of -p TEXT, -f LINES, --tokens 1,2,3"));
         }
     };
     let mut encoder = Encoder::new(cx.session(&args.machine)?);
     // Texts that do not fit are told of before the first vector is printed.
-    encoder.check_lengths(&texts.iter().map(Vec::len).collect::<Vec<_>>())?;
+    encoder.check_lengths(texts.iter().map(Vec::len))?;
     let vector = pooling.vector(normalize);
     // On a terminal it would write over an object that is printed in several parts.
     let in_parts = args.json && texts.len() > TEXTS_AT_ONCE && io::stdout().is_terminal();
@@ -77,15 +74,14 @@ impl Output {
     }
 }
 
-/// Ids of all texts, cut where the model's files say.
-fn encoded(cx: &Cx, texts: &[&str]) -> Result<Vec<Vec<u32>>, Failure> {
+/// Ids of all texts that `texts` finds in the input, cut where the model's files say.
+fn encoded(cx: &Cx, input: &str, texts: impl FnOnce(&str) -> Vec<&str>) -> Result<Vec<Vec<u32>>, Failure> {
     let loading = cx.load_text()?;
     let limit = cx.manifest().text.as_ref().and_then(|t| t.max_length).map_or(usize::MAX, |n| n as usize);
     let tokenizer = loading.wait()?;
-    let bytes = texts.iter().map(|text| text.len()).sum();
-    let (all, cut) = within_memory(bytes, || ids(&tokenizer, texts, limit))?;
+    let (all, cut) = within_memory(input.len(), || ids(&tokenizer, &texts(input), limit))?;
     if cut > 0 {
-        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the model's files say", texts.len()));
+        warn("length", format!("{cut} of {} texts were cut to {limit} tokens, as the model's files say", all.len()));
     }
     Ok(all)
 }

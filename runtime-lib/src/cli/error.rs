@@ -105,6 +105,7 @@ impl From<StepError> for Failure {
             StepError::Memory { what, .. } => Self::new(7, "memory", error).help(match what {
                 MemoryUse::WeightsCopy => "run without --copy-weights",
                 MemoryUse::Scratch | MemoryUse::ThreadAreas => "use fewer threads: -t 1",
+                MemoryUse::Template => "use a shorter text",
                 MemoryUse::KvCache | MemoryUse::Arena | MemoryUse::Output | MemoryUse::Step => {
                     "build with a smaller --ctx-size, --parallel or largest bucket"
                 }
@@ -116,14 +117,14 @@ impl From<StepError> for Failure {
                 | MemoryUse::Scratch
                 | MemoryUse::Output
                 | MemoryUse::Step
+                | MemoryUse::Template
                 | MemoryUse::ThreadAreas => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
             }),
             StepError::Threads(_) => {
                 Self::new(7, "threads", error).help("raise the limit of processes and threads (ulimit -u), or use fewer: -t 1")
             }
-            StepError::Empty | StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => {
-                Self::new(7, "step", error)
-            }
+            // No command line leads there.
+            StepError::Empty | StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => Self::bug(error),
             StepError::Broken(_) => Self::new(9, "executable", error),
         }
     }
@@ -148,11 +149,14 @@ impl From<EncodeError> for Failure {
     fn from(error: EncodeError) -> Self {
         match error {
             EncodeError::Step(error) => error.into(),
-            EncodeError::TooLong { limit, ctx_size, .. } => Self::new(7, "length", &error).help(if limit == ctx_size {
-                "build with a larger --ctx-size, as far as the model has positions"
-            } else {
-                "build with a larger last bucket in --buckets"
-            }),
+            EncodeError::TooLong { tokens, ctx_size, max_rows, .. } => {
+                let limits = [
+                    (ctx_size, "build with a larger --ctx-size, as far as the model has positions"),
+                    (max_rows, "build with a larger last bucket in --buckets"),
+                ];
+                let exceeded = limits.into_iter().filter(|(limit, _)| tokens > *limit);
+                exceeded.fold(Self::new(7, "length", &error), |failure, (_, help)| failure.help(help))
+            }
             EncodeError::Empty { .. } => Self::usage(error),
         }
     }
@@ -218,6 +222,30 @@ mod tests {
             assert_eq!(failure.exit, 7);
             assert!(failure.lines()[0].contains(&what.to_string()) && failure.lines()[1].contains(help), "{:?}", failure.lines());
         }
+    }
+
+    #[test]
+    fn help_names_each_limit_that_a_text_exceeds() {
+        let help = |ctx_size, max_rows| {
+            let failure = Failure::from(EncodeError::TooLong { index: 0, tokens: 600, ctx_size, max_rows });
+            let lines = failure.lines();
+            assert_eq!(lines[0], "error[E7-length]: text 1: 600 tokens, the executable holds 512 in one step");
+            lines[1..].iter().flat_map(|line| line.split(' ').filter(|word| word.starts_with("--"))).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(help(512, 512), "--ctx-size, --buckets");
+        assert_eq!(help(512, 550), "--ctx-size, --buckets");
+        assert_eq!(help(512, 600), "--ctx-size,");
+        assert_eq!(help(1024, 512), "--buckets");
+    }
+
+    #[test]
+    fn what_no_command_line_leads_to_is_our_bug() {
+        let bound = StepError::Bound { what: "slot", found: 9, bound: 2 };
+        for error in [StepError::Empty, bound, StepError::Order { slot: 1, kv_index: 2 }] {
+            assert_eq!(Failure::from(error).exit, 70);
+        }
+        let too_large = StepError::TooLarge { rows: 9, outputs: 1, max_rows: 8, max_outputs: 8 };
+        assert_eq!(Failure::from(too_large).exit, 70);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use serde::Serialize;
 use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
 use super::args::{GenerateArgs, on_command_line};
 use super::error::{Failure, warn};
-use super::template::{ChatTemplate, first_messages};
+use super::template::{ChatTemplate, admit, first_messages};
 use super::{Cx, Input, LoadingText, input, joined, print, print_json, within_memory};
 use crate::decode::Decoder;
 use crate::sample::Sampler;
@@ -143,6 +143,7 @@ fn encoded(cx: &Cx, args: &GenerateArgs, text: &Text<'_>, input: &str) -> Result
         Some(_) => input.strip_suffix("\r\n").or_else(|| input.strip_suffix('\n')).unwrap_or(input),
         None => input,
     };
+    admit(said.len())?;
     let rendered = ChatTemplate::of(cx)?.render(&first_messages(args.system.as_deref(), said))?;
     Ok(within_memory(rendered.len(), || text.encode(&rendered, false))?)
 }

@@ -51,6 +51,8 @@ use error::Failure;
 
 /// Most bytes of an input file.
 const MAX_INPUT_BYTES: u64 = 1 << 30;
+/// Bytes of an input for which nobody need ask whether there is memory.
+const SHORT_INPUT_BYTES: u64 = 1 << 20;
 
 /// What every verb works with.
 pub(crate) struct Cx {
@@ -267,23 +269,31 @@ pub(crate) fn read_text(path: Option<&Path>) -> Result<String, Failure> {
     let path = path.filter(|path| *path != Path::new("-"));
     let failed = |e: std::io::Error| Failure::new(3, "input", format!("{name}: {e}"));
     let mut bytes = Vec::new();
-    let reader: &mut dyn Read = match path {
+    let mut reader: &mut dyn Read = match path {
         Some(path) => &mut std::fs::File::open(path).map_err(failed)?,
         None => &mut Stdin,
     };
-    reader.take(MAX_INPUT_BYTES + 1).read_to_end(&mut bytes).map_err(failed)?;
+    read_within_memory(|most| (&mut reader).take(most).read_to_end(&mut bytes)).map_err(failed)?;
     if bytes.len() as u64 > MAX_INPUT_BYTES {
         return Err(too_large(&name));
     }
     utf8(&name, 0, bytes)
 }
 
-/// What `part` gives of a text of so many bytes. The tokenizer takes some tens of bytes for each, which may be more than the control group
-/// leaves.
-pub(crate) fn within_memory<R>(text_bytes: usize, part: impl FnOnce() -> R) -> R {
-    /// Below it nobody need ask.
-    const LONG: usize = 1 << 20;
-    if text_bytes < LONG { part() } else { memory::within_control_group(part) }
+/// Reads an input by `read`, which is told how many bytes it may take, and called again where the first were not all. What follows them
+/// has to fit into what the control group leaves. Returns the number of bytes: one more than [`MAX_INPUT_BYTES`] where there are more.
+pub(crate) fn read_within_memory(mut read: impl FnMut(u64) -> io::Result<usize>) -> io::Result<usize> {
+    let first = read(SHORT_INPUT_BYTES)?;
+    if (first as u64) < SHORT_INPUT_BYTES {
+        return Ok(first);
+    }
+    Ok(first + within_memory(first, || read(MAX_INPUT_BYTES + 1 - SHORT_INPUT_BYTES))?)
+}
+
+/// What `part` gives of an input of so many bytes. Cutting it into lines and ids takes some tens of bytes for each, which may be more than
+/// the control group leaves.
+pub(crate) fn within_memory<R>(input_bytes: usize, part: impl FnOnce() -> R) -> R {
+    if (input_bytes as u64) < SHORT_INPUT_BYTES { part() } else { memory::within_control_group(part) }
 }
 
 /// What an input is called in errors: none and `-` are standard input.

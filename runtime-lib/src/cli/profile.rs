@@ -84,7 +84,7 @@ fn encoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Fail
     let mut ids = Ids::new(cx.manifest().vocab_size);
     let mut encoder = Encoder::new(cx.session(&args.machine)?);
     let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit()).max(1));
-    encoder.check_lengths(&[length])?;
+    encoder.check_lengths([length])?;
     let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
     encoder.encode(&texts, |_, _| ())?;
     measured.limits.measure(encoder.session());

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use rcompile_template::{Template, TemplateError, TemplateErrorKind, TemplateInput};
 use serde_json::json;
 
-use super::Cx;
 use super::error::Failure;
+use super::{Cx, SHORT_INPUT_BYTES};
+use crate::step::{MemoryUse, StepError, room_for};
 
 /// The model's chat template.
 pub(super) struct ChatTemplate<'m> {
@@ -56,6 +57,13 @@ impl From<TemplateError> for Failure {
         let failure = Self::new(exit, "template", error);
         if machine { failure.help("raise the limit of addresses (ulimit -v), or of threads (ulimit -u)") } else { failure }
     }
+}
+
+/// Refuses what is said where the control group has no room for the copies of it that messages and templates make. (A rendering cannot be
+/// bounded as other work on texts is: its thread has a stack of which it seldom uses much.)
+pub(super) fn admit(said_bytes: usize) -> Result<(), StepError> {
+    const COPIES: u64 = 8;
+    if (said_bytes as u64) < SHORT_INPUT_BYTES { Ok(()) } else { room_for(MemoryUse::Template, COPIES * said_bytes as u64) }
 }
 
 /// A message of a conversation.

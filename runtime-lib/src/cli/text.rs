@@ -21,12 +21,14 @@ pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Resu
         None => return Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE")),
     };
     let text = loading.wait()?;
-    let tokens = within_memory(input.len(), || text.encode(&input, !args.no_special))?;
-    if !args.json {
-        return print(&(joined(&tokens) + "\n"));
-    }
-    let pieces = tokens.iter().map(|&id| text.id_to_token(id).unwrap_or_default()).collect();
-    print_json(&Report { tokens, pieces })
+    within_memory(input.len(), || {
+        let tokens = text.encode(&input, !args.no_special)?;
+        if !args.json {
+            return print(&(joined(&tokens) + "\n"));
+        }
+        let pieces = tokens.iter().map(|&id| text.id_to_token(id).unwrap_or_default()).collect();
+        print_json(&Report { tokens, pieces })
+    })
 }
 
 pub(super) fn detokenize(cx: &Cx, args: &DetokenizeArgs) -> Result<(), Failure> {

@@ -426,7 +426,7 @@ fn texts_are_put_together_and_shared_out_to_threads() {
         let by: Vec<u32> = found.iter().map(|text| text.2).collect();
         assert_eq!(by, [&[1; 11][..], &[threads as u32]].concat());
         let long = encoder.encode(&[tokens(2), tokens(17)], |_, _| panic!()).unwrap_err();
-        assert!(matches!(long, EncodeError::TooLong { index: 1, tokens: 17, limit: 16, .. }));
+        assert!(matches!(long, EncodeError::TooLong { index: 1, tokens: 17, max_rows: 16, .. }));
         assert!(encoder.encode(&[tokens(0)], |_, _| ()).is_err());
         // A part that is refused ends the work; afterwards there is more.
         let wrong = [tokens(16), vec![VOCAB; 16], tokens(16), tokens(16)];
