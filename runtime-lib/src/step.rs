@@ -22,9 +22,8 @@ use crate::profile::Profile;
 use crate::threads::Pool;
 use growth::Growth;
 
-/// Segments of an entry with pooled output: BERT has two. The manifest does not say how many rows the table of segments has;
-/// until it does, entries with logits have one segment, and [`Program::new`] asks for two of all others.
-const POOLED_SEGMENTS: u32 = 2;
+/// Segments of a row. A table of segments has one row at least, BERT's two; the manifest does not say how many.
+const SEGMENTS: u32 = 1;
 
 /// What memory is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -143,7 +142,7 @@ pub struct Row {
     pub position: u32,
     /// Where K and V of this row are written, behind those of the rows before it in the same slot.
     pub kv_index: u32,
-    /// Segment (token type): 0, and 1 where the output is pooled.
+    /// Segment (token type): 0.
     pub segment: u32,
     /// Whether this row's logits are wanted.
     pub wants_logits: bool,
@@ -599,7 +598,7 @@ impl<'a> Session<'a> {
         below("slot", &rows.slot, self.program.slots)?;
         below("position", &rows.position, self.program.ctx_size)?;
         below("KV index", &rows.kv_index, self.program.ctx_size)?;
-        below("segment", &rows.segment, if self.program.bidirectional { POOLED_SEGMENTS } else { 1 })
+        below("segment", &rows.segment, SEGMENTS)
     }
 
     /// Fills `run_begin` and returns the number of runs. No two rows meet in a slot, nor two runs of a bidirectional step.

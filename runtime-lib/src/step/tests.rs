@@ -355,8 +355,9 @@ fn rows_of_a_step_never_meet() {
     assert_eq!(at(encoder.session(), &[(1, 0), (1, 1), (0, 0)]), None);
 }
 
+/// How many rows a table of segments has is not known here, but that it has one.
 #[test]
-fn segments_are_those_that_a_model_has() {
+fn there_is_one_segment() {
     let step = |session: &mut Session, segment: u32| {
         let mut rows = RowTable::default();
         rows.push(Row { token: 0, slot: 0, position: 0, kv_index: 0, segment, wants_logits: false });
@@ -364,13 +365,11 @@ fn segments_are_those_that_a_model_has() {
     };
     let mut decoder = decoder_session(&[1], 1, 1);
     let mut encoder = encoder(1, 1, 4096);
-    for (session, segments) in [(&mut decoder, 1), (encoder.session(), 2)] {
-        for segment in [0, 1, 2, 70_000, u32::MAX] {
-            let done = step(session, segment);
-            assert_eq!(done.is_ok(), segment < segments, "{segment} of {segments}");
-            if let Err(error) = done {
-                assert!(matches!(error, StepError::Bound { what: "segment", bound, .. } if bound == segments), "{error}");
-            }
+    for session in [&mut decoder, encoder.session()] {
+        step(session, 0).unwrap();
+        for segment in [1, 2, 70_000, u32::MAX] {
+            let error = step(session, segment).err();
+            assert!(matches!(error, Some(StepError::Bound { what: "segment", bound: 1, .. })), "{segment}: {error:?}");
         }
     }
 }
