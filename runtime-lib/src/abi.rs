@@ -42,7 +42,9 @@ pub enum CpuKind {
 
 /// Everything one step sees. The runtime fills it in, generated code reads it; it is shared by all threads of a step.
 ///
-/// Table lengths: `token`, `slot`, `position`, `kv_index`, `segment`: `rows`; `logit_row`: `logit_rows`; `run_begin`: `runs + 1`.
+/// Table lengths: `token`, `slot`, `position`, `kv_index`, `segment`: `rows`; `logit_row`: `logit_rows`; `run_begin`: `runs + 1`; `tile`:
+/// `tiles`; `page_table`: slots times `pages_per_slot`; `claims`: a counter per thread. `output` has a row of the entry's `output_stride`
+/// elements per row of logits, or [`POOLED_VECTORS`] of them per run.
 #[repr(C)]
 #[derive(Debug)]
 pub struct StepCtx {
@@ -70,7 +72,7 @@ pub struct StepCtx {
     pub private: *mut u8,
     /// Bytes of scratch per thread, a multiple of 128.
     pub private_stride: u64,
-    /// Entry output: `logits: f32[logit_rows, output_stride]` ([`EntryInfo`]) or the entry's own (pooled embeddings).
+    /// Entry output: `f32[logit_rows, output_stride]` ([`EntryInfo`]), pooled `f32[runs, POOLED_VECTORS, output_stride]`.
     pub output: *mut f32,
     /// Token id of each row.
     pub token: *const i32,

@@ -30,7 +30,8 @@ pub fn deadly_limit() -> Option<u64> {
 /// What is to be left of [`memory_room`] for memory beside what is counted: tables of pages, texts, stacks, the rest of large pages.
 pub const MARGIN: u64 = 8 << 20;
 
-/// Bytes that are left below every limit that ends a process, if the group lets go of the files that it has read.
+/// Bytes that are left below every limit that ends a process, if the group lets go of the files that it has read. Where there was no limit
+/// when [`memory_limit`] was first asked, none is looked for again.
 pub fn memory_room() -> Option<u64> {
     memory_limit()?;
     Groups::of_process()?.deadly(machine_swaps()).map(|m| m.limit.saturating_sub(m.held)).min()

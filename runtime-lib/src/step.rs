@@ -3,7 +3,8 @@
 //! A [`Program`] is one entry of the executable: its generated steps and its weights. A [`Session`] adds everything a step
 //! writes to: state (KV cache), arena, scratch, output, the thread pool. [`Session::step`] takes a [`RowTable`], picks the
 //! smallest bucket that holds it, groups its rows into runs and attention tiles, and runs the bucket's function on all
-//! threads. After [`Session::new`] steps allocate nothing but to see whether a control group has room for them.
+//! threads. After [`Session::new`] steps allocate nothing but to see whether a control group has room for them, and what a profile with
+//! events keeps of each.
 
 mod growth;
 
