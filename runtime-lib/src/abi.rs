@@ -296,6 +296,10 @@ impl PayloadHeader {
         // SAFETY: as many bytes as it has; integers and bytes have no invalid values.
         unsafe { bytes.as_ptr().cast::<Self>().read_unaligned() }
     }
+    /// Bytes of code.
+    pub fn code_bytes(&self) -> u64 {
+        self.code_end.saturating_sub(self.code_begin)
+    }
     /// What [`PayloadHeader::header_hash`] is the hash of.
     pub fn without_hash(&self) -> Self {
         PayloadHeader { header_hash: [0; 32], ..*self }
@@ -369,13 +373,18 @@ pub struct Manifest {
 }
 
 impl Manifest {
-    /// Can a build have written it? False for a zero where there is at least one of something: hashes say nothing about that, they have no
-    /// key.
+    /// Can a build have written it? False for a zero where there is at least one of something, and for buckets out of order: hashes say
+    /// nothing about that, they have no key.
     pub fn is_possible(&self) -> bool {
-        let buckets = || self.entries.iter().flat_map(|e| &e.buckets);
-        let sizes = [self.ctx_size, self.slots, self.vocab_size];
-        sizes.into_iter().chain(buckets().flat_map(|b| [b.rows, b.tile_rows])).all(|n| n > 0)
-            && buckets().flat_map(|b| &b.regions).all(|r| r.layers != Some(0))
+        let entry = |e: &EntryInfo| !e.buckets.is_empty() && e.buckets.is_sorted_by_key(|b| b.rows);
+        let bucket = |b: &BucketInfo| {
+            [b.rows, b.logit_rows, b.tile_rows].iter().all(|n| *n > 0)
+                && b.private_bytes.is_multiple_of(128)
+                && b.regions.iter().all(|r| r.layers != Some(0))
+        };
+        [self.ctx_size, self.slots, self.vocab_size, self.state.pages_per_slot].iter().all(|n| *n > 0)
+            && self.entries.iter().all(entry)
+            && self.entries.iter().flat_map(|e| &e.buckets).all(bucket)
     }
 }
 
@@ -553,6 +562,38 @@ pub struct PoolingInfo {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(feature = "exe")]
+    #[test]
+    fn a_manifest_has_at_least_one_of_everything_and_buckets_in_order() {
+        use crate::step::tests::{bucket, entry, manifest};
+        let with = |buckets| manifest(vec![entry("step", OutputKind::Logits, buckets)], 1);
+        let whole = || with(vec![bucket(1, 1), bucket(8, 8)]);
+        assert!(whole().is_possible());
+        let no_layers = || vec![RegionInfo { layers: Some(0), ..bucket(1, 1).regions[0].clone() }];
+        for malformed in [
+            bucket(0, 1),
+            bucket(1, 0),
+            BucketInfo { tile_rows: 0, ..bucket(1, 1) },
+            BucketInfo { private_bytes: 100, ..bucket(1, 1) },
+            BucketInfo { regions: no_layers(), ..bucket(1, 1) },
+        ] {
+            assert!(!with(vec![malformed.clone()]).is_possible(), "{malformed:?}");
+        }
+        assert!(!with(vec![]).is_possible() && !with(vec![bucket(8, 8), bucket(1, 1)]).is_possible());
+        let zeros: [fn(&mut Manifest); 4] = [|m| m.ctx_size = 0, |m| m.slots = 0, |m| m.vocab_size = 0, |m| m.state.pages_per_slot = 0];
+        for zero in zeros {
+            let mut manifest = whole();
+            zero(&mut manifest);
+            assert!(!manifest.is_possible());
+        }
+    }
+
+    #[test]
+    fn a_header_may_say_anything_of_its_code() {
+        let header = |code_begin, code_end| PayloadHeader { code_begin, code_end, ..PayloadHeader::from_bytes(&[0; _]) };
+        assert_eq!([header(100, 350).code_bytes(), header(350, 100).code_bytes()], [250, 0]);
+    }
 
     #[test]
     fn vectors_lie_where_the_entry_writes_them() {

@@ -25,7 +25,7 @@ impl<'m> About<'m> {
             kv_bytes: manifest.state.bytes,
             arena_bytes: arena_bytes(manifest),
             file_bytes: header.file_len,
-            code_bytes: header.code_end.saturating_sub(header.code_begin),
+            code_bytes: header.code_bytes(),
             weights_embedded: header.weights_embedded != 0,
             weights_blake3: hex(&header.weights_hash),
             manifest,

@@ -129,7 +129,7 @@ impl<'a> Encoder<'a> {
         self.check_lengths(lengths.iter().copied())?;
         let session = &self.together.session;
         let (program, threads) = (session.program(), session.threads() as usize);
-        let (max_rows, max_runs) = (program.max_rows(), program.slots().min(program.max_outputs()).max(1));
+        let (max_rows, max_runs) = (program.max_rows(), program.slots().min(program.max_outputs()));
         let mut parts = fill(&lengths, PART_ROWS.min(max_rows), max_runs);
         parts.truncate(balanced(&lengths, &parts, threads));
         let mut results = Vec::with_capacity(texts.len());

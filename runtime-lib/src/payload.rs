@@ -123,11 +123,11 @@ impl Payload {
         check_hash(&blake3::hash(manifest), &header.manifest_hash, "manifest", &name)?;
         let blobs = part("blobs", header.blobs_offset, header.blobs_len)?;
         check_hash(&blake3::hash(blobs), &header.blobs_hash, "blobs", &name)?;
-        let manifest = serde_json::from_slice(manifest).map_err(|e| PayloadError::Damaged {
-            name: name.clone(),
-            part: "manifest",
-            what: e.to_string(),
-        })?;
+        let damaged = |what: String| PayloadError::Damaged { name: name.clone(), part: "manifest", what };
+        let manifest: Manifest = serde_json::from_slice(manifest).map_err(|e| damaged(e.to_string()))?;
+        if !manifest.is_possible() {
+            return Err(damaged("no build has written it".into()));
+        }
         Ok(Self { header, bytes, manifest, name, beside: OnceLock::new() })
     }
 

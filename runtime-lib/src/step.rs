@@ -234,9 +234,9 @@ impl<'a> Program<'a> {
     /// Puts entry `index` of the manifest together with its functions from the table of steps.
     ///
     /// # Safety
-    /// Each `run` in `steps` is a function of this ABI that, given a context as [`Session::step`] builds it from this
-    /// manifest, reads `weights` within bounds and writes only state, arena, scratch and output of the sizes in the manifest.
-    /// A pooled entry that looks segments up has two of them, or no step is given a row of segment 1. Probes obey [`Probe`].
+    /// The manifest [is possible](Manifest::is_possible). Each `run` in `steps` is a function of this ABI that, given a context as
+    /// [`Session::step`] builds it from this manifest, reads `weights` within bounds and writes only state, arena, scratch and output of
+    /// the sizes in the manifest. Probes obey [`Probe`].
     pub unsafe fn new(manifest: &Manifest, index: usize, steps: &[StepEntry], weights: &'a [u8]) -> Result<Self, StepError> {
         let broken = |what: String| StepError::Broken(what);
         let entry: &EntryInfo = manifest.entries.get(index).ok_or_else(|| broken(format!("no entry {index}")))?;
@@ -247,13 +247,7 @@ impl<'a> Program<'a> {
                 .find(|s| s.entry as usize == index && s.bucket == info.rows)
                 .and_then(|s| s.run)
                 .ok_or_else(|| broken(format!("{}: no function for bucket {}", entry.name, info.rows)))?;
-            if info.rows == 0 || info.tile_rows == 0 || info.private_bytes % 128 != 0 {
-                return Err(broken(format!("{}: bucket {} is malformed", entry.name, info.rows)));
-            }
             buckets.push(Bucket { info: info.clone(), run });
-        }
-        if buckets.is_empty() || !buckets.is_sorted_by_key(|b| b.info.rows) {
-            return Err(broken(format!("{}: buckets are missing or unordered", entry.name)));
         }
         if (weights.len() as u64) < manifest.weight_bytes {
             return Err(broken("weights are shorter than the manifest says".into()));
@@ -291,7 +285,7 @@ impl<'a> Program<'a> {
 
     /// Most rows of a step in which every row wants logits.
     pub fn max_scored_rows(&self) -> usize {
-        self.buckets.iter().map(|b| b.info.rows.min(b.info.logit_rows)).max().unwrap_or(1).max(1) as usize
+        self.buckets.iter().map(|b| b.info.rows.min(b.info.logit_rows)).max().unwrap_or(0) as usize
     }
 
     /// Slots of the executable.
@@ -316,7 +310,7 @@ impl<'a> Program<'a> {
 
     /// Bytes of a page of keys and values.
     fn page_bytes(&self) -> u64 {
-        self.state_bytes / (u64::from(self.slots) * u64::from(self.pages_per_slot)).max(1)
+        self.state_bytes / (u64::from(self.slots) * u64::from(self.pages_per_slot))
     }
 
     /// The most of the arena that steps of up to so many rows use.

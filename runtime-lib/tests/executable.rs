@@ -203,6 +203,7 @@ struct Variant {
     computes_nan: bool,
     feature: Option<&'static str>,
     hidden_size: Option<u32>,
+    no_slots: bool,
     /// Name of the one input file.
     input: Option<&'static str>,
     template: Option<&'static str>,
@@ -291,6 +292,9 @@ fn build(name: &str, variant: Variant) -> Exe {
     manifest.features.extend(variant.feature.map(String::from));
     manifest.generation.repetition_penalty = variant.repetition_penalty;
     manifest.hidden_size = variant.hidden_size.unwrap_or(manifest.hidden_size);
+    if variant.no_slots {
+        manifest.slots = 0;
+    }
     if let Some(name) = variant.input {
         manifest.inputs[0].name = name.into();
     }
@@ -1092,6 +1096,15 @@ fn a_damaged_file_is_refused() {
             assert_eq!(exe.ok(&["generate", "--tokens", "1", "-n", "2", "--no-stream"]), "cd\n", "{strip}");
             exe.ok(&["verify"]);
         }
+    }
+}
+
+/// Hashes have no key: who can write an executable can write a manifest that fits them.
+#[test]
+fn a_manifest_that_no_build_writes_is_refused() {
+    let exe = build("impossible", Variant { no_slots: true, ..Variant::default() });
+    for args in [&["info"][..], &["verify"], &["generate", "--tokens", "1"], &["--help"]] {
+        assert!(exe.fails(args, 9).contains("counter: manifest: no build has written it"));
     }
 }
 

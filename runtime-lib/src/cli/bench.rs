@@ -266,7 +266,7 @@ pub(super) struct Ids {
 
 impl Ids {
     pub(super) fn new(vocab: u32) -> Self {
-        Self { random: Random::new(1), vocab: vocab.max(1) }
+        Self { random: Random::new(1), vocab }
     }
 
     pub(super) fn take(&mut self, count: usize) -> Vec<u32> {

@@ -40,7 +40,7 @@ fn table(cx: &Cx) -> String {
     line("weights", format!("{} {place}", size(m.weight_bytes)));
     line("KV cache", format!("{}, {} per position", size(m.state.bytes), size(m.state.bytes_per_token)));
     line("arena", size(arena_bytes(m)));
-    line("code", format!("{}, of the runtime too", size(header.code_end - header.code_begin)));
+    line("code", format!("{}, of the runtime too", size(header.code_bytes())));
     line("file", size(header.file_len));
     if let Some(text) = &m.text {
         let template = if text.chat_template.is_some() { "with chat template" } else { "no chat template" };

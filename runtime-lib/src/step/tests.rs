@@ -146,7 +146,7 @@ pub(crate) fn manifest(entries: Vec<EntryInfo>, slots: u32) -> Manifest {
     }
 }
 
-fn entry(name: &str, output: OutputKind, buckets: Vec<BucketInfo>) -> EntryInfo {
+pub(crate) fn entry(name: &str, output: OutputKind, buckets: Vec<BucketInfo>) -> EntryInfo {
     EntryInfo { name: name.into(), buckets, output_stride: 16, output }
 }
 
@@ -550,20 +550,13 @@ fn a_table_without_the_function_is_refused() {
 }
 
 #[test]
-fn a_manifest_that_does_not_fit_is_refused() {
-    let steps = [0, 1, 8].map(|bucket| StepEntry { bucket, entry: 0, run: Some(decoder_1) });
-    let error = |buckets: Vec<BucketInfo>, weight_bytes: u64| {
-        let mut manifest = manifest(vec![entry("step", OutputKind::Logits, buckets)], 1);
+fn weights_that_are_too_short_are_refused() {
+    let mut manifest = manifest(vec![entry("step", OutputKind::Logits, vec![bucket(1, 1)])], 1);
+    let mut error = |weight_bytes| {
         manifest.weight_bytes = weight_bytes;
         // SAFETY: nothing runs.
-        let program = unsafe { Program::new(&manifest, 0, &steps, &[]) };
-        program.err().map_or(String::new(), |error| error.to_string())
+        unsafe { Program::new(&manifest, 0, &STEPS, &[]) }.err().map_or(String::new(), |error| error.to_string())
     };
-    let whole = || bucket(1, 1);
-    assert_eq!(error(vec![whole(), bucket(8, 8)], 0), "");
-    for malformed in [bucket(0, 1), BucketInfo { tile_rows: 0, ..whole() }, BucketInfo { private_bytes: 100, ..whole() }] {
-        assert!(error(vec![malformed], 0).ends_with("is malformed"));
-    }
-    assert!(error(vec![bucket(8, 8), whole()], 0).contains("unordered") && error(vec![], 0).contains("missing"));
-    assert!(error(vec![whole()], 1).contains("weights are shorter"));
+    assert_eq!(error(0), "");
+    assert!(error(1).contains("weights are shorter"));
 }
