@@ -8,7 +8,7 @@ use crate::error::Error;
 use crate::program::Program;
 use crate::unit::step_symbol;
 use libloading::Library;
-use rcompile_runtime::abi::{ABI_VERSION, PAGE_POSITIONS, StepCtx, StepFn, Tile};
+use rcompile_runtime::abi::{PAGE_POSITIONS, StepCtx, StepFn, Tile};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::fs::File;
 use std::path::Path;
@@ -192,7 +192,6 @@ impl HostStep {
         let pages: Vec<i32> = (0..self.sizes.pages as i32).collect();
         let run_begin = [0, rows as i32];
         let ctx = StepCtx {
-            abi_version: ABI_VERSION,
             rows: rows as u32,
             runs: 1,
             tiles: tiles.len() as u32,

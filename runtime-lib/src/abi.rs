@@ -10,7 +10,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 
 /// Changes with every incompatible change of this file; checked by the runtime at start, and by `rcompile inspect` and `compare`.
-pub const ABI_VERSION: u32 = 6;
+pub const ABI_VERSION: u32 = 7;
 
 /// Bytes between two threads' counters in [`StepCtx::claims`]: neighbouring lines are fetched in pairs.
 pub const CLAIMS_STRIDE: u64 = 128;
@@ -48,8 +48,6 @@ pub enum CpuKind {
 #[repr(C)]
 #[derive(Debug)]
 pub struct StepCtx {
-    /// [`ABI_VERSION`].
-    pub abi_version: u32,
     /// Rows of this step, `1 ..= bucket`.
     pub rows: u32,
     /// Rows that want logits (0 is allowed).
@@ -97,10 +95,8 @@ pub struct StepCtx {
     /// For each thread, [`CLAIMS_STRIDE`] bytes apart, how many pieces of its share of a region are left for whoever is free (i64; at most
     /// 0 between regions). Only kernels change it. Null: every thread has a fixed share.
     pub claims: *mut i64,
-    /// Null, or the runtime's region clock: generated code only compares it with null (see [`PROFILE_SYMBOL`]).
-    pub profile: *mut u64,
-    /// Entries per thread in `profile`.
-    pub profile_stride: u64,
+    /// Null, or the runtime's region clocks: generated code only compares it with null (see [`PROFILE_SYMBOL`]).
+    pub profile: *mut core::ffi::c_void,
 }
 
 impl StepCtx {
@@ -108,7 +104,6 @@ impl StepCtx {
     pub fn empty() -> Self {
         use core::ptr::{null, null_mut};
         Self {
-            abi_version: ABI_VERSION,
             rows: 0,
             logit_rows: 0,
             runs: 0,
@@ -133,7 +128,6 @@ impl StepCtx {
             barrier: null_mut(),
             claims: null_mut(),
             profile: null_mut(),
-            profile_stride: 0,
         }
     }
 }
@@ -148,13 +142,13 @@ pub mod field {
     fields! { ROWS = rows, LOGIT_ROWS = logit_rows, RUNS = runs, TILES = tiles, PAGES_PER_SLOT = pages_per_slot, CPU = cpu,
     WEIGHTS = weights, STATE = state, ARENA = arena, PRIVATE = private, PRIVATE_STRIDE = private_stride, OUTPUT = output,
     TOKEN = token, SLOT = slot, POSITION = position, KV_INDEX = kv_index, SEGMENT = segment, LOGIT_ROW = logit_row,
-    RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, CLAIMS = claims, PROFILE = profile, PROFILE_STRIDE = profile_stride }
+    RUN_BEGIN = run_begin, TILE = tile, PAGE_TABLE = page_table, CLAIMS = claims, PROFILE = profile }
 }
 
 const _: () = {
     assert!(core::mem::size_of::<Tile>() == 16);
-    assert!(core::mem::size_of::<StepCtx>() == 32 + 8 * 19);
-    assert!(field::WEIGHTS == 32);
+    assert!(core::mem::size_of::<StepCtx>() == 24 + 8 * 18);
+    assert!(field::WEIGHTS == 24);
 };
 
 /// Positions per KV page, the attention's key block.

@@ -9,19 +9,11 @@
 //! the wait behind it, and at the end the wait for the last thread. So the laps of every thread add up to the time of the step. A wait is
 //! booked on the region before it: it is that region's imbalance, and the barrier's own cost.
 
+use std::collections::BTreeSet;
+use std::ffi::c_void;
+
 use crate::abi::{BucketInfo, StepCtx};
 use crate::cost::{Load, RegionInfo, Work};
-
-/// Words at the start of a thread's part: number of regions, capacity for events, events so far (those that found no room included),
-/// the last mark on the clock, the last region.
-const HEAD: usize = 5;
-const REGIONS: usize = 0;
-const CAPACITY: usize = 1;
-const EVENTS: usize = 2;
-const MARK: usize = 3;
-const LAST: usize = 4;
-/// Words per event: slot, begin, duration.
-const EVENT: usize = 3;
 
 /// Called by generated code after each region, when `ctx.profile` is not null.
 ///
@@ -30,61 +22,100 @@ const EVENT: usize = 3;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn rc_profile(ctx: *const StepCtx, thread: u32, region: u32) {
     // SAFETY: by contract of this function.
-    if let Some(mut clock) = unsafe { Clock::of(ctx, thread) } {
+    if let Some(clock) = unsafe { Clock::of(ctx, thread) } {
         clock.region(region as usize, monotonic_ns());
     }
 }
 
-/// One thread's part of a profile: head, then for each region the nanoseconds of its work and of the waits behind it, then the same for
-/// the time before the first region, then events.
-pub(crate) struct Clock<'p>(&'p mut [u64]);
+/// What one thread did in the steps of one bucket. `StepCtx::profile` points to those of all threads, each on cache lines of its own.
+#[repr(align(128))]
+pub(crate) struct Clock {
+    /// The last mark.
+    mark_ns: u64,
+    /// The last region of this step.
+    last: Option<usize>,
+    /// Before the first region.
+    start_ns: u64,
+    regions: Box<[Times]>,
+    /// Kept laps, whose memory is there before the first step.
+    laps: Vec<Event>,
+    laps_max: usize,
+    /// Laps that found no room.
+    dropped: u64,
+}
 
-impl Clock<'_> {
+/// Nanoseconds of a region's work, and of the waits behind it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Times {
+    work: u64,
+    wait: u64,
+}
+
+impl Clock {
+    fn new(regions: usize, laps_max: usize) -> Self {
+        let (regions, laps) = (vec![Times::default(); regions].into(), Vec::with_capacity(laps_max));
+        Self { mark_ns: 0, last: None, start_ns: 0, regions, laps, laps_max, dropped: 0 }
+    }
+
     /// The running thread's clock, if the step is measured.
     ///
     /// # Safety
     /// As for [`rc_profile`].
-    pub(crate) unsafe fn of<'p>(ctx: *const StepCtx, thread: u32) -> Option<Clock<'p>> {
-        // SAFETY: the context is live; each thread takes only its own part, and only for the length of one call.
+    pub(crate) unsafe fn of<'p>(ctx: *const StepCtx, thread: u32) -> Option<&'p mut Clock> {
+        // SAFETY: the context is live; each thread takes only its own clock, and only for the length of one call.
         unsafe {
-            let ctx = &*ctx;
-            let stride = ctx.profile_stride as usize;
-            (!ctx.profile.is_null()).then(|| Clock(std::slice::from_raw_parts_mut(ctx.profile.add(thread as usize * stride), stride)))
+            let clocks = (*ctx).profile.cast::<Clock>();
+            (!clocks.is_null()).then(|| &mut *clocks.add(thread as usize))
         }
     }
 
     fn begin(&mut self, now: u64) {
-        self.0[MARK] = now;
-        self.0[LAST] = self.0[REGIONS];
+        (self.mark_ns, self.last) = (now, None);
     }
 
     /// A region has ended.
     fn region(&mut self, region: usize, now: u64) {
-        if (region as u64) < self.0[REGIONS] {
-            self.lap(2 * region, now);
-            self.0[LAST] = region as u64;
+        if region < self.regions.len() {
+            self.lap(Doing::Region(region), now);
+            self.last = Some(region);
         }
     }
 
     /// A wait has ended, behind the last region or before the first.
     pub(crate) fn wait(&mut self, now: u64) {
-        self.lap(2 * self.0[LAST] as usize + 1, now);
+        self.lap(self.last.map_or(Doing::Start, Doing::Wait), now);
     }
 
-    fn lap(&mut self, slot: usize, now: u64) {
-        let begin = std::mem::replace(&mut self.0[MARK], now);
-        let took = now - begin;
-        self.0[HEAD + slot] += took;
-        if self.0[EVENTS] < self.0[CAPACITY] {
-            let at = first_event(self.0[REGIONS] as usize) + self.0[EVENTS] as usize * EVENT;
-            self.0[at..at + EVENT].copy_from_slice(&[slot as u64, begin, took]);
+    fn lap(&mut self, doing: Doing, now: u64) {
+        let begin_ns = std::mem::replace(&mut self.mark_ns, now);
+        let took_ns = now - begin_ns;
+        match doing {
+            Doing::Region(region) => self.regions[region].work += took_ns,
+            Doing::Wait(region) => self.regions[region].wait += took_ns,
+            Doing::Start => self.start_ns += took_ns,
         }
-        self.0[EVENTS] += 1;
+        self.keep(Event { doing, begin_ns, took_ns });
     }
-}
 
-fn first_event(regions: usize) -> usize {
-    HEAD + 2 * (regions + 1)
+    fn keep(&mut self, lap: Event) {
+        if self.laps.len() < self.laps_max {
+            self.laps.push(lap);
+        } else {
+            self.dropped += 1;
+        }
+    }
+
+    /// Adds what another clock of the same bucket has measured.
+    fn add(&mut self, other: &Clock) {
+        self.start_ns += other.start_ns;
+        for (sum, times) in self.regions.iter_mut().zip(&other.regions) {
+            sum.work += times.work;
+            sum.wait += times.wait;
+        }
+        other.laps.iter().for_each(|lap| self.keep(*lap));
+        self.laps.sort_by_key(|lap| lap.begin_ns);
+        self.dropped += other.dropped;
+    }
 }
 
 /// Nanoseconds of the monotonic clock.
@@ -110,7 +141,8 @@ struct Bucket {
     loads: Vec<(Option<u32>, Load)>,
     begin_ns: u64,
     step_ns: u64,
-    words: Vec<u64>,
+    /// Of each thread.
+    clocks: Vec<Clock>,
 }
 
 /// One step.
@@ -169,41 +201,33 @@ impl Profile {
     /// Nothing yet; with `events` per thread and bucket that are kept one by one.
     pub(crate) fn new<'b>(buckets: impl Iterator<Item = &'b BucketInfo>, threads: u32, events: usize) -> Self {
         let bucket = |info: &BucketInfo| {
-            let regions = info.regions.len();
-            let stride = first_event(regions) + events * EVENT;
-            let mut words = vec![0; stride * threads as usize];
-            for part in words.chunks_mut(stride) {
-                (part[REGIONS], part[CAPACITY]) = (regions as u64, events as u64);
-            }
-            let mut windows = vec![None];
-            windows.extend(info.regions.iter().filter(|r| r.window.is_some()).map(|r| r.window));
-            windows.dedup();
+            // The first load is of all positions.
+            let windows: BTreeSet<_> = std::iter::once(None).chain(info.regions.iter().map(|r| r.window)).collect();
             let loads = windows.into_iter().map(|w| (w, Load::default())).collect();
-            Bucket { rows: info.rows, regions: info.regions.clone(), loads, begin_ns: 0, step_ns: 0, words }
+            let clocks = (0..threads).map(|_| Clock::new(info.regions.len(), events)).collect();
+            Bucket { rows: info.rows, regions: info.regions.clone(), loads, begin_ns: 0, step_ns: 0, clocks }
         };
         Self { buckets: buckets.map(bucket).collect(), threads: threads as usize, spans: (events > 0).then(Vec::new) }
     }
 
-    /// A step begins: what it holds under each window. Returns the context's `profile` and `profile_stride`.
-    pub(crate) fn begin_step(&mut self, bucket: usize, load: impl Fn(Option<u32>) -> Load) -> (*mut u64, u64) {
-        let stride = self.stride(bucket);
+    /// A step begins: what it holds under each window. Returns the context's `profile`.
+    pub(crate) fn begin_step(&mut self, bucket: usize, load: impl Fn(Option<u32>) -> Load) -> *mut c_void {
         let bucket = &mut self.buckets[bucket];
         for (window, sum) in &mut bucket.loads {
             *sum += load(*window);
         }
         bucket.begin_ns = monotonic_ns();
-        bucket.words.chunks_mut(stride).for_each(|part| Clock(part).begin(bucket.begin_ns));
-        (bucket.words.as_mut_ptr(), stride as u64)
+        bucket.clocks.iter_mut().for_each(|clock| clock.begin(bucket.begin_ns));
+        bucket.clocks.as_mut_ptr().cast()
     }
 
     /// The step has ended on all threads.
     pub(crate) fn end_step(&mut self, bucket_index: usize, rows: u64) {
         let now = monotonic_ns();
-        let stride = self.stride(bucket_index);
         let bucket = &mut self.buckets[bucket_index];
         let took_ns = now - bucket.begin_ns;
         bucket.step_ns += took_ns;
-        bucket.words.chunks_mut(stride).for_each(|part| Clock(part).wait(now));
+        bucket.clocks.iter_mut().for_each(|clock| clock.wait(now));
         if let Some(spans) = &mut self.spans {
             spans.push(Span { thread: None, bucket: bucket_index, rows, begin_ns: bucket.begin_ns, took_ns });
         }
@@ -213,36 +237,17 @@ impl Profile {
     ///
     /// A step's time counts as that part of all threads' time that this thread has.
     pub(crate) fn add_thread(&mut self, thread: usize, single: &Profile) {
-        for (index, of) in single.buckets.iter().enumerate() {
-            let stride = self.stride(index);
-            let bucket = &mut self.buckets[index];
+        for (bucket, of) in self.buckets.iter_mut().zip(&single.buckets) {
             bucket.step_ns += of.step_ns / self.threads as u64;
             for (sum, load) in bucket.loads.iter_mut().zip(&of.loads) {
                 sum.1 += load.1;
             }
-            let part = &mut bucket.words[thread * stride..(thread + 1) * stride];
-            let events = first_event(bucket.regions.len());
-            for (sum, ns) in part[HEAD..events].iter_mut().zip(&of.words[HEAD..events]) {
-                *sum += ns;
-            }
-            let kept = |part: &[u64]| part[EVENTS].min(part[CAPACITY]) as usize;
-            let room = part[CAPACITY] as usize - kept(part);
-            let (to, count) = (events + kept(part) * EVENT, kept(&of.words).min(room));
-            part[to..to + count * EVENT].copy_from_slice(&of.words[events..events + count * EVENT]);
-            part[EVENTS] += of.words[EVENTS];
-            let end = events + kept(part) * EVENT;
-            let mut laps: Vec<[u64; EVENT]> = part[events..end].as_chunks().0.to_vec();
-            laps.sort_by_key(|lap| lap[1]);
-            part[events..end].copy_from_slice(laps.as_flattened());
+            of.clocks.iter().for_each(|clock| bucket.clocks[thread].add(clock));
         }
         if let Some(spans) = &mut self.spans {
             spans.extend(single.spans().iter().map(|span| Span { thread: Some(thread), ..*span }));
             spans.sort_by_key(|span| span.begin_ns);
         }
-    }
-
-    fn stride(&self, bucket: usize) -> usize {
-        self.buckets[bucket].words.len() / self.threads
     }
 
     /// Capacity in rows of each bucket; buckets are counted in this order.
@@ -268,8 +273,8 @@ impl Profile {
             RegionTime {
                 info,
                 calls: info.calls() * load.steps,
-                work_ns: self.slot(bucket, 2 * region),
-                wait_ns: self.slot(bucket, 2 * region + 1),
+                work_ns: b.clocks.iter().map(|clock| clock.regions[region].work).collect(),
+                wait_ns: b.clocks.iter().map(|clock| clock.regions[region].wait).collect(),
                 work: info.work(load),
             }
         })
@@ -277,11 +282,7 @@ impl Profile {
 
     /// Nanoseconds before the first region, by thread.
     pub fn start_ns(&self, bucket: usize) -> Vec<u64> {
-        self.slot(bucket, 2 * self.buckets[bucket].regions.len() + 1)
-    }
-
-    fn slot(&self, bucket: usize, slot: usize) -> Vec<u64> {
-        self.buckets[bucket].words.chunks(self.stride(bucket)).map(|part| part[HEAD + slot]).collect()
+        self.buckets[bucket].clocks.iter().map(|clock| clock.start_ns).collect()
     }
 
     /// All work of all steps.
@@ -308,25 +309,12 @@ impl Profile {
 
     /// Kept laps of one thread in one bucket, in order.
     pub fn events(&self, bucket: usize, thread: usize) -> impl Iterator<Item = Event> + '_ {
-        let stride = self.stride(bucket);
-        let regions = self.buckets[bucket].regions.len();
-        let part = &self.buckets[bucket].words[thread * stride..(thread + 1) * stride];
-        let count = part[EVENTS].min(part[CAPACITY]) as usize;
-        part[first_event(regions)..].chunks_exact(EVENT).take(count).map(move |e| {
-            let (region, wait) = (e[0] as usize / 2, e[0] % 2 == 1);
-            let doing = match wait {
-                true if region == regions => Doing::Start,
-                true => Doing::Wait(region),
-                false => Doing::Region(region),
-            };
-            Event { doing, begin_ns: e[1], took_ns: e[2] }
-        })
+        self.buckets[bucket].clocks[thread].laps.iter().copied()
     }
 
     /// Laps that found no room.
     pub fn dropped(&self) -> u64 {
-        let parts = (0..self.buckets.len()).flat_map(|b| self.buckets[b].words.chunks(self.stride(b)));
-        parts.map(|part| part[EVENTS].saturating_sub(part[CAPACITY])).sum()
+        self.buckets.iter().flat_map(|b| &b.clocks).map(|clock| clock.dropped).sum()
     }
 }
 
@@ -337,10 +325,7 @@ mod tests {
 
     #[test]
     fn laps_add_up_and_are_kept_as_long_as_there_is_room() {
-        let (regions, events) = (2, 3);
-        let mut part = vec![0; first_event(regions) + events * EVENT];
-        (part[REGIONS], part[CAPACITY]) = (regions as u64, events as u64);
-        let mut clock = Clock(&mut part);
+        let mut clock = Clock::new(2, 3);
         clock.begin(10);
         clock.wait(12);
         clock.region(1, 15);
@@ -348,10 +333,28 @@ mod tests {
         clock.region(0, 22);
         clock.region(7, 99); // no region of this program
         clock.wait(30);
-        assert_eq!(part[HEAD..first_event(regions)], [3, 8, 3, 4, 0, 2]);
-        assert_eq!(part[HEAD..first_event(regions)].iter().sum::<u64>(), 30 - 10);
-        assert_eq!(part[first_event(regions)..], [5, 10, 2, 2, 12, 3, 3, 15, 4]);
-        assert_eq!(part[EVENTS], 5);
+        assert_eq!((clock.start_ns, &*clock.regions), (2, &[Times { work: 3, wait: 8 }, Times { work: 3, wait: 4 }][..]));
+        let lap = |doing, begin_ns, took_ns| Event { doing, begin_ns, took_ns };
+        assert_eq!(clock.laps, [lap(Doing::Start, 10, 2), lap(Doing::Region(1), 12, 3), lap(Doing::Wait(1), 15, 4)]);
+        assert_eq!(clock.dropped, 2);
+    }
+
+    #[test]
+    fn laps_of_two_clocks_are_kept_in_order() {
+        let [mut one, mut other] = [10, 14].map(|begin| {
+            let mut clock = Clock::new(1, 3);
+            clock.begin(begin);
+            clock.wait(begin + 1);
+            clock.region(0, begin + 8);
+            clock
+        });
+        other.wait(30);
+        other.wait(31);
+        one.add(&other);
+        assert_eq!((one.start_ns, &*one.regions), (2, &[Times { work: 14, wait: 9 }][..]));
+        assert_eq!(one.laps.iter().map(|lap| lap.begin_ns).collect::<Vec<_>>(), [10, 11, 14]);
+        // Two of the three that the other kept, and the one that it did not.
+        assert_eq!(one.dropped, 3);
     }
 
     #[test]
@@ -359,10 +362,8 @@ mod tests {
         let mut info = bucket(8, 8);
         info.regions.push(RegionInfo { window: Some(3), layers: Some(2), ..info.regions[0].clone() });
         let mut profile = Profile::new([&info].into_iter(), 2, 0);
-        let (_, stride) =
-            profile.begin_step(0, |window| Load { steps: 1, row_positions: window.map_or(100, u64::from), ..Load::default() });
-        for (part, thread) in profile.buckets[0].words.chunks_mut(stride as usize).zip(0..) {
-            let mut clock = Clock(part);
+        profile.begin_step(0, |window| Load { steps: 1, row_positions: window.map_or(100, u64::from), ..Load::default() });
+        for (clock, thread) in profile.buckets[0].clocks.iter_mut().zip(0..) {
             clock.begin(10);
             clock.region(0, 11 + thread);
             clock.wait(20);

@@ -480,11 +480,11 @@ impl<'a> Session<'a> {
         let bucket = &self.program.buckets[bucket_index];
         cut_tiles(&mut self.tiles, &self.run_begin, rows, bucket.info.tile_rows as usize, self.program.bidirectional);
         self.growth.admit(bucket.info.arena_bytes, &self.tiles)?;
-        let (profile, profile_stride) = match &mut self.profile {
+        let profile = match &mut self.profile {
             Some(profile) => {
                 profile.begin_step(bucket_index, |window| load(rows, &self.run_begin, &self.tiles, window, self.program.bidirectional))
             }
-            None => (ptr::null_mut(), 0),
+            None => ptr::null_mut(),
         };
         let ctx = StepCtx {
             rows: rows.len() as u32,
@@ -500,7 +500,6 @@ impl<'a> Session<'a> {
             run_begin: self.run_begin.as_ptr(),
             tile: self.tiles.as_ptr(),
             profile,
-            profile_stride,
             ..self.empty_step()
         };
         // SAFETY: `Program::new` promised a function of this ABI. Tables have the lengths that `StepCtx` states, ids, slots and

@@ -148,7 +148,7 @@ pub unsafe extern "C" fn rc_barrier(ctx: *const StepCtx, thread: u32, threads: u
         // SAFETY: by contract of this function; the barrier outlives the step.
         unsafe { (*(*ctx).barrier.cast::<Barrier>()).wait(thread) }
         // SAFETY: by contract of this function.
-        if let Some(mut clock) = unsafe { Clock::of(ctx, thread) } {
+        if let Some(clock) = unsafe { Clock::of(ctx, thread) } {
             clock.wait(monotonic_ns());
         }
     }
@@ -161,7 +161,7 @@ pub unsafe extern "C" fn rc_barrier(ctx: *const StepCtx, thread: u32, threads: u
 unsafe fn enter(run: StepFn, ctx: *const StepCtx, thread: u32, threads: u32) {
     // SAFETY: by contract of this function.
     unsafe {
-        if let Some(mut clock) = Clock::of(ctx, thread) {
+        if let Some(clock) = Clock::of(ctx, thread) {
             clock.wait(monotonic_ns());
         }
         run(ctx, thread, threads);

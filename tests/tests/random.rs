@@ -23,7 +23,7 @@ use rcompile_graph::random::{self, Rng};
 use rcompile_graph::{
     AttnExpr, AttnVar, Binary, Builder, Compare, DType, Dim, Group, Module, Op, Pool, Recipe, Reduce, State, Tensor, Type, Unary, ValueId,
 };
-use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
+use rcompile_runtime::abi::{CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
 use rcompile_tests::float_control;
 use rcompile_tests::reference::inputs_of;
 use rcompile_tests::text::{Checkpoint, difference, run_passes, run_passes_in};
@@ -694,7 +694,6 @@ impl Loaded {
         let barrier = [const { AtomicUsize::new(0) }; 2];
         let private_stride = memory.private.0.len() as u64 * 64 / u64::from(threads) / 128 * 128;
         let ctx = StepCtx {
-            abi_version: ABI_VERSION,
             rows: rows.len() as u32,
             logit_rows: logit_row.len() as u32,
             runs: runs as u32,
@@ -719,7 +718,6 @@ impl Loaded {
             barrier: barrier.as_ptr().cast_mut().cast(),
             claims: memory.claims.as_mut_ptr().cast(),
             profile: std::ptr::null_mut(),
-            profile_stride: 0,
         };
         // SAFETY: the symbol is the generated step function, which has this signature.
         let step = unsafe { *self.library.get::<extern "C" fn(usize, u32, u32)>(self.symbol.as_bytes()).expect("step symbol") };

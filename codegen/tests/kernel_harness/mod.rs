@@ -8,7 +8,7 @@ use rcompile_codegen::isa::{HOST_TRIPLE, Isa, LEVELS};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_graph::{DType, Group};
-use rcompile_runtime::abi::{ABI_VERSION, CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
+use rcompile_runtime::abi::{CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::process::Command;
@@ -175,7 +175,6 @@ impl Step {
     pub fn run_some(&mut self, kernel: &Loaded, some: Range<u32>, threads: u32, layer: u32) {
         let nothing = [0i32; 4];
         let ctx = StepCtx {
-            abi_version: ABI_VERSION,
             rows: self.rows,
             logit_rows: self.logit_rows,
             runs: 1,
@@ -200,7 +199,6 @@ impl Step {
             barrier: std::ptr::null_mut(),
             claims: self.claims.as_mut_ptr().cast(),
             profile: std::ptr::null_mut(),
-            profile_stride: 0,
         };
         for thread in some {
             // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.

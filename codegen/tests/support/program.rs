@@ -5,7 +5,7 @@ use super::{Loaded, load};
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::*;
 use rcompile_codegen::{Options, compile, compile_units, step_symbol};
-use rcompile_runtime::abi::{ABI_VERSION, CpuKind, StepCtx};
+use rcompile_runtime::abi::{CpuKind, StepCtx};
 
 /// Expression builder with short names.
 #[derive(Default)]
@@ -194,7 +194,6 @@ pub fn build_with(program: &Program, isa: &Isa, options: Options) -> Compiled {
 impl Compiled {
     fn context(memory: &mut Memory) -> StepCtx {
         StepCtx {
-            abi_version: ABI_VERSION,
             rows: memory.rows,
             logit_rows: memory.logit_rows,
             runs: memory.runs,
@@ -218,8 +217,7 @@ impl Compiled {
             page_table: memory.page_table.as_ptr(),
             barrier: std::ptr::null_mut(),
             claims: std::ptr::null_mut(),
-            profile: if memory.profile.is_empty() { std::ptr::null_mut() } else { memory.profile.as_mut_ptr() },
-            profile_stride: memory.profile.len() as u64,
+            profile: if memory.profile.is_empty() { std::ptr::null_mut() } else { memory.profile.as_mut_ptr().cast() },
         }
     }
     /// The step function as thread 0 of 1; returns how often it met `rc_barrier`.
