@@ -5,7 +5,7 @@
 //! resident once: pages of the mapping are let go as soon as they are copied.
 
 use crate::abi::WEIGHTS_ALIGN;
-use crate::step::{Area, MemoryUse, StepError, room_for};
+use crate::area::{Area, MemoryUse, ResourceError, room_for};
 use crate::threads::builder;
 use std::sync::Mutex;
 
@@ -16,7 +16,7 @@ const CHUNK: usize = 4 * WEIGHTS_ALIGN as usize;
 ///
 /// # Safety
 /// `weights` is a mapping of a file that nobody writes to through it: its pages are let go.
-pub(crate) unsafe fn copied(weights: &'static [u8], threads: usize) -> Result<&'static [u8], StepError> {
+pub(crate) unsafe fn copied(weights: &'static [u8], threads: usize) -> Result<&'static [u8], ResourceError> {
     room_for(MemoryUse::WeightsCopy, weights.len() as u64)?;
     let align = WEIGHTS_ALIGN as usize;
     let area = Area::new(MemoryUse::WeightsCopy, (weights.len() + align) as u64)?.leak();

@@ -15,8 +15,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::abi::Tile;
+use crate::area::{MemoryUse, ResourceError, room_for};
 use crate::profile::Profile;
-use crate::step::{MemoryUse, Row, RowTable, Session, StepError, room_for};
+use crate::step::{Row, RowTable, Session, StepError};
 
 /// Rows of a part: as many as the matmuls need for their rate, and not so many that the rows leave a thread's second cache (BERT base in
 /// bf16, one thread of a Zen 4 with 1 MB: 90.0 % of the peak with 128 rows, 88.3 % with 1024).
@@ -156,7 +157,7 @@ impl<'a> Encoder<'a> {
         let session = &self.together.session;
         while self.apart.len() < session.threads() as usize {
             let mut single = match session.single() {
-                Err(StepError::Memory { .. }) => return Ok(false),
+                Err(StepError::Resource(ResourceError::Memory { .. })) => return Ok(false),
                 single => single?,
             };
             if let Some(events) = self.profiled {

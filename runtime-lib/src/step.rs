@@ -8,15 +8,13 @@
 
 mod growth;
 
-pub(crate) use growth::room_for;
-
-use std::fmt;
 use std::ptr;
 
 use crate::abi::{
     BucketInfo, CpuKind, EntryInfo, Manifest, OutputKind, POOLED_VECTORS, PROBE_ENTRY, PROBE_READ_BYTES, Probe, StepCtx, StepEntry, StepFn,
     Tile,
 };
+use crate::area::{Area, MemoryUse, ResourceError};
 use crate::cost::Load;
 use crate::cpu;
 use crate::profile::Profile;
@@ -26,69 +24,15 @@ use growth::Growth;
 /// Segments of a row. A table of segments has one row at least, BERT's two; the manifest does not say how many.
 const SEGMENTS: u32 = 1;
 
-/// What memory is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MemoryUse {
-    /// Keys and values.
-    KvCache,
-    /// Values between regions.
-    Arena,
-    /// What each thread has for itself.
-    Scratch,
-    /// Logits or vectors.
-    Output,
-    /// `--copy-weights`.
-    WeightsCopy,
-    /// What a step writes to for the first time.
-    Step,
-    /// Texts that threads do for themselves.
-    ThreadAreas,
-    /// What messages and templates make of a text.
-    Template,
-}
-
-impl fmt::Display for MemoryUse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            MemoryUse::KvCache => "KV cache",
-            MemoryUse::Arena => "arena",
-            MemoryUse::Scratch => "scratch",
-            MemoryUse::Output => "output",
-            MemoryUse::WeightsCopy => "copy of the weights",
-            MemoryUse::Step => "the step",
-            MemoryUse::ThreadAreas => "threads' own areas",
-            MemoryUse::Template => "the chat template",
-        })
-    }
-}
-
 /// Why a step cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// Executable and runtime do not fit together.
     #[error("executable: {0}")]
     Broken(String),
-    /// No memory for the session.
-    #[error("memory: {what}: needs {} MiB", bytes.div_ceil(1 << 20))]
-    Memory {
-        /// Which area.
-        what: MemoryUse,
-        /// Its size.
-        bytes: u64,
-    },
-    /// The control group's limit leaves no room.
-    #[error("memory: {what}: needs {} MiB more, the control group has {} MiB left", bytes.div_ceil(1 << 20), room >> 20)]
-    Room {
-        /// What needs it.
-        what: MemoryUse,
-        /// How much.
-        bytes: u64,
-        /// What is left.
-        room: u64,
-    },
-    /// The threads could not be started.
-    #[error("threads: {0}")]
-    Threads(std::io::Error),
+    /// No memory, or no threads.
+    #[error(transparent)]
+    Resource(#[from] ResourceError),
     /// A token id that the model does not have.
     #[error("token id {id}: expected an id below {vocab}")]
     Token {
@@ -336,56 +280,6 @@ impl<'a> Program<'a> {
     }
 }
 
-/// Bytes of an ordinary page of most systems.
-const SMALL_PAGE: usize = 4096;
-
-/// Anonymous zeroed memory, in huge pages where the kernel has them of 2 MB, as those of ordinary pages of 4 KB are. (Behind 64 KB, on some
-/// Arm systems, they are of 512 MB: a step would clear one for a few keys, and [`growth`] would not have counted it.)
-pub(crate) struct Area {
-    at: *mut u8,
-    len: usize,
-}
-
-impl Area {
-    pub(crate) fn new(what: MemoryUse, bytes: u64) -> Result<Self, StepError> {
-        use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
-        let too_large = |_| StepError::Memory { what, bytes };
-        let len = usize::try_from(bytes.max(1)).map_err(|_| StepError::Memory { what, bytes })?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let at =
-            unsafe { mmap_anonymous(ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE) }.map_err(too_large)?;
-        if rustix::param::page_size() == SMALL_PAGE {
-            // SAFETY: the mapping was just made and is ours; the advice changes no contents, and refusal does no harm.
-            let _ = unsafe { madvise(at, len, Advice::LinuxHugepage) };
-        }
-        Ok(Self { at: at.cast(), len })
-    }
-
-    /// With ordinary pages in the first `bytes`: where few of them will be touched, a huge page would be cleared for each few.
-    fn with_small_pages(self, bytes: u64) -> Self {
-        // SAFETY: a range inside a mapping of ours; the advice changes no contents, and refusal does no harm.
-        let _ = unsafe { rustix::mm::madvise(self.at.cast(), self.len.min(bytes as usize), rustix::mm::Advice::LinuxNoHugepage) };
-        self
-    }
-
-    /// The memory, for the rest of the process.
-    pub(crate) fn leak(self) -> &'static mut [u8] {
-        let area = std::mem::ManuallyDrop::new(self);
-        // SAFETY: the mapping has `len` zeroed bytes, is never unmapped, and was this area's alone.
-        unsafe { std::slice::from_raw_parts_mut(area.at, area.len) }
-    }
-}
-
-impl Drop for Area {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours and nothing refers to it any more. Unmapping a whole mapping cannot fail.
-        let _ = unsafe { rustix::mm::munmap(self.at.cast(), self.len) };
-    }
-}
-
-// SAFETY: an `Area` owns its mapping alone.
-unsafe impl Send for Area {}
-
 /// Everything that steps of one entry write to.
 pub struct Session<'a> {
     program: Program<'a>,
@@ -448,7 +342,7 @@ impl<'a> Session<'a> {
 
     /// A session of the same program for one thread: whoever calls [`Session::step`].
     pub fn single(&self) -> Result<Session<'a>, StepError> {
-        Session::new(self.program.clone(), Pool::new(1, 1, None).map_err(StepError::Threads)?)
+        Session::new(self.program.clone(), Pool::new(1, 1, None).map_err(ResourceError::Threads)?)
     }
 
     /// Runs `work(thread)` on every thread and returns when all are done.

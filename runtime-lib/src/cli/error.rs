@@ -9,11 +9,12 @@ use std::fmt;
 use std::io::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::area::{MemoryUse, ResourceError};
 use crate::decode::DecodeError;
 use crate::encode::EncodeError;
 use crate::kv::ContextFull;
 use crate::payload::PayloadError;
-use crate::step::{MemoryUse, StepError};
+use crate::step::StepError;
 use crate::text::TextError;
 use rcompile_message::{LINE_MAX, cut};
 
@@ -102,7 +103,18 @@ impl From<StepError> for Failure {
     fn from(error: StepError) -> Self {
         match error {
             StepError::Token { .. } => Self::usage(error),
-            StepError::Memory { what, .. } => Self::new(7, "memory", error).help(match what {
+            StepError::Resource(error) => error.into(),
+            // No command line leads there.
+            StepError::Empty | StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => Self::bug(error),
+            StepError::Broken(_) => Self::new(9, "executable", error),
+        }
+    }
+}
+
+impl From<ResourceError> for Failure {
+    fn from(error: ResourceError) -> Self {
+        match error {
+            ResourceError::Memory { what, .. } => Self::new(7, "memory", error).help(match what {
                 MemoryUse::WeightsCopy => "run without --copy-weights",
                 MemoryUse::Scratch | MemoryUse::ThreadAreas => "use fewer threads: -t 1",
                 MemoryUse::Template => "use a shorter text",
@@ -110,7 +122,7 @@ impl From<StepError> for Failure {
                     "build with a smaller --ctx-size, --parallel or largest bucket"
                 }
             }),
-            StepError::Room { what, .. } => Self::new(7, "memory", error).help(match what {
+            ResourceError::Room { what, .. } => Self::new(7, "memory", error).help(match what {
                 MemoryUse::WeightsCopy => "run without --copy-weights",
                 MemoryUse::KvCache
                 | MemoryUse::Arena
@@ -120,12 +132,9 @@ impl From<StepError> for Failure {
                 | MemoryUse::Template
                 | MemoryUse::ThreadAreas => "raise the limit of the container, or use shorter or fewer texts at once, or fewer threads",
             }),
-            StepError::Threads(_) => {
+            ResourceError::Threads(_) => {
                 Self::new(7, "threads", error).help("raise the limit of processes and threads (ulimit -u), or use fewer: -t 1")
             }
-            // No command line leads there.
-            StepError::Empty | StepError::TooLarge { .. } | StepError::Bound { .. } | StepError::Order { .. } => Self::bug(error),
-            StepError::Broken(_) => Self::new(9, "executable", error),
         }
     }
 }
@@ -218,7 +227,7 @@ mod tests {
     fn help_names_what_takes_the_memory() {
         let uses = [MemoryUse::WeightsCopy, MemoryUse::Scratch, MemoryUse::KvCache];
         for (what, help) in uses.into_iter().zip(["--copy-weights", "-t 1", "--ctx-size"]) {
-            let failure = Failure::from(StepError::Memory { what, bytes: 1 << 40 });
+            let failure = Failure::from(ResourceError::Memory { what, bytes: 1 << 40 });
             assert_eq!(failure.exit, 7);
             assert!(failure.lines()[0].contains(&what.to_string()) && failure.lines()[1].contains(help), "{:?}", failure.lines());
         }

@@ -36,6 +36,7 @@ use rcompile_message::escape;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::abi::{Manifest, StepEntry};
+use crate::area::ResourceError;
 use crate::cgroup;
 use crate::copy;
 use crate::cpu;
@@ -43,7 +44,7 @@ use crate::cpus::{Cpus, pin_to};
 use crate::memory;
 use crate::payload::Payload;
 use crate::process::Started;
-use crate::step::{Program, Session, StepError};
+use crate::step::{Program, Session};
 use crate::text::Text;
 use crate::threads::{Pool, STACK_BYTES, builder};
 use args::{InputArgs, MachineArgs};
@@ -181,7 +182,7 @@ impl Cx {
                 .help("build from a model directory with tokenizer.json, or give generate, logits or embed token ids: --tokens 1,2,3"));
         };
         let bytes = self.payload.blob(info.tokenizer, "tokenizer")?;
-        let thread = builder("tokenizer").spawn(move || Text::load(bytes)).map_err(StepError::Threads)?;
+        let thread = builder("tokenizer").spawn(move || Text::load(bytes)).map_err(ResourceError::Threads)?;
         Ok(LoadingText { thread })
     }
 
@@ -190,7 +191,7 @@ impl Cx {
         let cpus = Cpus::of_process();
         let threads = threads.unwrap_or(cpus.default_threads);
         let pinned = pin.then_some(&cpus.spread[..]);
-        let pool = Pool::new(threads, cpus.available, pinned).map_err(StepError::Threads)?;
+        let pool = Pool::new(threads, cpus.available, pinned).map_err(ResourceError::Threads)?;
         if let Some(&first) = pinned.and_then(|cpus| cpus.first()) {
             // Without the right to pin, threads run unpinned.
             let _ = pin_to(first);

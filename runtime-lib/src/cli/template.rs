@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::error::Failure;
 use super::{Cx, SHORT_INPUT_BYTES};
-use crate::step::{MemoryUse, StepError, room_for};
+use crate::area::{MemoryUse, ResourceError, room_for};
 
 /// The model's chat template.
 pub(super) struct ChatTemplate<'m> {
@@ -61,7 +61,7 @@ impl From<TemplateError> for Failure {
 
 /// Refuses what is said where the control group has no room for the copies of it that messages and templates make. (A rendering cannot be
 /// bounded as other work on texts is: its thread has a stack of which it seldom uses much.)
-pub(super) fn admit(said_bytes: usize) -> Result<(), StepError> {
+pub(super) fn admit(said_bytes: usize) -> Result<(), ResourceError> {
     const COPIES: u64 = 8;
     if (said_bytes as u64) < SHORT_INPUT_BYTES { Ok(()) } else { room_for(MemoryUse::Template, COPIES * said_bytes as u64) }
 }

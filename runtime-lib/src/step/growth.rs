@@ -3,9 +3,8 @@
 //!
 //! In: what the next step writes to. Out: the bytes that are new in it, or the error that there is no room for them.
 
-use super::{MemoryUse, StepError};
 use crate::abi::{PAGE_POSITIONS, Tile};
-use crate::cgroup;
+use crate::area::{MemoryUse, ResourceError, room_for};
 
 /// A large page: what is given where a byte of it is written to, if the kernel has one left. (The first small pages of keys and values are
 /// ordinary ones.)
@@ -31,7 +30,7 @@ impl Growth {
     }
 
     /// Before a step that uses so many bytes of the arena and keys up to the ends of these tiles.
-    pub(super) fn admit(&mut self, arena: u64, tiles: &[Tile]) -> Result<(), StepError> {
+    pub(super) fn admit(&mut self, arena: u64, tiles: &[Tile]) -> Result<(), ResourceError> {
         self.count(arena, tiles);
         if self.ahead > 0 {
             room_for(MemoryUse::Step, self.ahead)?;
@@ -60,15 +59,6 @@ impl Growth {
                 *written = true;
             }
         }
-    }
-}
-
-/// Whether the control group has room for `bytes` more.
-pub(crate) fn room_for(what: MemoryUse, bytes: u64) -> Result<(), StepError> {
-    let bytes = bytes.saturating_add(cgroup::MARGIN);
-    match cgroup::memory_room() {
-        Some(room) if room < bytes => Err(StepError::Room { what, bytes, room }),
-        _ => Ok(()),
     }
 }
 

@@ -195,34 +195,6 @@ fn without_bucket(logits: &[f32]) -> Vec<f32> {
     logits
 }
 
-/// The first part of an area is in ordinary pages, the rest in huge ones where there are any.
-#[test]
-fn small_pages_are_the_first() {
-    if !std::path::Path::new("/sys/kernel/mm/transparent_hugepage").exists() {
-        return eprintln!("skipped: this kernel has no huge pages");
-    }
-    let (small, all) = (3 << 20, 16 << 20);
-    let area = Area::new(MemoryUse::Arena, all).unwrap().with_small_pages(small);
-    let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
-    let flags = |at: usize| -> Vec<&str> {
-        let mut inside = false;
-        for line in smaps.lines() {
-            let range = line.split(' ').next().and_then(|range| range.split_once('-'));
-            if let Some([begin, end]) = range.map(|(begin, end)| [begin, end].map(|at| usize::from_str_radix(at, 16).unwrap_or(0))) {
-                inside = (begin..end).contains(&at);
-            } else if let (true, Some(flags)) = (inside, line.strip_prefix("VmFlags:")) {
-                return flags.split_whitespace().collect();
-            }
-        }
-        panic!("no mapping at {at:x}");
-    };
-    let begin = area.at as usize;
-    for (at, flag, other) in [(0, "nh", "hg"), (small - 1, "nh", "hg"), (small, "hg", "nh"), (all - 1, "hg", "nh")] {
-        let flags = flags(begin + at as usize);
-        assert!(flags.contains(&flag) && !flags.contains(&other), "{at}: {flags:?}");
-    }
-}
-
 #[test]
 fn every_length_bucket_set_and_thread_count_gives_the_same() {
     for threads in 1..=3 {
