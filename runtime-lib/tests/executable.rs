@@ -378,7 +378,11 @@ fn a_file_says_what_its_line_says() {
         fs::write(&file, text).unwrap();
         assert_eq!(exe.ok(&["generate", "--chat", "-f", file.to_str().unwrap(), "-n", "1"]), answer, "{text:?}");
     }
-    assert_eq!(exe.ok(&["generate", "--chat", "-p", "cd\n", "-n", "1"]), "b\n");
+    let typed = ["generate", "--chat", "-p", "cd\n", "-n", "1"];
+    assert_eq!(exe.ok(&typed), "b\n");
+    // Also where a variable names a file for other runs.
+    let output = exe.command(&typed).env("RCOMPILE_ARG_FILE", "/nowhere").output().unwrap();
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "b\n");
 }
 
 #[test]
@@ -946,6 +950,9 @@ fn an_encoder_embeds() {
     assert!(unknown.status.code() == Some(2) && unknown.stdout.is_empty(), "{unknown:?}");
     fs::write(&lines, "").unwrap();
     assert_eq!(exe.command(&["embed", "--json", "-f"]).arg(&lines).output().unwrap().stdout, b"{\"embeddings\":[]}\n");
+    let help = exe.ok(&["embed", "--help"]);
+    assert!(help.contains("-f, --file <LINES>") && help.contains("Read one text per line, `-` is stdin"), "{help}");
+    assert!(exe.fails(&["embed"], 2).contains("help: give one of -p TEXT, -f LINES, --tokens 1,2,3\n"));
     exe.fails(&["generate", "-p", "a"], 2);
     let test = exe.json(&["bench", "-p", "4", "-b", "2", "-r", "1", "-o", "jsonl"]);
     assert!(test["avg_ms"].as_f64().is_some() && test["test"] == "pp4");

@@ -38,15 +38,22 @@ pub struct PlaceArgs {
     pub copy_weights: bool,
 }
 
-/// Where the input comes from; exactly one of them.
+/// Where a text comes from; exactly one of them.
 #[derive(Args, Debug, Clone, Default)]
-pub struct InputArgs {
+pub struct TextArgs {
     /// Input text
     #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
     pub prompt: Option<String>,
     /// Read the input from a file, `-` is stdin
     #[arg(short = 'f', long, value_name = "FILE")]
     pub file: Option<PathBuf>,
+}
+
+/// Where the input comes from; exactly one of them.
+#[derive(Args, Debug, Clone, Default)]
+pub struct InputArgs {
+    #[command(flatten)]
+    pub text: TextArgs,
     /// Input as token ids
     #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
     pub tokens: Option<String>,
@@ -169,15 +176,8 @@ pub struct PerplexityArgs {
 /// `embed`
 #[derive(Args, Debug)]
 pub struct EmbedArgs {
-    /// Input text
-    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: Option<String>,
-    /// Read one text per line, `-` is stdin
-    #[arg(short = 'f', long, value_name = "LINES")]
-    pub file: Option<PathBuf>,
-    /// Input as token ids
-    #[arg(long, value_name = "1,2,3", allow_hyphen_values = true)]
-    pub tokens: Option<String>,
+    #[command(flatten)]
+    pub input: InputArgs,
     /// How the vectors of a text become one [default: the model's]
     #[arg(long, value_enum)]
     pub pooling: Option<Pooling>,
@@ -257,12 +257,8 @@ pub struct ProfileArgs {
 /// `tokenize`
 #[derive(Args, Debug)]
 pub struct TokenizeArgs {
-    /// Input text
-    #[arg(short = 'p', long, value_name = "TEXT", allow_hyphen_values = true)]
-    pub prompt: Option<String>,
-    /// Read the text from a file, `-` is stdin
-    #[arg(short = 'f', long, value_name = "FILE")]
-    pub file: Option<PathBuf>,
+    #[command(flatten)]
+    pub input: TextArgs,
     /// Without the tokens that the tokenizer puts around a text
     #[arg(long)]
     pub no_special: bool,
@@ -369,8 +365,9 @@ pub fn verbs() -> [(Option<Task>, Command); 11] {
         A::augment_args(Command::new(name)).about(about)
     }
     let of_generate = |verb| (Some(Task::Generate), verb);
+    let lines = |file: Arg| file.value_name("LINES").help("Read one text per line, `-` is stdin");
     [
-        (Some(Task::Embed), verb::<EmbedArgs>("embed", "Embed texts as vectors")),
+        (Some(Task::Embed), verb::<EmbedArgs>("embed", "Embed texts as vectors").mut_arg("file", lines)),
         of_generate(verb::<GenerateArgs>("generate", "Continue a text")),
         of_generate(verb::<ChatArgs>("chat", "Talk, line by line").after_help("/exit or the end of the input (Ctrl-D) ends it.")),
         of_generate(verb::<LogitsArgs>("logits", "Highest logits after the input")),

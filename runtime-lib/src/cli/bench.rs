@@ -8,9 +8,10 @@ use clap::ArgMatches;
 use rcompile_message::escape;
 use serde::Serialize;
 
+use super::Cx;
 use super::args::{BenchArgs, MachineArgs, TableForm, on_command_line};
 use super::error::Failure;
-use super::{Cx, print, print_json};
+use super::streams::{print, print_json};
 use crate::abi::{Manifest, Task};
 use crate::cost::Work;
 use crate::decode::Decoder;
@@ -56,12 +57,8 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs, flags: &ArgMatches) -> Result<(),
         [] => vec![None],
         list => list.iter().copied().map(Some).collect(),
     };
-    let only = |list: &[usize]| !list.is_empty() && list.iter().all(|&n| n == 0);
-    if only(&args.n_prompt) && (encoder || only(&args.n_gen)) {
-        return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
-    }
-    let asked = |list: &[usize], flag| list.iter().any(|&n| n > 0) && on_command_line(flags, flag);
-    if encoder && (asked(&args.depth, "depth") || asked(&args.n_gen, "n_gen")) {
+    refuse_nothing(encoder, &args.n_prompt, &args.n_gen)?;
+    if encoder && (asked(flags, "depth", &args.depth) || asked(flags, "n_gen", &args.n_gen)) {
         return Err(Failure::usage("-d and -n: an encoder neither continues nor generates"));
     }
     for threads in threads {
@@ -75,10 +72,29 @@ pub(super) fn bench(cx: &Cx, args: &BenchArgs, flags: &ArgMatches) -> Result<(),
     results.finish()
 }
 
-/// The lengths that were asked for, otherwise the default, shortened to `room`.
+/// Refuses lengths that were asked for and are all 0; an encoder has prompts only.
+pub(super) fn refuse_nothing(encoder: bool, n_prompt: &[usize], n_gen: &[usize]) -> Result<(), Failure> {
+    let only_zeros = |list: &[usize]| !list.is_empty() && list.iter().all(|&n| n == 0);
+    if only_zeros(n_prompt) && (encoder || only_zeros(n_gen)) {
+        return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
+    }
+    Ok(())
+}
+
+/// Whether a flag of lengths asks for something. A variable that is set for another executable does not.
+pub(super) fn asked(flags: &ArgMatches, flag: &str, lengths: &[usize]) -> bool {
+    lengths.iter().any(|&n| n > 0) && on_command_line(flags, flag)
+}
+
+/// A length that was not asked for, shortened to `room`.
+pub(super) fn default_length(default: usize, room: usize) -> usize {
+    default.min(room).max(1)
+}
+
+/// The lengths that were asked for, otherwise the default.
 fn lengths(asked: &[usize], default: usize, room: usize) -> Vec<usize> {
     match asked {
-        [] => vec![default.min(room).max(1)],
+        [] => vec![default_length(default, room)],
         asked => asked.to_vec(),
     }
 }

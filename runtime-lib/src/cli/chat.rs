@@ -8,11 +8,12 @@ use std::io::{BufRead, BufReader, IsTerminal, Read, Stderr, Write, stderr, stdin
 use rcompile_template::TemplateErrorKind;
 use serde_json::Value;
 
+use super::Cx;
 use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
 use super::args::ChatArgs;
 use super::error::{Failure, warn};
+use super::streams::{MAX_INPUT_BYTES, Stdin, print, read_within_memory, too_large, utf8, within_memory};
 use super::template::{ChatTemplate, admit, message};
-use super::{Cx, MAX_INPUT_BYTES, Stdin, print, read_within_memory, too_large, utf8, within_memory};
 use crate::abi::Manifest;
 use crate::decode::Decoder;
 use crate::sample::Sampler;

@@ -4,10 +4,12 @@ use std::io::{self, IsTerminal};
 
 use clap::ArgMatches;
 
-use super::args::{EmbedArgs, only_one, token_list};
+use super::Cx;
+use super::args::EmbedArgs;
 use super::error::{Failure, warn, warn_unless_finite};
+use super::input::{Input, input};
 use super::progress::Progress;
-use super::{Cx, print, read_text, within_memory};
+use super::streams::{print, within_memory};
 use crate::abi::Pooling;
 use crate::encode::Encoder;
 use crate::text::Text;
@@ -19,13 +21,10 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
     let defaults = cx.manifest().pooling.as_ref();
     let pooling = args.pooling.unwrap_or(defaults.map_or(Pooling::Mean, |p| p.mode));
     let normalize = args.normalize.unwrap_or(defaults.is_some_and(|p| p.normalize));
-    let texts = match only_one(flags, &["prompt", "file", "tokens"])? {
-        Some("tokens") => vec![token_list(args.tokens.as_deref().unwrap_or(""))?],
-        Some("prompt") => encoded(cx, args.prompt.as_deref().unwrap_or(""), |text| vec![text])?,
-        Some(_) => encoded(cx, &read_text(args.file.as_deref())?, |lines| lines.lines().collect())?,
-        None => {
-            return Err(Failure::usage("no input").help("give one of -p TEXT, -f LINES, --tokens 1,2,3"));
-        }
+    let texts = match input(&args.input, flags, "LINES")? {
+        Input::Tokens(tokens) => vec![tokens],
+        Input::Prompt(text) => encoded(cx, &text, |text| vec![text])?,
+        Input::File(lines) => encoded(cx, &lines, |lines| lines.lines().collect())?,
     };
     let mut encoder = Encoder::new(cx.session(&args.machine)?);
     // Texts that do not fit are told of before the first vector is printed.

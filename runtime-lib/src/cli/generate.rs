@@ -8,8 +8,10 @@ use serde::Serialize;
 use super::answer::{Answer, FinishReason, Limits, or_bos, sampling};
 use super::args::{GenerateArgs, on_command_line};
 use super::error::{Failure, warn};
+use super::input::{Input, input};
+use super::streams::{joined, print, print_json, within_memory};
 use super::template::{ChatTemplate, admit, first_messages};
-use super::{Cx, Input, LoadingText, input, joined, print, print_json, within_memory};
+use super::{Cx, LoadingText};
 use crate::decode::Decoder;
 use crate::sample::Sampler;
 use crate::text::Text;
@@ -49,8 +51,8 @@ impl Timings {
 }
 
 pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Result<(), Failure> {
-    let input = input(&args.input, flags)?;
-    let from_text = matches!(input, Input::Text(_));
+    let input = input(&args.input, flags, "FILE")?;
+    let from_text = !matches!(input, Input::Tokens(_));
     contradictions(args, flags, from_text)?;
     // With token ids the tokenizer is needed for the answer only: it loads while the prompt is computed.
     let mut loading = if from_text || cx.manifest().text.is_some() || !args.stop.is_empty() { Some(cx.load_text()?) } else { None };
@@ -59,9 +61,11 @@ pub(super) fn generate(cx: &Cx, args: &GenerateArgs, flags: &ArgMatches) -> Resu
     let mut text = None;
     let prompt = match input {
         Input::Tokens(tokens) => tokens,
-        Input::Text(input) => {
-            let loaded = text.insert(wait(&mut loading)?);
-            encoded(cx, args, loaded, &input)?
+        Input::Prompt(prompt) => encoded(cx, args, text.insert(wait(&mut loading)?), &prompt, &prompt)?,
+        Input::File(file) => {
+            // The line break that ends a file is none of what a user says.
+            let said = file.strip_suffix("\r\n").or_else(|| file.strip_suffix('\n')).unwrap_or(&file);
+            encoded(cx, args, text.insert(wait(&mut loading)?), &file, said)?
         }
     };
     let prompt = or_bos(prompt, &cx.manifest().generation)?;
@@ -133,16 +137,11 @@ fn contradictions(args: &GenerateArgs, flags: &ArgMatches, from_text: bool) -> R
     Ok(())
 }
 
-/// Token ids of a text, within the chat template where that is asked for.
-fn encoded(cx: &Cx, args: &GenerateArgs, text: &Text<'_>, input: &str) -> Result<Vec<u32>, Failure> {
+/// Token ids of an input, or where the chat template is asked for, of it with what a user says in that input.
+fn encoded(cx: &Cx, args: &GenerateArgs, text: &Text<'_>, input: &str, said: &str) -> Result<Vec<u32>, Failure> {
     if !args.chat {
         return Ok(within_memory(input.len(), || text.encode(input, true))?);
     }
-    // The line break that ends a file is none of what a user says.
-    let said = match args.input.file {
-        Some(_) => input.strip_suffix("\r\n").or_else(|| input.strip_suffix('\n')).unwrap_or(input),
-        None => input,
-    };
     admit(said.len())?;
     let rendered = ChatTemplate::of(cx)?.render(&first_messages(args.system.as_deref(), said))?;
     Ok(within_memory(rendered.len(), || text.encode(&rendered, false))?)

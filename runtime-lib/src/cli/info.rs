@@ -2,9 +2,10 @@
 
 use serde::Serialize;
 
+use super::Cx;
 use super::args::InfoArgs;
 use super::error::Failure;
-use super::{Cx, print, print_json};
+use super::streams::{print, print_json};
 use crate::about::{About, arena_bytes, hex};
 use rcompile_message::{escape, size};
 

@@ -17,11 +17,12 @@ use clap::ArgMatches;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::args::{ProfileArgs, on_command_line};
-use super::bench::{Ids, PROMPT, check_batch};
+use super::Cx;
+use super::args::ProfileArgs;
+use super::bench::{Ids, PROMPT, asked, check_batch, default_length, refuse_nothing};
 use super::error::{Failure, warn};
 use super::output::{self, OutputFile};
-use super::{Cx, print, print_json};
+use super::streams::{print, print_json};
 use crate::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, Task};
 use crate::cost::{Arithmetic, RegionKind, Work};
 use crate::decode::Decoder;
@@ -43,10 +44,8 @@ const PROBE_ROWS: u32 = 500;
 pub(super) fn profile(cx: &Cx, args: &ProfileArgs, flags: &ArgMatches) -> Result<(), Failure> {
     let manifest = cx.manifest();
     let encodes = manifest.task == Task::Embed;
-    if args.n_prompt == Some(0) && (encodes || args.n_gen == Some(0)) {
-        return Err(Failure::usage("-p and -n: nothing to measure: all lengths are 0"));
-    }
-    if encodes && args.n_gen.is_some_and(|n| n > 0) && on_command_line(flags, "n_gen") {
+    refuse_nothing(encodes, args.n_prompt.as_slice(), args.n_gen.as_slice())?;
+    if encodes && asked(flags, "n_gen", args.n_gen.as_slice()) {
         return Err(Failure::usage("-n: an encoder does not generate"));
     }
     let trace_file = args.trace.as_ref().map(|path| OutputFile::create(path, &cx.payload.files())).transpose()?;
@@ -83,7 +82,7 @@ fn encoding(cx: &Cx, args: &ProfileArgs, events: usize) -> Result<Measured, Fail
     let mut measured = Measured::default();
     let mut ids = Ids::new(cx.manifest().vocab_size);
     let mut encoder = Encoder::new(cx.session(&args.machine)?);
-    let length = args.n_prompt.unwrap_or(PROMPT.min(encoder.text_limit()).max(1));
+    let length = args.n_prompt.unwrap_or_else(|| default_length(PROMPT, encoder.text_limit()));
     encoder.check_lengths([length])?;
     let texts: Vec<Vec<u32>> = (0..args.batch).map(|_| ids.take(length)).collect();
     encoder.encode(&texts, |_, _| ())?;
@@ -151,7 +150,7 @@ fn write_trace(phases: &[(Phase, Profile)], file: OutputFile, path: &Path) -> Re
 /// Lengths of prompt and answer. What was asked for stays; a default is shortened to what the other leaves of the context.
 fn lengths(n_prompt: Option<usize>, n_gen: Option<usize>, ctx_size: usize) -> (usize, usize) {
     let n_gen = n_gen.unwrap_or_else(|| GENERATED.min(ctx_size.saturating_sub(n_prompt.unwrap_or(ctx_size / 2))));
-    let n_prompt = n_prompt.unwrap_or_else(|| PROMPT.min(ctx_size.saturating_sub(n_gen)).max(1));
+    let n_prompt = n_prompt.unwrap_or_else(|| default_length(PROMPT, ctx_size.saturating_sub(n_gen)));
     (n_prompt, n_gen)
 }
 

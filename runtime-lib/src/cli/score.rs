@@ -6,12 +6,14 @@ use std::path::Path;
 use clap::ArgMatches;
 use serde::Serialize;
 
+use super::Cx;
 use super::answer::or_bos;
 use super::args::{LogitsArgs, PerplexityArgs};
 use super::error::{Failure, warn_unless_finite};
+use super::input::{Input, input};
 use super::output::{self, OutputFile};
 use super::progress::Progress;
-use super::{Cx, Input, input, input_name, print, print_json, read_text, within_memory};
+use super::streams::{input_name, print, print_json, read_text, within_memory};
 use crate::decode::Decoder;
 use crate::logits::{Header, LogitsWriter, Row, WINDOW};
 use crate::sample::{nll, top};
@@ -22,9 +24,9 @@ pub(super) fn logits(cx: &Cx, args: &LogitsArgs, flags: &ArgMatches) -> Result<(
         tokens: Vec<u32>,
         top: Vec<(u32, f32)>,
     }
-    let tokens = match input(&args.input, flags)? {
+    let tokens = match input(&args.input, flags, "FILE")? {
         Input::Tokens(tokens) => tokens,
-        Input::Text(text) => {
+        Input::Prompt(text) | Input::File(text) => {
             let tokenizer = cx.load_text()?.wait()?;
             within_memory(text.len(), || tokenizer.encode(&text, true))?
         }

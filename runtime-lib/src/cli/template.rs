@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use rcompile_template::{Template, TemplateError, TemplateErrorKind, TemplateInput};
 use serde_json::json;
 
+use super::Cx;
 use super::error::Failure;
-use super::{Cx, SHORT_INPUT_BYTES};
+use super::streams::SHORT_INPUT_BYTES;
 use crate::area::{MemoryUse, ResourceError, room_for};
 
 /// The model's chat template.

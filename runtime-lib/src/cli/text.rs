@@ -3,9 +3,10 @@
 use clap::ArgMatches;
 use serde::Serialize;
 
-use super::args::{DetokenizeArgs, TokenizeArgs, only_one, token_list};
+use super::args::{DetokenizeArgs, TokenizeArgs, token_list};
 use super::error::Failure;
-use super::{Cx, joined, print, print_json, read_text, within_memory};
+use super::streams::{joined, print, print_json, within_memory};
+use super::{Cx, input};
 use crate::step::StepError;
 
 pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Result<(), Failure> {
@@ -15,11 +16,7 @@ pub(super) fn tokenize(cx: &Cx, args: &TokenizeArgs, flags: &ArgMatches) -> Resu
         pieces: Vec<String>,
     }
     let loading = cx.load_text()?;
-    let input = match only_one(flags, &["prompt", "file"])? {
-        Some("prompt") => args.prompt.clone().unwrap_or_default(),
-        Some(_) => read_text(args.file.as_deref())?,
-        None => return Err(Failure::usage("no input").help("give one of -p TEXT, -f FILE")),
-    };
+    let input = input::text(&args.input, flags)?;
     let text = loading.wait()?;
     within_memory(input.len(), || {
         let tokens = text.encode(&input, !args.no_special)?;
