@@ -3,8 +3,8 @@
 //! In: the payload and the generated steps that the link stage put into the executable. Out: the executable's command line.
 //! From the inside out: [`threads`] runs a generated step on all cores, [`step`] is the safe door to it, [`profile`] measures it,
 //! [`decode`] and
-//! [`encode`] feed sequences and texts through that door, [`area`] is what it takes of memory, [`text`] and [`sample`] turn texts into tokens and logits into
-//! tokens, [`payload`] and [`cpu`] check what the executable is made of and runs on, `cli` is what the user sees.
+//! [`encode`] feed sequences and texts through that door, [`area`] is what it takes of memory, [`text`] and [`sample`] turn texts into
+//! tokens and logits into tokens, [`payload`] and [`cpu`] check what the executable is made of and runs on, `cli` is what the user sees.
 //!
 //! There is no floating-point loop of a model in this crate: all of them are generated.
 //!

@@ -60,7 +60,8 @@ pub fn resident_bytes() -> u64 {
         .map_or(0, |pages| pages * rustix::param::page_size() as u64)
 }
 
-/// Opens `/dev/null` for those of stdin, stdout and stderr that are closed: the next file would get their number, and what is meant for them.
+/// Opens `/dev/null` for those of stdin, stdout and stderr that are closed: the next file would get their number, and what is meant for
+/// them.
 pub fn open_standard() {
     for fd in 0..=2 {
         // SAFETY: asks about a number, and opens the lowest one that is free, which is this one.
@@ -119,8 +120,8 @@ extern "C" fn unreadable(_: c_int) {
 }
 
 /// Ctrl-C, termination and a terminal that is closed end the process with 128 + signal, unless who started it has them ignored (`nohup`, a
-/// script's `trap ''`). The other signals that end a process from outside, at a limit of time or by a bug, still do. A closed pipe and a file
-/// beyond `ulimit -f` are errors of `write`, not signals; a mapped page that is not in its file any more is exit 3.
+/// script's `trap ''`). The other signals that end a process from outside, at a limit of time or by a bug, still do. A closed pipe and a
+/// file beyond `ulimit -f` are errors of `write`, not signals; a mapped page that is not in its file any more is exit 3.
 ///
 /// No handler runs at SIGKILL, at the two signals that the C library keeps for itself (32 and 33), and where the stack has no room for it.
 pub fn set_signals() {
@@ -155,9 +156,9 @@ fn is_ignored(signal: c_int) -> bool {
     unsafe { libc::sigaction(signal, null(), now.as_mut_ptr()) < 0 || now.assume_init().sa_sigaction == libc::SIG_IGN }
 }
 
-/// Lets the stack of the process's main thread grow to so many bytes; those of other threads are as large as they were made. Error: how many
-/// it may have where its limit cannot be raised. (The kernel asks for the limit whenever the stack grows, and keeps 128 MB free below it,
-/// whatever the limit was at the start.)
+/// Lets the stack of the process's main thread grow to so many bytes; those of other threads are as large as they were made. Error: how
+/// many it may have where its limit cannot be raised. (The kernel asks for the limit whenever the stack grows, and keeps 128 MB free below
+/// it, whatever the limit was at the start.)
 pub fn enlarge_stack(bytes: u64) -> Result<(), u64> {
     let given = getrlimit(Resource::Stack);
     let Some(current) = given.current.filter(|current| *current < bytes) else { return Ok(()) };

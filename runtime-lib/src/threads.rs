@@ -198,8 +198,8 @@ pub(crate) fn builder(name: &str) -> std::thread::Builder {
 impl Pool {
     /// A pool of `threads` threads, the caller's included, on `available` CPUs.
     ///
-    /// With `pin`, a list of distinct CPUs, worker `i` is bound to CPU `pin[i]`, and round again behind the list's end. The caller binds itself if it
-    /// wants to, and afterwards: workers start with the caller's mask.
+    /// With `pin`, a list of distinct CPUs, worker `i` is bound to CPU `pin[i]`, and round again behind the list's end. The caller binds
+    /// itself if it wants to, and afterwards: workers start with the caller's mask.
     pub fn new(threads: usize, available: usize, pin: Option<&[usize]>) -> io::Result<Self> {
         let own_cpus = threads <= pin.map_or(available, <[usize]>::len);
         let shared = Arc::new(Shared {

@@ -46,8 +46,8 @@ pub(super) fn embed(cx: &Cx, args: &EmbedArgs, flags: &ArgMatches) -> Result<(),
     out.end()
 }
 
-/// Vectors on stdout as they come: one to a line, or one JSON object `{"embeddings":[[..],..]}` on one line in all. Nothing is printed before
-/// the first is there.
+/// Vectors on stdout as they come: one to a line, or one JSON object `{"embeddings":[[..],..]}` on one line in all. Nothing is printed
+/// before the first is there.
 struct Output {
     json: bool,
     begun: bool,

@@ -89,8 +89,8 @@ fn enlarge_stack() -> Result<(), Failure> {
     })
 }
 
-/// Ends the process at a panic, on whatever thread: one line as of other errors, no part of a file left. Nothing is unwound: what called this
-/// may be generated code, through which nothing unwinds, and other threads would wait for this one.
+/// Ends the process at a panic, on whatever thread: one line as of other errors, no part of a file left. Nothing is unwound: what called
+/// this may be generated code, through which nothing unwinds, and other threads would wait for this one.
 pub(crate) fn leave_at_panic(panic: &PanicHookInfo) -> ! {
     static LEAVING: AtomicBool = AtomicBool::new(false);
     while LEAVING.swap(true, Ordering::Relaxed) {
