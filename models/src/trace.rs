@@ -91,7 +91,8 @@ impl Trace<'_> {
         let y = self.matmul(x, &format!("{name}.weight"), input, output)?;
         self.bias(y, name, output, bias)
     }
-    /// `x W^T`, `x: [.., input]`, `matrix: [output, input]`. A matrix of codes may want its inputs in another order ([`crate::quantised::CodedMatrix::order`]).
+    /// `x W^T`, `x: [.., input]`, `matrix: [output, input]`. A matrix of codes may want its inputs in another order
+    /// ([`crate::quantised::CodedMatrix::order`]).
     pub fn matmul(&mut self, x: ValueId, matrix: &str, input: usize, output: usize) -> Built {
         let x = match self.weights.coded(matrix).and_then(|coded| coded.order.clone()) {
             None => x,

@@ -83,8 +83,8 @@ const NEAR: Streams = Streams {
 /// Measured on Zen 3: four streams of a single row, each near.
 const NEAR_STREAMS: Streams = Streams { row: Stream { side_by_side: 4, ahead: Distances { l2: 1024, l1: 0 } }, ..NEAR };
 
-/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, in one stream of nibbles and
-/// of several rows 8 KB ahead, past L2; 4 KB where there is less to compute with a line.
+/// Measured on Zen 5, where prefetches into L2 cost: into L1 alone, 1 KB ahead in four streams of a single row, in one stream of nibbles
+/// and of several rows 8 KB ahead, past L2; 4 KB where there is less to compute with a line.
 const ZEN5: Streams = Streams {
     row: Stream { side_by_side: 4, ahead: Distances { l2: 0, l1: 1024 } },
     bytes: None,
