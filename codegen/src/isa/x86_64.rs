@@ -108,7 +108,7 @@ const PORTABLE: Streams = Streams {
 /// Code for a level on CPUs that want their weights otherwise. On Zen 5 it is measured apart from code for that: a single row of elements 1 KB
 /// ahead reads a tenth less, and bytes in four streams, whose dots take three instructions, a tenth (docs/machines/zen5.md).
 const LEVEL_STREAMS: &[(CpuKind, Streams)] =
-    &[(CpuKind::Zen5, Streams { row: Stream { side_by_side: 4, ahead: Distances { l2: 0, l1: 2048 } }, bytes: ZEN5.nibbles, ..ZEN5 })];
+    &[(CpuKind::Zen5, Streams { row: Stream { side_by_side: 4, ahead: Distances { l2: 0, l1: 2048 } }, lone_past_l2: true, ..PORTABLE })];
 
 const ROWS: &[Row] = &[
     Row { cpu: cpu("x86-64-v3", &[]), bf16_fast: false, beside: false, l2: GENERIC_L2, streams: PORTABLE },

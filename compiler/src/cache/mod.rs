@@ -102,7 +102,7 @@ impl Cache {
         cache.limit = limit()?;
         match Store::open(&dir) {
             Ok(store) => cache.store = Some(store),
-            Err(e) => return Ok((cache, Some(unusable(&dir, &format!("cannot be used, the build goes on without a cache: {e}"))))),
+            Err(e) => return Ok((cache, Some(of_directory(&dir, &format!("cannot be used, the build goes on without a cache: {e}"))))),
         }
         Ok((cache, None))
     }
@@ -194,7 +194,7 @@ impl Cache {
     pub fn warning(&self) -> Option<String> {
         let damaged = std::mem::take(&mut *lock(&self.damaged));
         let dir = self.store.as_ref()?.dir();
-        (!damaged.is_empty()).then(|| unusable(dir, &format!("{} damaged entries were made anew", damaged.len())))
+        (!damaged.is_empty()).then(|| of_directory(dir, &format!("{} damaged entries were made anew", damaged.len())))
     }
 
     /// The build has succeeded: writes what is new, and removes what has not been used for longest. A warning where some of that fails,
@@ -220,7 +220,7 @@ impl Cache {
         }
         results.push(store.evict(self.limit).map(drop));
         let failed = results.into_iter().find_map(Result::err).map(|e| format!("cannot be written: {e}"));
-        failed.or(too_large).map(|what| unusable(store.dir(), &what))
+        failed.or(too_large).map(|what| of_directory(store.dir(), &what))
     }
 
     /// For the report.
@@ -304,7 +304,7 @@ fn describe(what: &str) -> Description {
     Description { what: what.chars().take(200).collect(), version: env!("CARGO_PKG_VERSION").into(), ..Description::default() }
 }
 
-fn unusable(dir: &Path, what: &str) -> String {
+fn of_directory(dir: &Path, what: &str) -> String {
     warning("cache", &dir.display().to_string(), what)
 }
 
