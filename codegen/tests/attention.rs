@@ -9,6 +9,7 @@ use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::kernels::attention;
 use rcompile_codegen::program::*;
 use rcompile_runtime::abi::Tile;
+use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mask {
@@ -388,6 +389,23 @@ fn parts_are_those_that_are_called() {
         let case = Case { heads, kv_heads: 1, head_dim: 64, kv: DType::Bf16, compute: Compute::Bf16Tiles, tile_rows, ..Case::new() };
         let names: Vec<String> = attention::parts(&case.program().1).iter().map(|part| part.name()).collect();
         assert_eq!(names, wanted, "{heads} heads, {tile_rows} rows");
+    }
+}
+
+/// Tile registers are those that instructions name, also with the schedules of CPUs that have none.
+#[test]
+fn tile_registers_keep_their_numbers() {
+    let edits = ["+avx512vnni", "+avx512bf16", "+amx-tile", "+amx-bf16"].map(String::from);
+    for cpu in ["x86-64-v4", "znver4", "znver5", "graniterapids"] {
+        let isa = Isa::lookup(X86_64_TRIPLE, cpu, &edits).unwrap();
+        let case = Case { heads: 32, kv_heads: 1, head_dim: 64, kv: DType::Bf16, compute: Compute::Bf16Tiles, ..Case::new() };
+        let (program, kernel) = case.program();
+        let asm = Loaded::assembly(&isa, |mb, name| attention::define_whole(mb, &program, name, &kernel).map(|_| ()));
+        // Columns, rows, sums.
+        let dots = asm.lines().filter_map(|line| line.trim().strip_prefix("tdpbf16ps"));
+        let dots: BTreeSet<&str> = dots.map(str::trim).collect();
+        let wanted = ["%tmm6, %tmm4, %tmm0", "%tmm6, %tmm5, %tmm2", "%tmm7, %tmm4, %tmm1", "%tmm7, %tmm5, %tmm3"];
+        assert_eq!(Vec::from_iter(dots), wanted, "{cpu}");
     }
 }
 

@@ -591,11 +591,11 @@ fn dots(isa: &Isa) -> Vec<(DType, Compute)> {
     list
 }
 
-/// Levels with AMX, where this CPU has it. Whoever reads the tests' output learns that the others did not run its tiles.
+/// Targets with AMX: this CPU where it has it, or where tiles can be emulated on it. Whoever reads the tests' output learns of others.
 fn with_tiles() -> Vec<Isa> {
     let tiles: Vec<Isa> = isas().into_iter().filter(|isa| isa.bf16_tiles && isa.int8_tiles).collect();
     if tiles.is_empty() {
-        eprintln!("skipped: this CPU has no tiles (AMX)");
+        eprintln!("skipped: this CPU has neither tiles (AMX) nor the vectors of 64 bytes that go with them");
     }
     tiles
 }

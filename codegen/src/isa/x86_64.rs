@@ -134,6 +134,12 @@ fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
     ROWS.iter().find(|r| r.cpu.name == name).or_else(|| ROWS.iter().find(|r| is_server && r.cpu.name == last))
 }
 
+/// Whose schedule code with tiles has. That of a CPU without them may have LLVM (19.1) schedule once more behind register allocation, as for
+/// AMD's: that renames registers whose next use it sees, and of tiles it sees none, since instructions name them outright.
+fn tuned_with_tiles(row: &Row) -> &'static str {
+    if row.cpu.features.contains(&AMX) { row.cpu.name } else { "graniterapids" }
+}
+
 pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Result<Isa, Error> {
     let (name, mut features) = FAMILY.resolve(triple, cpu, feature_edits)?;
     let wide = V4.iter().all(|f| features.contains(*f));
@@ -157,7 +163,7 @@ pub(super) fn lookup(triple: &str, cpu: &str, feature_edits: &[String]) -> Resul
         arch: Arch::X86_64,
         triple: triple.to_string(),
         llvm_cpu: "x86-64".into(),
-        tune_cpu: name.clone(),
+        tune_cpu: if tiles { tuned_with_tiles(row) } else { &name }.to_string(),
         streams_by_cpu: if super::is_level(&name) { LEVEL_STREAMS } else { &[] },
         name,
         lanes: if wide { 16 } else { 8 },

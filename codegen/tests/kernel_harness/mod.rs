@@ -3,6 +3,10 @@
 //! In: a [`Program`] with one region. Out: its kernel as a loaded function, run once per thread over a [`Step`].
 #![allow(dead_code, reason = "each test file uses its part")]
 
+#[cfg(target_arch = "x86_64")]
+#[path = "../amx/mod.rs"]
+mod amx;
+
 use rcompile_codegen::Error;
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa, LEVELS};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
@@ -252,11 +256,14 @@ unsafe extern "C" {
     fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut c_void;
 }
 
-/// Targets whose code this machine can run: levels, the least first, and the host with the dot instruction where it has it.
+/// Targets whose code this machine can run: levels, the least first, the host with the dot instruction where it has it, and the host with
+/// emulated tiles.
 pub fn isas() -> Vec<Isa> {
     let native = Isa::native().unwrap();
     let levels = LEVELS.iter().rev().filter_map(|level| Isa::lookup(HOST_TRIPLE, level, &[]).ok());
     let mut list: Vec<Isa> = levels.filter(|isa| isa.runs_on(&native)).collect();
     list.push(native);
+    #[cfg(target_arch = "x86_64")]
+    list.extend(amx::emulated());
     list
 }

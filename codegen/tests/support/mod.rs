@@ -1,6 +1,9 @@
 //! Compiles kernels to a shared object and calls them.
 #![allow(dead_code)] // each test binary uses a part
 
+#[cfg(target_arch = "x86_64")]
+#[path = "../amx/mod.rs"]
+mod amx;
 pub mod program;
 
 use libloading::Library;
@@ -8,7 +11,7 @@ use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::llvm::module::Compiled;
 use std::process::Command;
 
-/// The levels that the host can run: v3 and v4 always, when the host has them, and what it is.
+/// The levels that the host can run: v3 and v4 always, when the host has them, what it is, and that with emulated tiles.
 pub fn isas() -> Vec<Isa> {
     let native = Isa::native().expect("native");
     let mut list: Vec<Isa> = ["x86-64-v3", "x86-64-v4", "znver4", "sapphirerapids"]
@@ -17,6 +20,8 @@ pub fn isas() -> Vec<Isa> {
         .filter(|isa| isa.runs_on(&native))
         .collect();
     list.push(native);
+    #[cfg(target_arch = "x86_64")]
+    list.extend(amx::emulated());
     list
 }
 
