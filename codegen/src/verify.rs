@@ -3,27 +3,29 @@
 //!
 //! Memory
 //! - Buffers start at multiples of 64 bytes, have rows of a multiple of 32 elements and lie inside `arena_bytes`.
-//! - `private_bytes` is a multiple of 128; offsets of private operands lie inside.
+//! - `private_bytes` is a multiple of 128; offsets of private operands are multiples of 64 and lie inside.
 //! - Operands name buffers and weights that exist, with their element type; tables are i32; `output` is f32; weights start at
 //!   multiples of 64 bytes.
 //! - Per-layer tables (weights, state) have one entry, or one for every layer of the loop around their region.
 //!
 //! Expressions
 //! - Well typed ([`crate::expr::types`]); used variables are bound (outer, inner, fold), scalars are results of earlier reductions, `acc`
-//!   is used in matmul epilogues only, `score` in attention only; constant divisors of integers are positive.
+//!   is used in matmul epilogues only, `score` in attention only; constant divisors of integers are positive, and nothing is divided
+//!   that follows to be negative (division is of unsigned numbers).
 //! - Stored types are f32, bf16, f16 or i8 (the KV cache); indices are integers, stored values f32. Tables, weights and tokens are never
 //!   stored to.
 //! - An index whose extremes follow from constants, extents and the bounds of row tables lies inside its buffer, panels or scratch.
 //!
 //! Kernels
 //! - A bucket has rows, at least as many as the smallest step that takes it.
-//! - Records are made for arithmetic that takes codes, in groups of 32, 64, 128 or 256.
+//! - Records are made for arithmetic that takes codes, in groups of 32, 64, 128 or 256; their rows begin at multiples of 8 bytes, for tiles
+//!   of 64.
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
 //!   integer arithmetic wants records and codes in packs that its instruction takes. Each of its ways of reading has a stream, and is for
 //!   a CPU of its own.
 //! - An attention's query heads are a multiple of its KV heads, its tiles those of the program, its rows inside their buffers, its cache
-//!   bf16 where its products are dots of bf16.
+//!   bf16 where its products are dots of bf16; pages, and each layer's first, are multiples of 64 bytes.
 //!
 //! Order
 //! - Each region is executed; layer loops are not nested or empty.
@@ -148,6 +150,7 @@ impl<'a> Verifier<'a> {
             },
             Place::Private(offset) => {
                 self.check(*offset < p.private_bytes, || format!("{name} starts at {offset} of {} private bytes", p.private_bytes));
+                self.check(offset.is_multiple_of(64), || format!("{name} starts at {offset}, which is not a multiple of 64"));
             }
             Place::State(offsets) => self.table(name, offsets.len(), layers),
             Place::Output => expect(self, DType::F32),
@@ -240,9 +243,12 @@ impl<'a> Verifier<'a> {
             Expr::Scalar(s) => self.check(place.scalars.contains(&s), || format!("s{} is used before its reduction", s.0)),
             Expr::Acc(way) => self.check(way < place.ways, || format!("acc{way} does not exist here")),
             Expr::Score => self.check(place.score, || "score outside attention".into()),
-            Expr::Binary(BinaryOp::Div | BinaryOp::Rem, _, b) => {
+            Expr::Binary(BinaryOp::Div | BinaryOp::Rem, a, b) => {
                 if let Expr::Int(c) = exprs.get(b) {
                     self.check(c > 0, || format!("e{} divides by {c}", id.0));
+                }
+                if let Some((low, _)) = self.bounds(exprs, place, a) {
+                    self.check(low >= 0, || format!("e{} divides {low}, which is negative", id.0));
                 }
             }
             Expr::Load(o, index) => {
@@ -442,8 +448,9 @@ impl<'a> Verifier<'a> {
         self.check(q.compute.takes_codes(), || format!("records for {:?}", q.compute));
         self.check(q.values_at().is_none() || Quantise::has_powers_of_two(q.group), || format!("values of groups of {}", q.group));
         self.check(q.x_stride >= q.k, || format!("rows of x have {} of {} elements", q.x_stride, q.k));
-        let good = q.out_stride >= width && q.out_stride.is_multiple_of(4);
-        self.check(good, || format!("rows of out have {} bytes for {width}", q.out_stride));
+        self.check(q.out_stride >= width, || format!("rows of out have {} bytes for {width}", q.out_stride));
+        let unit = if q.compute.by_tiles() { 64 } else { 8 };
+        self.check(q.out_stride.is_multiple_of(unit), || format!("rows of out have {} bytes, no multiple of {unit}", q.out_stride));
         let rows = self.extent(q.rows);
         self.inside(&q.x, (0, (rows - 1) * i64::from(q.x_stride) + i64::from(q.k) - 1), "x");
         self.inside(&q.out, (0, (rows - 1) * i64::from(q.out_stride) + i64::from(width) - 1), "out");
@@ -484,6 +491,8 @@ impl<'a> Verifier<'a> {
         self.check(compute, || format!("{:?} over a cache of {}", a.compute, a.kv.dtype));
         let pages = a.page_bytes >= u64::from(a.kv_heads) * a.kv.bytes();
         self.check(pages, || format!("a page of {} bytes for {} heads of {}", a.page_bytes, a.kv_heads, a.kv.bytes()));
+        let aligned = a.page_bytes.is_multiple_of(64) && a.state_offsets.iter().all(|offset| offset.is_multiple_of(64));
+        self.check(aligned, || format!("pages of {} bytes from {:?} on are no multiples of 64", a.page_bytes, a.state_offsets));
         let mut place = Context { score: true, ..Default::default() };
         let unknown = (i64::MIN, i64::MAX);
         place.vars.extend([(a.head_var, unknown), (a.query_var, unknown), (a.key_var, unknown)]);

@@ -9,11 +9,13 @@ use rcompile_codegen::verify::verify;
 use std::collections::BTreeMap;
 use support::program::*;
 
+/// Rows that there are, and that there may be.
 const ROWS: u32 = 3;
+const BUCKET: u32 = 8;
 /// Elements of a row that is written.
 const STRIDE: u32 = 128;
 /// Elements that are read.
-const LENGTH: i64 = (8 * STRIDE) as i64;
+const LENGTH: i64 = (BUCKET * STRIDE) as i64;
 /// Numbers are less: f32 holds them.
 const MOST: i64 = 1 << 20;
 /// Inner variables: ranges with tails, from 0 and from elsewhere.
@@ -96,12 +98,12 @@ fn nest(seed: u64, range: std::ops::Range<u32>) -> LoopNest {
     let (row, d) = (e.var(0), e.var(1));
     let table = e.load(2, row);
     let int = |id, high| Int { id, high };
-    let ints = vec![int(table, position(ROWS.into())), int(row, ROWS.into()), int(d, range.end.into())];
+    let ints = vec![int(table, position(BUCKET.into())), int(row, BUCKET.into()), int(d, range.end.into())];
     let mut maker = Maker { seed: seed << 32, e, ints };
     // Strides of rows, of which parts are taken.
     let stride = 16 * maker.constant();
     let begin = maker.e.mul_int(row, stride);
-    maker.ints.insert(0, int(begin, i64::from(ROWS) * stride));
+    maker.ints.insert(0, int(begin, i64::from(BUCKET) * stride));
     for _ in 0..1 + seed % 5 {
         let made = maker.int();
         maker.ints.push(made);
@@ -196,7 +198,7 @@ fn indices_numbers_and_conditions() {
     const NESTS: usize = 400;
     let ranges = RANGES.into_iter().cycle();
     let nests: Vec<LoopNest> = (0..NESTS as u64).zip(ranges).map(|(seed, range)| nest(seed, range)).collect();
-    let list = buffers(&[("x", DType::F32, 8, STRIDE), ("y", DType::F32, 8, STRIDE)]);
+    let list = buffers(&[("x", DType::F32, BUCKET, STRIDE), ("y", DType::F32, BUCKET, STRIDE)]);
     let p = program(list.clone(), vec![], nests.clone());
     verify(&p).unwrap();
     let x: Vec<f32> = (0..LENGTH as usize).map(noise).collect();
@@ -215,7 +217,7 @@ fn indices_numbers_and_conditions() {
         for (unit, nest) in nests.iter().enumerate() {
             let mut memory = memory.clone();
             compiled.kernel(unit, &mut memory, 2, 0);
-            let got = Memory::get_floats(&memory.arena, list[1].offset, DType::F32, 8 * STRIDE as usize);
+            let got = Memory::get_floats(&memory.arena, list[1].offset, DType::F32, LENGTH as usize);
             let stage = &nest.stages[0];
             let value = nest.stores().next().expect("a store").value;
             for (i, got) in got.into_iter().enumerate() {

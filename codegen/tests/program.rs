@@ -289,12 +289,43 @@ fn every_rule_reports() {
         let Item::Layers { body, .. } = &mut p.body[0] else { panic!() };
         body
     }
+    fn table() -> Operand {
+        Operand { place: Place::Table(Table::Slot), dtype: DType::I32 }
+    }
+    fn records() -> Quantise {
+        let [x, out] = [(0, DType::F32), (1, DType::Bf16)].map(|(b, dtype)| operand(Place::Buffer(BufferId(b)), dtype));
+        let (rows, compute) = (Extent::Rows, Compute::Int8Dot);
+        Quantise { rows, x, x_stride: 64, out, out_stride: 72, k: 64, group: 64, compute, bias_factor: 0 }
+    }
+    fn replace_value(nest: &mut LoopNest, make: impl FnOnce(&mut Exprs, ExprId) -> ExprId) {
+        let StageKind::Store(s) = &mut nest.stages[1].kind else { panic!() };
+        s[0].value = make(&mut nest.exprs, s[0].value);
+    }
+    /// `make(expressions, index, zero)`.
+    fn replace_index(nest: &mut LoopNest, make: impl FnOnce(&mut Exprs, ExprId, ExprId) -> ExprId) {
+        let StageKind::Store(s) = &mut nest.stages[1].kind else { panic!() };
+        let zero = nest.exprs.int(0);
+        s[0].index = make(&mut nest.exprs, s[0].index, zero);
+    }
     let cases: Vec<(&str, Change)> = vec![
         ("not a multiple of 64", |p| p.buffers[1].offset += 4),
         ("the arena at", |p| p.arena_bytes = 64),
         ("not a multiple of 32", |p| p.buffers[0].stride = 63),
         ("has no offsets", |p| p.weights[0].offsets.clear()),
         ("not a multiple of 128", |p| p.private_bytes = 100),
+        ("an offset is not a multiple of 64", |p| p.weights[0].offsets[0] = 32),
+        ("bad panels", |p| p.weights[1].layout = Layout::Panels(Panels { ways: 3, ..qkv(p).panels })),
+        ("bad panels", |p| p.weights[1].layout = Layout::Panels(Panels { groups: 0, ..qkv(p).panels })),
+        ("9 to 8 rows", |p| p.least_rows = 9),
+        ("0 to 8 rows", |p| p.least_rows = 0),
+        ("o0: weight w9 does not exist", |p| nest(p).operands[0].place = Place::Weight(WeightId(9))),
+        ("qkv: weight w9 does not exist", |p| qkv(p).weight = WeightId(9)),
+        ("o0 is read as f32, its place holds i32", |p| nest(p).operands[0].place = Place::Table(Table::Slot)),
+        ("o1 is read as bf16, its place holds f32", |p| nest(p).operands[1].place = Place::Output),
+        ("starts at 32, which is not a multiple of 64", |p| {
+            p.private_bytes = 1 << 20;
+            nest(p).operands[0].place = Place::Private(32);
+        }),
         ("buffer b9 does not exist", |p| nest(p).operands[0].place = Place::Buffer(BufferId(9))),
         ("o0 is read as bf16, its place holds f32", |p| nest(p).operands[0].dtype = DType::Bf16),
         ("starts at 0 of 0 private bytes", |p| nest(p).operands[0].place = Place::Private(0)),
@@ -304,16 +335,23 @@ fn every_rule_reports() {
             *count = 4;
         }),
         ("a prologue stores what is not private", |p| qkv(p).prologue = Some(nest(p).clone())),
-        ("records of a matmul's own are not private", |p| {
-            let (x, out) = (nest(p).operands[0].clone(), nest(p).operands[1].clone());
-            let (rows, compute) = (Extent::Rows, Compute::Int8Dot);
-            qkv(p).quantise = Some(Quantise { rows, x, x_stride: 64, out, out_stride: 144, k: 64, group: 64, compute, bias_factor: 0 });
-        }),
+        ("records of a matmul's own are not private", |p| qkv(p).quantise = Some(records())),
         ("records lie in the rows that they are made of", |p| {
             p.private_bytes = 1 << 20;
             let [x, out] = [(0, DType::F32), (128, DType::U8)].map(|(at, dtype)| Operand { place: Place::Private(at), dtype });
-            let (rows, compute) = (Extent::Rows, Compute::Int8Dot);
-            qkv(p).quantise = Some(Quantise { rows, x, x_stride: 64, out, out_stride: 144, k: 64, group: 64, compute, bias_factor: 0 });
+            qkv(p).quantise = Some(Quantise { x, out, ..records() });
+        }),
+        ("the records are not those that the matmul reads", |p| qkv(p).quantise = Some(records())),
+        ("groups of 48", |p| qkv(p).quantise = Some(Quantise { group: 48, ..records() })),
+        ("codes of i32", |p| qkv(p).quantise = Some(Quantise { x: table(), ..records() })),
+        ("records of type i32", |p| qkv(p).quantise = Some(Quantise { out: table(), ..records() })),
+        ("records for F32", |p| qkv(p).quantise = Some(Quantise { compute: Compute::F32, ..records() })),
+        ("values of groups of 64", |p| qkv(p).quantise = Some(Quantise { compute: Compute::CodesInBf16Tiles, ..records() })),
+        ("rows of x have 63 of 64 elements", |p| qkv(p).quantise = Some(Quantise { x_stride: 63, ..records() })),
+        ("rows of out have 64 bytes for 72", |p| qkv(p).quantise = Some(Quantise { out_stride: 64, ..records() })),
+        ("rows of out have 76 bytes, no multiple of 8", |p| qkv(p).quantise = Some(Quantise { out_stride: 76, ..records() })),
+        ("rows of out have 136 bytes, no multiple of 64", |p| {
+            qkv(p).quantise = Some(Quantise { out_stride: 136, compute: Compute::Int8Tiles, ..records() });
         }),
         ("range of v1 is empty", |p| nest(p).stages[0].range = 3..3),
         ("elements 0..=519 of 512", |p| nest(p).stages[1].range = 0..72),
@@ -323,6 +361,35 @@ fn every_rule_reports() {
             nest(p).stages.push(again);
         }),
         ("v1 is not bound here", |p| nest(p).stages[0].var = VarId(7)),
+        ("v0 is bound twice", |p| nest(p).stages[0].var = VarId(0)),
+        ("v0 is bound twice", |p| {
+            let again = nest(p).outer[0];
+            nest(p).outer.push(again);
+        }),
+        ("v1 is bound twice", |p| {
+            replace_value(nest(p), |e, value| {
+                let (begin, end) = (e.int(0), e.int(4));
+                e.add(Expr::Fold { op: ReduceOp::Sum, var: VarId(1), begin, end, body: value })
+            });
+        }),
+        ("divides by 0", |p| replace_index(nest(p), |e, index, zero| e.add(Expr::Binary(BinaryOp::Rem, index, zero)))),
+        ("divides -511, which is negative", |p| {
+            replace_index(nest(p), |e, index, zero| {
+                let (below, two) = (e.binary(BinaryOp::Sub, zero, index), e.int(2));
+                e.binary(BinaryOp::Div, below, two)
+            });
+        }),
+        ("score outside attention", |p| replace_value(nest(p), |e, _| e.add(Expr::Score))),
+        ("store to o1 as i32", |p| {
+            nest(p).operands.push(Operand { place: Place::State(vec![0]), dtype: DType::I32 });
+            nest(p).operands.swap(1, 3);
+            let StageKind::Store(s) = &mut nest(p).stages[1].kind else { panic!() };
+            s.push(Store { operand: OperandId(1), ..s[0] });
+        }),
+        ("store to o9, which does not exist", |p| {
+            let StageKind::Store(s) = &mut nest(p).stages[1].kind else { panic!() };
+            s[0].operand = OperandId(9);
+        }),
         ("read-only", |p| nest(p).operands[1] = nest(p).operands[2].clone()),
         ("is Float, not Int", |p| {
             let StageKind::Store(s) = &mut nest(p).stages[1].kind else { panic!() };
@@ -335,6 +402,11 @@ fn every_rule_reports() {
         }),
         ("panels differ from those of w1", |p| qkv(p).panels.k = 62),
         ("rows of a have 32 of 64 k", |p| qkv(p).a_stride = 32),
+        ("rows are runs", |p| qkv(p).rows = Extent::Runs),
+        ("empty tile", |p| qkv(p).tile.mr = 0),
+        ("empty tile", |p| qkv(p).tile.n_block = 0),
+        ("passes of 24 rows in tiles of 12", |p| qkv(p).tile.m_block = 24),
+        ("k_block 33 is odd", |p| qkv(p).tile.k_block = 33),
         ("blocks of 13 rows in tiles of 12", |p| qkv(p).tile.block_mr = 13),
         ("blocks of 0 rows in tiles of 12", |p| qkv(p).tile.block_mr = 0),
         ("empty tile", |p| qkv(p).tile.fetch.streams = 0),
@@ -367,6 +439,8 @@ fn every_rule_reports() {
         ("out: elements 0..=735 of 512", |p| att(p).out_stride = 96),
         ("tiles of 16 rows, those of the program have 8", |p| att(p).tile_rows = 16),
         ("a page of 131071 bytes for 2 heads of 65536", |p| att(p).page_bytes -= 1),
+        ("pages of 131104 bytes from [0, 131072] on", |p| att(p).page_bytes += 32),
+        ("pages of 131072 bytes from [32, 131072] on", |p| att(p).state_offsets[0] = 32),
         ("keys from Some(4294967296) to Some(1) of the query", |p| att(p).key_lower = Some(1 << 32)),
         ("r3 layers.o is never executed", |p| drop(layers(p).remove(6))),
         ("no barrier between r0 layers.norm and r1 layers.qkv: b1 normed is written", |p| drop(layers(p).remove(1))),
@@ -396,6 +470,8 @@ fn every_rule_reports() {
             let Kernel::Matmul(m) = &mut p.regions[3].kernel else { panic!() };
             m.a.place = Place::Buffer(BufferId(0));
         }),
+        ("empty layer loop", |p| layers(p).clear()),
+        ("r9 does not exist", |p| layers(p).push(Item::Region(RegionId(9)))),
         ("nested", |p| layers(p).push(Item::Layers { count: 1, body: vec![] })),
     ];
     for (message, change) in cases {

@@ -20,7 +20,7 @@ pub struct Quantise {
     pub x_stride: u32,
     /// Records, of type `u8`.
     pub out: Operand,
-    /// Bytes per row of `out`, a multiple of 4.
+    /// Bytes per row of `out`, a multiple of 8, for tiles of 64.
     pub out_stride: u32,
     /// Elements of a row.
     pub k: u32,
