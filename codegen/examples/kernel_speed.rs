@@ -285,7 +285,7 @@ impl Peak {
     fn time(&self, function: &Loaded) -> f64 {
         let memory = [1e-9f32; 64];
         // SAFETY: the function reads one f32 and writes a vector at 64 bytes.
-        seconds(|| unsafe { (function.function)(memory.as_ptr().cast(), 3, 0, 0) })
+        seconds(|| unsafe { (function.function())(memory.as_ptr().cast(), 3, 0, 0) })
     }
     fn flops_of(&self, chains: &Loaded) -> f64 {
         f64::from(PEAK_STEPS) * PEAK_CHAINS as f64 * 2.0 * self.lanes / self.time(chains)
@@ -307,7 +307,7 @@ impl Peak {
         (0..8).for_each(|register| (config[16 + 2 * register], config[48 + register]) = (64, 16));
         let tiles = self.tiles.as_ref()?;
         // SAFETY: the function reads these bytes and writes nothing.
-        let t = seconds(|| unsafe { (tiles.function)(config.as_ptr().cast(), 3, 0, 0) });
+        let t = seconds(|| unsafe { (tiles.function())(config.as_ptr().cast(), 3, 0, 0) });
         let cycle = 1.0 / self.clock() / (CLOCK_STEPS * 10 * MULTIPLY_CYCLES) as f64;
         Some(t / (TILE_STEPS * 4) as f64 / cycle)
     }
@@ -320,7 +320,7 @@ impl Peak {
         let megabytes = step.weights.bytes().len() >> 20;
         let p = step.weights.ptr();
         // SAFETY: the area is that long; the first vector is overwritten, which the benchmark does not mind.
-        let t = seconds(|| unsafe { (self.read.function)(p.cast(), megabytes as u32, 0, 0) });
+        let t = seconds(|| unsafe { (self.read.function())(p.cast(), megabytes as u32, 0, 0) });
         (megabytes << 20) as f64 / t
     }
 }

@@ -4,7 +4,7 @@ mod asm_check;
 mod kernel_harness;
 
 use asm_check::hot_loops;
-use kernel_harness::{Loaded, Rng, Step, from_bf16, from_f16, isas, to_bf16, to_f16};
+use kernel_harness::{Loaded, Rng, Step, emulated, from_bf16, from_f16, isas, to_bf16, to_f16};
 use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::kernels::attention;
 use rcompile_codegen::program::*;
@@ -44,7 +44,7 @@ const LENGTHS: [i64; 8] = [1, 15, 16, 17, 255, 256, 257, 600];
 const PAGES_PER_SLOT: u32 = 3;
 const LAYERS: u64 = 2;
 const CAPACITY: u32 = 64;
-/// Bytes between K and V of a head and after V, to see that offsets are obeyed.
+/// Bytes between pages, to see that offsets are obeyed.
 const GAP: u64 = 64;
 
 impl Case {
@@ -492,6 +492,16 @@ fn pieces_of_others() {
         assert_eq!(done(0, &[-1, -1]), some([(0, 64), (0, 0)]), "{}: the other has not begun", isa.name);
         assert_eq!(done(0, &[-1, 3]), some([(0, 64), (58, 64)]), "{}", isa.name);
         assert_eq!(done(1, &[8, -1]), some([(48, 64), (0, 64)]), "{}", isa.name);
+    }
+}
+
+/// Arm's kernels under qemu: every cache, heads that end inside a vector, few pairs and a block that is widened for many.
+#[test]
+fn on_arm() {
+    for isa in emulated() {
+        for (kv, head_dim, tile_rows) in [(DType::F32, 20, 16), (DType::Bf16, 64, 64), (DType::F16, 36, 16), (DType::I8, 36, 64)] {
+            Case { kv, head_dim, tile_rows, mask: Mask::Window(300), ..Case::new() }.check(&isa);
+        }
     }
 }
 

@@ -4,7 +4,7 @@ mod asm_check;
 mod kernel_harness;
 
 use asm_check::{HotLoop, group_loops, hot_loops};
-use kernel_harness::{Area, Loaded, Rng, Step, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
+use kernel_harness::{Area, Loaded, Rng, Step, emulated, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{Distances, Isa, Near, PANEL_VECTORS, X86_64_TRIPLE};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::kernels::part::Part;
@@ -588,6 +588,9 @@ fn dots(isa: &Isa) -> Vec<(DType, Compute)> {
     if isa.bf16_dot {
         list.push((DType::Bf16, Compute::Bf16Dot));
     }
+    if isa.bf16_mmla {
+        list.push((DType::Bf16, Compute::Bf16Mmla));
+    }
     list
 }
 
@@ -959,6 +962,26 @@ fn epilogues() {
         }
         let grouped = Case { groups: 2, group_cols: 40, ..Case::new(&isa, DType::F32) };
         Case { epilogue: Epilogue::SiluGate, ..grouped }.check(&isa);
+    }
+}
+
+/// Arm's kernels under qemu: every type and coding over odd K and several blocks of k, and rows of two numbers of functions.
+#[test]
+fn on_arm() {
+    for isa in emulated() {
+        let codings = [
+            Coding::Int8 { group: 256 },
+            Coding::Int8Groups { group: 32, zeros: true },
+            Coding::Int4 { group: 32, zeros: false },
+            Coding::Int4 { group: 128, zeros: true },
+        ];
+        let elements = dots(&isa).into_iter().map(|(dtype, compute)| Case { compute, ..Case::new(&isa, dtype) });
+        for case in elements.chain(coded(&isa, &codings)) {
+            let depth = case.coding.group().map_or(16, |group| 2 * group);
+            let tile = MatmulTile { k_block: depth / 2, widen: true, ..case.tile };
+            Case { k: 67, group_cols: 20, ..case.clone() }.check(&isa);
+            Case { k: depth, groups: 2, group_cols: 12, epilogue: Epilogue::SiluGate, prologue: true, tile, ..case }.check(&isa);
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod kernel_harness;
 
-use kernel_harness::{Area, Loaded, Rng, Step, isas, row_type};
+use kernel_harness::{Area, Loaded, Rng, Step, emulated, isas, row_type};
 use rcompile_codegen::kernels::quantise;
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::program::*;
@@ -71,14 +71,14 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
         private_bytes: 128,
     };
     rcompile_codegen::verify::verify(&program).unwrap();
-    for isa in isas() {
+    for isa in isas().into_iter().chain(emulated()) {
         let fill = |mb: &ModuleBuilder<'_>, name: &str| {
             quantise::define(mb, &program, name, &kernel);
             Ok(())
         };
         let (loaded, asm) = (Loaded::build(&isa, fill), Loaded::assembly(&isa, fill));
         // Each line of a group is asked for once.
-        let asked = asm.lines().filter(|l| l.trim_start().starts_with("prefetch")).count();
+        let asked = asm.lines().filter(|l| ["prefetch", "prfm"].iter().any(|word| l.trim_start().starts_with(word))).count();
         assert_eq!(asked as u64, (u64::from(group) * dtype.size()).div_ceil(64), "{}: lines of a group of {group} {dtype}", isa.name);
         for threads in [1, 3] {
             let mut step = Step::new(0, 0, program.arena_bytes as usize, program.private_bytes);

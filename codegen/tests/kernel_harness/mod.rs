@@ -8,14 +8,16 @@
 mod amx;
 
 use rcompile_codegen::Error;
-use rcompile_codegen::isa::{HOST_TRIPLE, Isa, LEVELS};
+use rcompile_codegen::isa::{AARCH64_TRIPLE, HOST_TRIPLE, Isa, LEVELS};
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_graph::{DType, Group};
-use rcompile_runtime::abi::{CLAIMS_STRIDE, CpuKind, StepCtx, Tile};
+use rcompile_runtime::abi::{CLAIMS_STRIDE, CpuKind, StepCtx, Tile, field};
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use tempfile::TempDir;
 
 /// xorshift64*: the same numbers in every run.
 pub struct Rng(u64);
@@ -204,20 +206,81 @@ impl Step {
             claims: self.claims.as_mut_ptr().cast(),
             profile: std::ptr::null_mut(),
         };
-        for thread in some {
-            // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.
-            unsafe { (kernel.function)(&ctx, thread, threads, layer) }
+        match kernel {
+            Loaded::Here(function) => some.for_each(|thread| {
+                // SAFETY: the kernel was compiled for this program; areas and tables are as large as it assumes.
+                unsafe { function(&ctx, thread, threads, layer) }
+            }),
+            Loaded::Emulated { program, .. } => self.emulate(program, &ctx, some, threads, layer),
         }
+    }
+
+    /// The same under qemu: `run.c` finds everything in a file, and leaves it there.
+    fn emulate(&mut self, program: &Path, ctx: &StepCtx, some: Range<u32>, threads: u32, layer: u32) {
+        fn bytes<T>(values: &[T]) -> &[u8] {
+            // SAFETY: plain numbers without padding.
+            unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
+        }
+        let tables: [(u64, Vec<u8>); 11] = [
+            (field::TOKEN, vec![0; 16]),
+            (field::SLOT, bytes(&self.slot).to_vec()),
+            (field::POSITION, bytes(&self.kv_index).to_vec()),
+            (field::KV_INDEX, bytes(&self.kv_index).to_vec()),
+            (field::TILE, bytes(&self.tiles).to_vec()),
+            (field::PAGE_TABLE, bytes(&self.page_table).to_vec()),
+            (field::WEIGHTS, self.weights.bytes().to_vec()),
+            (field::STATE, self.state.bytes().to_vec()),
+            (field::ARENA, self.arena.bytes().to_vec()),
+            (field::PRIVATE, self.private.bytes().to_vec()),
+            (field::CLAIMS, bytes(&self.claims).to_vec()),
+        ];
+        let mut file = vec![0u8; 4096];
+        let mut words = vec![tables.len() as u64, some.start.into(), some.end.into(), threads.into(), layer.into(), 2048];
+        file[2048..][..size_of::<StepCtx>()].copy_from_slice(bytes(std::slice::from_ref(ctx)));
+        for (at, table) in &tables {
+            words.extend([*at, file.len() as u64]);
+            file.extend(table);
+            file.resize(file.len().next_multiple_of(4096), 0);
+        }
+        file[..words.len() * 8].copy_from_slice(bytes(&words));
+        let path = program.with_file_name(format!("{:?}", std::thread::current().id()));
+        std::fs::write(&path, &file).unwrap();
+        let status = Command::new(QEMU).args(["-cpu", "max"]).args([program, &path]).status().unwrap();
+        assert!(status.success(), "qemu: {status}");
+        let file = std::fs::read(&path).unwrap();
+        let back = |number: usize, len: usize| &file[words[7 + 2 * number] as usize..][..len];
+        for (number, area) in [(7, &mut self.state), (8, &mut self.arena), (9, &mut self.private)] {
+            let len = area.bytes().len();
+            area.bytes_mut().copy_from_slice(back(number, len));
+        }
+        let claims = back(10, size_of_val(&self.claims));
+        self.claims
+            .as_flattened_mut()
+            .iter_mut()
+            .zip(claims.chunks(8))
+            .for_each(|(to, from)| *to = i64::from_le_bytes(from.try_into().unwrap()));
     }
 }
 
-/// A compiled kernel in this process.
-pub struct Loaded {
-    /// Its entry.
-    pub function: KernelFn,
+/// A compiled kernel.
+pub enum Loaded {
+    /// In this process.
+    Here(KernelFn),
+    /// A program for qemu.
+    Emulated {
+        /// The program.
+        program: PathBuf,
+        /// Where it is.
+        _dir: TempDir,
+    },
 }
 
 impl Loaded {
+    /// Its entry in this process.
+    pub fn function(&self) -> KernelFn {
+        let Loaded::Here(function) = self else { panic!("a kernel for another CPU") };
+        *function
+    }
     /// Assembly of one kernel, for any target.
     pub fn assembly(isa: &Isa, fill: impl FnOnce(&ModuleBuilder<'_>, &str) -> Result<(), Error>) -> String {
         module::build("kernel", isa, 3, Emit { llvm_ir: false, asm: true }, |mb| fill(mb, "kernel")).unwrap().asm.unwrap()
@@ -233,6 +296,13 @@ impl Loaded {
         let [object, source, library] = ["kernel.o", "functions.c", "kernel.so"].map(|name| dir.path().join(name));
         std::fs::write(&object, &compiled.object).unwrap();
         std::fs::write(&source, functions).unwrap();
+        if isa.triple != HOST_TRIPLE {
+            let program = dir.path().join("kernel");
+            let run = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/kernel_harness/run.c");
+            let status = Command::new(ARM_CC).args(["-static", "-o"]).args([&program, &object, &source]).arg(run).status().unwrap();
+            assert!(status.success(), "{ARM_CC} -static");
+            return Loaded::Emulated { program, _dir: dir };
+        }
         let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&library, &object, &source]).status().unwrap();
         assert!(status.success(), "cc -shared");
         let path = CString::new(library.to_str().unwrap()).unwrap();
@@ -244,7 +314,7 @@ impl Loaded {
             assert!(!symbol.is_null(), "dlsym");
             std::mem::transmute::<*mut c_void, KernelFn>(symbol)
         };
-        Loaded { function }
+        Loaded::Here(function)
     }
 }
 
@@ -266,4 +336,24 @@ pub fn isas() -> Vec<Isa> {
     #[cfg(target_arch = "x86_64")]
     list.extend(amx::emulated());
     list
+}
+
+/// What kernels for Arm are linked and run with on another host.
+const ARM_CC: &str = "aarch64-linux-gnu-gcc";
+const QEMU: &str = "qemu-aarch64";
+
+/// Arm CPUs under qemu: multiply-adds by lane alone, dots of codes, matrix instructions. Whoever reads the tests' output learns where they
+/// did not run; on CI they do.
+pub fn emulated() -> Vec<Isa> {
+    if HOST_TRIPLE == AARCH64_TRIPLE {
+        return vec![];
+    }
+    for tool in [ARM_CC, QEMU] {
+        if Command::new(tool).arg("--version").output().is_err() {
+            assert!(std::env::var_os("CI").is_none(), "no {tool}, and on CI nothing is skipped");
+            eprintln!("skipped: no {tool}");
+            return vec![];
+        }
+    }
+    ["generic", "neoverse-n1", "neoverse-v1"].map(|cpu| Isa::lookup(AARCH64_TRIPLE, cpu, &[]).unwrap()).into()
 }
