@@ -486,9 +486,10 @@ impl<'s, 'm, 'c> Eval<'s, 'm, 'c> {
                         fb.load_f32_masked(dtype, first, self.prefix(), align)
                     });
                 }
-                // A permutation of one vector.
+                // A permutation of one vector, of which the ends are wanted: nothing outside of them is read.
                 let n = i64::from(lanes);
-                if float && active == lanes as usize && offsets.contains(&(n - 1)) && offsets.iter().all(|o| *o < n) {
+                let has_ends = offsets.contains(&0) && offsets.contains(&(n - 1)) && offsets.iter().all(|o| *o < n);
+                if float && active == lanes as usize && has_ends {
                     let v = fb.load(Ty::vec(storage(dtype), lanes), first, align);
                     let order: Vec<u32> = offsets.iter().map(|o| *o as u32).collect();
                     return Val::Lanes(fb.widen(dtype, fb.shuffle(v, v, &order)));

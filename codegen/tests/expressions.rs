@@ -6,6 +6,7 @@ mod support;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::*;
 use rcompile_codegen::verify::verify;
+use rcompile_codegen::{Emit, Options, compile, compile_units};
 use std::collections::BTreeMap;
 use support::program::*;
 
@@ -228,5 +229,38 @@ fn indices_numbers_and_conditions() {
                 assert_eq!(got.to_bits(), want.to_bits(), "{} nest {unit} [{row}, {d}]: {got}, not {want}", isa.name);
             }
         }
+    }
+}
+
+/// Lanes that all read one element, whose index is the sum of one that falls and one that rises, read no other: those before it lie outside
+/// of the buffer.
+#[test]
+fn one_element_from_opposite_indices() {
+    const AT: i64 = 5;
+    let mut e = E::default();
+    let (row, d) = (e.var(0), e.var(1));
+    let at = e.int(AT);
+    let falls = e.sub(at, d);
+    let index = e.add(falls, d);
+    let x = e.load(0, index);
+    let to = e.at(row, STRIDE.into(), d);
+    let nest = LoopNest {
+        outer: vec![(VarId(0), Extent::Rows)],
+        operands: [0, 1].map(|b| operand(Place::Buffer(BufferId(b)), DType::F32)).into(),
+        exprs: e.0,
+        stages: vec![stores(1, 16, vec![store(1, to, x)])],
+    };
+    let list = buffers(&[("x", DType::F32, 1, STRIDE), ("y", DType::F32, BUCKET, STRIDE)]);
+    let p = program(list.clone(), vec![], vec![nest]);
+    for isa in support::isas() {
+        let units = compile_units(&p, &isa, Options { opt_level: 3, emit: Emit { llvm_ir: true, asm: false } });
+        let ir = compile(&units[0]).unwrap().llvm_ir.unwrap();
+        // Addresses of elements before the first one.
+        let before = ir.lines().filter(|l| l.contains("getelementptr") && l.contains("i64 -"));
+        assert_eq!(before.count(), 0, "{}\n{ir}", isa.name);
+        let mut memory = Memory { rows: 1, arena: vec![0; p.arena_bytes as usize / 8], ..Default::default() };
+        Memory::put_floats(&mut memory.arena, AT as u64 * 4, DType::F32, &[3.0]);
+        build(&p, &isa).kernel(0, &mut memory, 1, 0);
+        assert_eq!(Memory::get_floats(&memory.arena, list[1].offset, DType::F32, 16), [3.0; 16], "{}", isa.name);
     }
 }
