@@ -4,7 +4,7 @@ mod asm_check;
 mod kernel_harness;
 
 use asm_check::hot_loops;
-use kernel_harness::{Loaded, Rng, Step, emulated, from_bf16, from_f16, isas, to_bf16, to_f16};
+use kernel_harness::{Loaded, Rng, Step, arm_isas, from_bf16, from_f16, isas, to_bf16, to_f16};
 use rcompile_codegen::isa::{Isa, X86_64_TRIPLE};
 use rcompile_codegen::kernels::attention;
 use rcompile_codegen::program::*;
@@ -498,7 +498,7 @@ fn pieces_of_others() {
 /// Arm's kernels under qemu: every cache, heads that end inside a vector, few pairs and a block that is widened for many.
 #[test]
 fn on_arm() {
-    for isa in emulated() {
+    for isa in arm_isas() {
         for (kv, head_dim, tile_rows) in [(DType::F32, 20, 16), (DType::Bf16, 64, 64), (DType::F16, 36, 16), (DType::I8, 36, 64)] {
             Case { kv, head_dim, tile_rows, mask: Mask::Window(300), ..Case::new() }.check(&isa);
         }

@@ -4,7 +4,7 @@ mod asm_check;
 mod kernel_harness;
 
 use asm_check::{HotLoop, group_loops, hot_loops};
-use kernel_harness::{Area, Loaded, Rng, Step, emulated, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
+use kernel_harness::{Area, Loaded, Rng, Step, arm_isas, from_bf16, from_f16, isas, row_type, to_bf16, to_f16};
 use rcompile_codegen::isa::{Distances, Isa, Near, PANEL_VECTORS, X86_64_TRIPLE};
 use rcompile_codegen::kernels::matmul;
 use rcompile_codegen::kernels::part::Part;
@@ -968,7 +968,7 @@ fn epilogues() {
 /// Arm's kernels under qemu: every type and coding over odd K and several blocks of k, and rows of two numbers of functions.
 #[test]
 fn on_arm() {
-    for isa in emulated() {
+    for isa in arm_isas() {
         let codings = [
             Coding::Int8 { group: 256 },
             Coding::Int8Groups { group: 32, zeros: true },

@@ -2,7 +2,7 @@
 
 mod kernel_harness;
 
-use kernel_harness::{Area, Loaded, Rng, Step, emulated, isas, row_type};
+use kernel_harness::{Area, Loaded, Rng, Step, arm_isas, isas, row_type};
 use rcompile_codegen::kernels::quantise;
 use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::program::*;
@@ -71,7 +71,7 @@ fn check_for(compute: Compute, k: u32, group: u32, dtype: DType, bias_factor: i3
         private_bytes: 128,
     };
     rcompile_codegen::verify::verify(&program).unwrap();
-    for isa in isas().into_iter().chain(emulated()) {
+    for isa in isas().into_iter().chain(arm_isas()) {
         let fill = |mb: &ModuleBuilder<'_>, name: &str| {
             quantise::define(mb, &program, name, &kernel);
             Ok(())

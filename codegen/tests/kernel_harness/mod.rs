@@ -344,7 +344,7 @@ const QEMU: &str = "qemu-aarch64";
 
 /// Arm CPUs under qemu: multiply-adds by lane alone, dots of codes, matrix instructions. Whoever reads the tests' output learns where they
 /// did not run; on CI they do.
-pub fn emulated() -> Vec<Isa> {
+pub fn arm_isas() -> Vec<Isa> {
     if HOST_TRIPLE == AARCH64_TRIPLE {
         return vec![];
     }
