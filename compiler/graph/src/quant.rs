@@ -319,6 +319,19 @@ mod tests {
         }
     }
 
+    /// Calibration asks for codes of values that earlier errors have moved out of their group's range.
+    #[test]
+    fn codes_end_where_their_type_does() {
+        let codes = |dtype| {
+            let step = Step::of(dtype, &[1.0, -1.0]);
+            [-1e9, -1.5, 1.5, 1e9].map(|x| step.code(x))
+        };
+        for group in [Group::Row, Group::G32] {
+            assert_eq!(codes(DType::Q8(group)), if group == Group::Row { [-127, -127, 127, 127] } else { [-127, -96, 96, 127] });
+        }
+        assert_eq!(codes(DType::Q4(Group::G64)), [7, 7, -8, -8]);
+    }
+
     #[test]
     fn zero_points_are_of_their_group() {
         let rows = CodedRows {

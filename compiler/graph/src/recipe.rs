@@ -97,7 +97,7 @@ pub fn rope_value(sin: bool, position: u64, inv_freq: f32, scale: f32) -> f64 {
 pub struct Known {
     /// Element type.
     pub dtype: Option<DType>,
-    /// Number of axes.
+    /// Number of axes: two, where it is known.
     pub rank: Option<usize>,
     /// Extents of the leading axes as far as known.
     pub dims: Vec<Option<u64>>,
@@ -116,7 +116,7 @@ impl Known {
     }
 }
 
-/// What is known of the recipe's type. Errors: it can have no value at all (too deep, empty, rows out of range, not a matrix).
+/// What is known of the recipe's type. Errors: it can have no value at all (too deep, empty, rows out of range, parts that differ).
 pub fn known_type(recipe: &Recipe) -> Result<Known, String> {
     known_at(recipe, 0)
 }
@@ -129,9 +129,6 @@ fn known_at(recipe: &Recipe, depth: usize) -> Result<Known, String> {
         Recipe::Source { .. } => Ok(Known::default()),
         Recipe::Transpose(of) => {
             let x = known_at(of, depth + 1)?;
-            if x.rank.is_some_and(|r| r != 2) || x.dims.len() > 2 {
-                return Err("transpose of what is not a matrix".into());
-            }
             let second = x.dims.get(1).copied().flatten();
             Ok(Known { dtype: x.dtype, rank: Some(2), dims: vec![second, x.first()] })
         }
@@ -141,18 +138,10 @@ fn known_at(recipe: &Recipe, depth: usize) -> Result<Known, String> {
             for part in parts {
                 let part = known_at(part, depth + 1)?;
                 let clash = |what: &str| format!("concat of different {what}");
-                if part.rank == Some(0) {
-                    return Err("concat of scalars".into());
-                }
                 if let (Some(a), Some(b)) = (all.dtype, part.dtype)
                     && a != b
                 {
                     return Err(clash("types"));
-                }
-                if let (Some(a), Some(b)) = (all.rank, part.rank)
-                    && a != b
-                {
-                    return Err(clash("ranks"));
                 }
                 sum = match (sum, part.first()) {
                     (Some(a), Some(b)) => Some(a.checked_add(b).ok_or("concat is too long")?),
@@ -182,7 +171,7 @@ fn known_at(recipe: &Recipe, depth: usize) -> Result<Known, String> {
         }
         Recipe::Slice { of, start, end } => {
             let mut x = known_at(of, depth + 1)?;
-            if start >= end || x.first().is_some_and(|rows| *end > rows) || x.rank == Some(0) {
+            if start >= end || x.first().is_some_and(|rows| *end > rows) {
                 return Err(format!("rows {start}..{end} are empty or out of range"));
             }
             if x.dims.is_empty() {
@@ -213,6 +202,8 @@ mod tests {
             "b" => Ok(Tensor::new(DType::BF16, &[1, 3], [7.0, 8.0, 9.0])),
             "fine" => Ok(Tensor::new(DType::F32, &[1, 2], [1.0 + 2f64.powi(-9), 1.5])),
             "big" => Ok(Tensor::new(DType::F32, &[1], [70000.0])),
+            "infinite" => Ok(Tensor::new(DType::F32, &[1], [f64::INFINITY])),
+            "one" => Ok(Tensor::new(DType::BF16, &[], [1.0])),
             _ => Err(format!("no tensor {name:?}")),
         }
     }
@@ -265,11 +256,14 @@ mod tests {
         assert!(value(Recipe::Transpose(Box::new(leaf("big")))).is_err());
         assert!(value(Recipe::Concat(vec![leaf("a"), leaf("big")])).is_err());
         assert!(value(Recipe::Concat(vec![])).is_err());
+        assert_eq!(value(Recipe::Concat(vec![leaf("one"), leaf("one")])).unwrap_err(), "concat of scalars");
+        assert!(value(Recipe::Concat(vec![leaf("a"), leaf("one")])).is_err());
         assert!(value(Recipe::Concat(vec![leaf("a"), convert("b", DType::F32)])).is_err());
         assert!(value(Recipe::Concat(vec![leaf("a"), Recipe::Transpose(Box::new(leaf("a")))])).is_err());
         assert!(value(Recipe::Slice { of: Box::new(leaf("a")), start: 2, end: 1 }).is_err());
         assert!(value(Recipe::Slice { of: Box::new(leaf("a")), start: 1, end: 3 }).is_err());
         assert!(value(convert("big", DType::F16)).unwrap_err().contains("does not fit"));
+        assert_eq!(value(convert("infinite", DType::F16)).unwrap().data, [f64::INFINITY]);
         assert_eq!(value(convert("fine", DType::I32)).unwrap_err(), "1.001953125 does not fit in i32");
         assert_eq!(value(convert("fine", DType::Z8(crate::quant::Group::G32))).unwrap_err(), "conversion to z8g32");
     }
@@ -282,6 +276,9 @@ mod tests {
         assert_eq!(known, Known { dtype: None, rank: Some(2), dims: vec![None, Some(3)] });
         assert!(known.allows(&Type::new(DType::F16, [Dim::Const(9), Dim::Const(3)])));
         assert!(!known.allows(&Type::new(DType::F16, [Dim::Const(3), Dim::Const(9)])));
+        assert!(!known.allows(&Type::new(DType::F16, [9, 3, 1].map(Dim::Const))));
+        let rows = known_type(&slice(leaf("a"), 2, 5)).unwrap();
+        assert!(rows.allows(&Type::new(DType::F16, [Dim::Const(3)])) && !rows.allows(&Type::new(DType::F16, [])));
         let rope = Recipe::Rope { sin: false, inv_freq: vec![1.0; 4], scale: 1.0, positions: 10 };
         let cat = known_type(&Recipe::Concat(vec![rope.clone(), rope.clone()])).unwrap();
         assert_eq!(cat, Known { dtype: Some(DType::F32), rank: Some(2), dims: vec![Some(20), Some(4)] });
@@ -301,10 +298,15 @@ mod tests {
         ] {
             assert_eq!(known_type(&impossible).unwrap_err(), what);
         }
-        let mut deep = leaf("a");
-        for _ in 0..DEPTH_MAX {
-            deep = Recipe::Transpose(Box::new(deep));
+        let deeper: [fn(Recipe) -> Recipe; 4] = [
+            |of| Recipe::Transpose(Box::new(of)),
+            |of| Recipe::Concat(vec![of]),
+            |of| Recipe::Slice { of: Box::new(of), start: 0, end: 1 },
+            |of| Recipe::Convert { of: Box::new(of), dtype: DType::F16 },
+        ];
+        for deeper in deeper {
+            let deepest = (1..DEPTH_MAX).fold(leaf("a"), |of, _| deeper(of));
+            assert!(known_type(&deepest).is_ok() && known_type(&deeper(deepest)).is_err());
         }
-        assert!(known_type(&deep).is_err());
     }
 }
