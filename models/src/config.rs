@@ -403,8 +403,10 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
         let partial_rotary_factor = partial_factor(outer.of, outer.partial)?;
         return Ok(RopeConfig { theta: outer.theta, kind: RopeKind::Default, partial_rotary_factor });
     };
+    // Where a field stands, for messages.
+    let of = |key: &str| if s.value(key).is_some() { s } else { outer.of };
     let theta = s.positive_or("rope_theta", outer.theta)?;
-    let partial_rotary_factor = partial_factor(s, s.f64_or("partial_rotary_factor", outer.partial)?)?;
+    let partial_rotary_factor = partial_factor(of("partial_rotary_factor"), s.f64_or("partial_rotary_factor", outer.partial)?)?;
     let original = || -> Result<usize, Error> {
         let own = s.usize_opt("original_max_position_embeddings", 1..=SIZE_MAX)?;
         // The outer field wins: some families state the trained length there.
@@ -442,7 +444,7 @@ fn rope_section(section: Option<&ConfigReader<'_>>, outer: &Outer<'_, '_>) -> Re
                 }
             };
             if theta <= 1.0 {
-                return Err(s.malformed("rope_theta", "is out of range for yarn", "a number > 1", theta));
+                return Err(of("rope_theta").malformed("rope_theta", "is out of range for yarn", "a number > 1", theta));
             }
             let attention_factor = s.f64_opt("attention_factor")?;
             if attention_factor.is_some() {
@@ -522,6 +524,12 @@ mod tests {
             let RopeKind::Yarn { truncate, .. } = with(yarn, |c| rope(c, 64)).unwrap().kind else { panic!() };
             assert_eq!(truncate, wanted);
         }
+        for betas in [json!({}), json!({"beta_fast": 0, "beta_slow": null})] {
+            let mut yarn = json!({"rope_type": "yarn", "factor": 2});
+            yarn.as_object_mut().unwrap().extend(betas.as_object().unwrap().clone());
+            let kind = with(json!({ "rope_scaling": yarn }), |c| rope(c, 64)).unwrap().kind;
+            assert!(matches!(kind, RopeKind::Yarn { beta_fast: 32.0, beta_slow: 1.0, .. }), "{kind:?}");
+        }
         let both = json!({"rope_scaling": {}, "rope_parameters": {"rope_type": "linear", "factor": 2}});
         assert_eq!(with(both, |c| rope(c, 64)).unwrap().kind, RopeKind::Linear { factor: 2.0 });
         let yarn = json!({"rope_scaling": {"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 16}});
@@ -547,6 +555,19 @@ mod tests {
             (json!({"rope_parameters": {"full_attention": {"rope_type": "default"}}}), 6, "rope_parameters.full_attention"),
             (json!({"rope_scaling": {"type": "linear", "factor": 0}}), 4, "rope_scaling.factor"),
             (json!({"rope_scaling": {"type": "linear", "factor": -1}}), 4, "rope_scaling.factor"),
+            (
+                json!({"rope_scaling": {"type": "llama3", "factor": 2, "low_freq_factor": 4, "high_freq_factor": 4}}),
+                5,
+                "rope_scaling.low_freq_factor",
+            ),
+            // Zero and infinity in f32.
+            (json!({"rope_scaling": {"type": "linear", "factor": 1e-60}}), 4, "rope_scaling.factor"),
+            (json!({"rope_scaling": {"type": "linear", "factor": 1e60}}), 4, "rope_scaling.factor"),
+            (json!({"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": 0}}), 4, "rope_scaling.attention_factor"),
+            (json!({"rope_scaling": {"type": "yarn", "factor": 2, "attention_factor": -1}}), 4, "rope_scaling.attention_factor"),
+            (json!({"rope_theta": 1, "rope_scaling": {"type": "yarn", "factor": 2}}), 4, "rope_theta"),
+            (json!({"rope_scaling": {"type": "yarn", "factor": 2, "rope_theta": 1}}), 4, "rope_scaling.rope_theta"),
+            (json!({"partial_rotary_factor": 2, "rope_scaling": {"type": "linear", "factor": 2}}), 4, "partial_rotary_factor"),
             (json!({"rope_theta": 0}), 4, "rope_theta"),
             (json!({"rope_parameters": {"rope_theta": -1.0}}), 4, "rope_parameters.rope_theta"),
             (json!({"partial_rotary_factor": 0}), 4, "partial_rotary_factor"),

@@ -206,11 +206,17 @@ mod tests {
         let mean = json!({"word_embedding_dimension": 8, "pooling_mode_cls_token": false, "pooling_mode_mean_tokens": true});
         let full = json!([transformer, pool, module("Normalize", "2_Normalize")]);
         let expected = Pooling { mode: Pool::Mean, normalize: true, max_tokens: None, lowercase: false };
+        let plain = Pooling { normalize: false, ..expected.clone() };
         assert_eq!(pooling(full.clone(), mean.clone()).unwrap(), Some(expected));
+        assert_eq!(pooling(json!([transformer, pool]), mean.clone()).unwrap(), Some(plain));
         for (modules, mode, exit) in [
             (json!([transformer, pool, module("Dense", "2_Dense")]), mean.clone(), 6),
             (json!([transformer, module("Pooling", "../x")]), mean.clone(), 3),
             (json!([transformer]), mean.clone(), 6),
+            (json!([module("Transformer", "0_Transformer"), pool]), mean.clone(), 6),
+            (json!([transformer, transformer, pool]), mean.clone(), 6),
+            (json!([transformer, pool, pool]), mean.clone(), 6),
+            (json!([transformer, module("Normalize", "1_Normalize"), pool]), mean.clone(), 6),
             (json!({}), mean.clone(), 4),
             (full.clone(), json!({"word_embedding_dimension": 9, "pooling_mode_mean_tokens": true}), 5),
             (full.clone(), json!({"embedding_dimension": 9}), 5),

@@ -532,7 +532,39 @@ mod tests {
         assert_eq!(symmetric.name(), "awq int4 by 128");
         let awq = name(json!({"quant_method": "awq", "bits": 4, "group_size": 64, "zero_point": true, "version": "GEMM"}));
         assert_eq!((awq.name().as_str(), awq.method), ("awq int4 by 64 with zeros", Method::Awq));
+        let defaults =
+            Scheme { method: Method::Gptq { zeros_minus_one: true }, bits: 4, group_size: Some(128), symmetric: true, desc_act: false };
+        assert_eq!(name(json!({"quant_method": "gptq", "bits": 4})), defaults);
+        let defaults = Scheme { method: Method::Awq, symmetric: false, ..defaults };
+        assert_eq!(name(json!({"quant_method": "awq", "bits": 4})), defaults);
+        assert_eq!(name(json!({"quant_method": "awq", "bits": 4, "backend": "autoawq"})), defaults);
         assert_eq!(scheme(json!({})).unwrap(), None);
+    }
+
+    #[test]
+    fn configs_that_are_not() {
+        let refused = |more: Value, place: &str, found: &str| {
+            let mut config = json!({"quant_method": "gptq", "bits": 4, "group_size": 128});
+            config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            let e = scheme(json!({ "quantization_config": config })).unwrap_err();
+            assert!(
+                e.exit_code() == 6 && e.place == format!("quantization_config.{place}") && e.to_string().contains(found),
+                "{more}: {e}"
+            );
+        };
+        refused(json!({"quant_method": "awq", "bits": 8}), "bits", "found 8");
+        refused(json!({"bits": 2}), "bits", "found 2");
+        refused(json!({"pack_dtype": "int64"}), "pack_dtype", "int64");
+        refused(json!({"is_marlin_format": true}), "is_marlin_format", "true");
+        // One setting that differs among others that do not.
+        let same = json!({"bits": 4, "group_size": 128, "sym": true, "format": "gptq", "quant_method": "gptq", "pack_dtype": "int32"});
+        let other = json!({"bits": 8, "group_size": 64, "sym": false, "format": "gptq_v2", "quant_method": "awq", "pack_dtype": "int64"});
+        assert!(scheme(json!({"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"+:": same}}})).is_ok());
+        for (key, value) in other.as_object().unwrap() {
+            let mut rule = same.clone();
+            rule[key] = value.clone();
+            refused(json!({"dynamic": {"+:down": rule}}), "dynamic", "+:down");
+        }
     }
 
     #[test]

@@ -159,6 +159,79 @@ mod tests {
     }
 
     #[test]
+    fn yarn_factors() {
+        let of = |factor, mscale, mscale_all_dim| {
+            let (beta_fast, beta_slow, attention_factor, truncate) = (32.0, 1.0, None, true);
+            yarn_attention_factor(&RopeKind::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                mscale,
+                mscale_all_dim,
+                original_max_position_embeddings: 64,
+                truncate,
+            })
+        };
+        let plain = of(4.0, None, None);
+        assert_eq!(plain, 0.1 * libm::log(4.0) + 1.0);
+        // Zero counts as absent.
+        for (mscale, all) in [(Some(0.0), Some(1.0)), (Some(2.0), Some(0.0)), (Some(2.0), None), (None, Some(2.0))] {
+            assert_eq!(of(4.0, mscale, all), plain, "{mscale:?} {all:?}");
+        }
+        assert_eq!(of(0.5, Some(2.0), Some(1.0)), 1.0);
+    }
+
+    /// Wavelengths of 6 and 11 are short, of 20 between, of 35 long.
+    #[test]
+    fn llama3_by_both_factors() {
+        let (factor, low, high, trained) = (3.0, 2.0, 4.0, 60);
+        let kind = RopeKind::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, original_max_position_embeddings: trained };
+        let (found, _) = inv_freq(&RopeConfig { theta: 10.0, kind, partial_rotary_factor: 1.0 }, 8, 512);
+        let plain = [0.0, -0.25, -0.5, -0.75].map(|power| libm::pow(10.0, power));
+        let smooth = (trained as f64 * plain[2] / std::f64::consts::TAU - low) / (high - low);
+        let wanted = [plain[0], plain[1], (1.0 - smooth) * plain[2] / factor + smooth * plain[2], plain[3] / factor];
+        for (found, wanted) in found.iter().zip(wanted) {
+            assert!((f64::from(*found) / wanted - 1.0).abs() < 1e-6, "{found}, not {wanted}");
+        }
+    }
+
+    /// Ends of YaRN's ramp between two pairs, behind the head's last element, and both in one place.
+    #[test]
+    fn yarn_ramps() {
+        let cases = [
+            (4096, 512.0, 1.0, false, 0.419_640_47, 7.0),
+            (4096, 512.0, 1.0, true, 0.0, 7.0),
+            (64, 32.0, 1.0, false, 0.0, 4.032_000_4),
+            (64, 32.0, 1.0, true, 0.0, 5.0),
+            (1000, 32.0, 1.0, false, 2.786_680_6, 7.0),
+            (6, 32.0, 1.0, true, 0.0, 0.001),
+        ];
+        for (trained, beta_fast, beta_slow, truncate, low, high) in cases {
+            let factor = 1.5;
+            let (attention_factor, mscale, mscale_all_dim) = (None, None, None);
+            let original_max_position_embeddings = trained;
+            let kind = RopeKind::Yarn {
+                factor,
+                beta_fast,
+                beta_slow,
+                attention_factor,
+                mscale,
+                mscale_all_dim,
+                original_max_position_embeddings,
+                truncate,
+            };
+            let (found, on_both) = inv_freq(&RopeConfig { theta: 10.0, kind, partial_rotary_factor: 1.0 }, 8, 8192);
+            assert_eq!(on_both, (0.1 * libm::log(factor) + 1.0) as f32);
+            for (i, found) in found.into_iter().enumerate() {
+                let ramp = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                let wanted = libm::pow(10.0, -(i as f64) / 4.0) * (1.0 - ramp + ramp / factor);
+                assert!((f64::from(found) / wanted - 1.0).abs() < 1e-6, "{trained} {truncate} {i}: {found}, not {wanted}");
+            }
+        }
+    }
+
+    #[test]
     fn partial_rotation_narrows_the_series() {
         let config = |factor| RopeConfig { theta: 10_000.0, kind: RopeKind::Default, partial_rotary_factor: factor };
         assert_eq!(inv_freq(&config(0.5), 16, 64), inv_freq(&config(1.0), 8, 64));

@@ -55,6 +55,24 @@ pub const CODES: &[Case] = &[
     ("gptq_scales_type", 6, &["down_proj.scales", "F32", "F16 or BF16"], |t| {
         gptq(t, |list| *of_gptq(list, "scales") = ToyTensor::zeros("model.layers.1.mlp.down_proj.scales", "F32", 4, &[3, 64]));
     }),
+    ("gptq_scales_that_are_no_halves", 5, &["down_proj.scales", "scale of group 0, output 0 has no exact value", "F16"], |t| {
+        gptq(t, |list| bf16_scales(list, 1e-9));
+    }),
+    ("gptq_zeros_type", 6, &["down_proj.qzeros", "F32", "I32"], |t| {
+        gptq(t, |list| *of_gptq(list, "qzeros") = ToyTensor::zeros("model.layers.1.mlp.down_proj.qzeros", "F32", 4, &[3, 8]));
+    }),
+    ("gptq_outputs_of_no_whole_word", 5, &["down_proj.qweight", "a multiple of 8 outputs", "found 60"], |t| {
+        gptq(t, |list| {
+            let layer = "model.layers.1.mlp.down_proj";
+            *of_gptq(list, "qweight") = ToyTensor::zeros(&format!("{layer}.qweight"), "I32", 4, &[12, 60]);
+            *of_gptq(list, "qzeros") = ToyTensor::zeros(&format!("{layer}.qzeros"), "I32", 4, &[3, 7]);
+            *of_gptq(list, "scales") = ToyTensor::zeros(&format!("{layer}.scales"), "F16", 2, &[3, 60]);
+        });
+    }),
+    ("gptq_g_idx_type", 6, &["down_proj.g_idx", "F32", "I32"], |t| gptq(t, |list| of_gptq(list, "g_idx").dtype = "F32")),
+    ("gptq_g_idx_shape", 5, &["down_proj.g_idx", "[96]", "[64]"], |t| {
+        gptq(t, |list| *of_gptq(list, "g_idx") = ToyTensor::zeros("model.layers.1.mlp.down_proj.g_idx", "I32", 4, &[64]));
+    }),
     ("gptq_g_idx_range", 4, &["down_proj.g_idx[5]", "below 3", "found 3"], |t| {
         gptq(t, |list| of_gptq(list, "g_idx").data[20] = 3);
     }),
@@ -134,9 +152,17 @@ pub const CODES_ACCEPTED: &[Accepted] = &[
     ("gptq_biases_of_no_layer", "is ignored (1 in all)", |t| {
         gptq(t, |list| list.push(ToyTensor::zeros("model.layers.0.self_attn.q_proj.bias", "F16", 2, &[64])));
     }),
+    ("gptq_scales_of_bf16", "", |t| gptq(t, |list| bf16_scales(list, 0.75))),
     ("gptq_head", "", |t| gptq(t, |list| code(list, "lm_head", VOCAB, 64))),
     ("gptq_of_no_layer", "model.bogus.qweight", |t| gptq(t, |list| list.extend(codes_of("model.bogus", 64, 64)))),
 ];
+
+/// The last layer's scales in bf16, all of this value.
+fn bf16_scales(list: &mut [ToyTensor], scale: f32) {
+    let scales = of_gptq(list, "scales");
+    scales.dtype = "BF16";
+    scales.data.chunks_exact_mut(2).for_each(|s| s.copy_from_slice(&scale.to_le_bytes()[2..]));
+}
 
 /// An index that has all inputs in the first group.
 fn zero_indices(list: &mut [ToyTensor]) {

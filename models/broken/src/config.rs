@@ -73,6 +73,21 @@ pub const CONFIG: &[Case] = &[
         let scaling = json!({"type": "yarn", "factor": std::f64::consts::E, "mscale": 1, "mscale_all_dim": -10});
         t.config("rope_scaling", scaling);
     }),
+    ("rope_of_odd_heads", 6, &["head_dim", "3 of head_dim 3", "an even number"], |t| t.config("head_dim", json!(3))),
+    // Heads of two and of 2048 may be: what disagrees then are the tensors.
+    ("rope_of_two_elements", 5, &["q_proj.weight", "[8, 64]"], |t| t.config("head_dim", json!(2))),
+    ("head_dim_2048", 5, &["q_proj.weight", "[8192, 64]"], |t| t.config("head_dim", json!(2048))),
+    ("dynamic_rope_of_two_elements", 6, &["head_dim", "at least 4 rotated elements", "found 2"], |t| {
+        t.config("head_dim", json!(2));
+        t.config("rope_scaling", json!({"type": "dynamic", "factor": 2}));
+    }),
+    ("dynamic_rope_of_four_elements", 5, &["q_proj.weight", "[16, 64]"], |t| {
+        t.config("head_dim", json!(4));
+        t.config("rope_scaling", json!({"type": "dynamic", "factor": 2}));
+    }),
+    ("rope_of_half_a_head", 6, &["partial_rotary_factor", "1.0 for this architecture", "found 0.5"], |t| {
+        t.config("partial_rotary_factor", json!(0.5));
+    }),
     ("rope_theta_zero", 4, &["rope_theta"], |t| t.config("rope_theta", json!(0))),
     ("rms_eps_negative", 4, &["rms_norm_eps"], |t| t.config("rms_norm_eps", json!(-1e-6))),
     ("hidden_act_unknown", 6, &["foo"], |t| t.config("hidden_act", json!("foo"))),
@@ -122,6 +137,10 @@ pub const CONFIG: &[Case] = &[
         t.json("generation_config.json", &json!({"eos_token_id": [1, VOCAB]}));
     }),
     ("encoder_decoder", 6, &["is_encoder_decoder"], |t| t.config("is_encoder_decoder", json!(true))),
+    ("encoder_with_cross_attention", 6, &["add_cross_attention"], |t| {
+        bert(t);
+        t.config("add_cross_attention", json!(true));
+    }),
     ("not_causal", 6, &["is_causal", "later tokens", "found false"], |t| t.config("is_causal", json!(false))),
     ("not_causal_by_null", 6, &["is_causal", "later tokens", "found null"], |t| t.config("is_causal", json!(null))),
     ("not_causal_gpt2", 6, &["is_causal", "later tokens"], |t| {

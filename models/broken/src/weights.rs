@@ -62,6 +62,15 @@ pub const TENSORS: &[Case] = &[
     ("lm_head_differs_though_tied", 5, &["lm_head.weight", "tie_word_embeddings"], |t| {
         t.config("tie_word_embeddings", json!(true));
     }),
+    // The same bytes.
+    ("lm_head_of_another_type_though_tied", 5, &["lm_head.weight", "tie_word_embeddings"], |t| {
+        t.config("tie_word_embeddings", json!(true));
+        t.edit_weights(|w| {
+            let data = w.iter().find(|x| x.name == "model.embed_tokens.weight").unwrap().data.clone();
+            let head = w.iter_mut().find(|x| x.name == "lm_head.weight").unwrap();
+            (head.dtype, head.data) = ("F16", data);
+        });
+    }),
 ];
 
 /// Cuts bytes off the end of the weights.

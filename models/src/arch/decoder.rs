@@ -343,7 +343,7 @@ fn load(c: &ConfigReader<'_>, family: &Family) -> Result<Box<dyn Architecture>, 
     let kv_key = "num_key_value_heads";
     let kv_default = if c.has(kv_key) { heads } else { family.kv_heads.unwrap_or(heads) };
     let kv_heads = c.usize_or(kv_key, 1..=SIZE_MAX, kv_default)?;
-    if kv_heads > heads || !heads.is_multiple_of(kv_heads) {
+    if !heads.is_multiple_of(kv_heads) {
         let fields = (("num_attention_heads", heads), (kv_key, kv_heads));
         return Err(c.disagree(fields.0, fields.1, "do not divide", "query heads a multiple of key-value heads"));
     }

@@ -49,7 +49,7 @@ pub static REGISTRY: &[ArchEntry] =
     &[decoder::LLAMA, decoder::MISTRAL, decoder::QWEN2, decoder::QWEN3, decoder::GRANITE, decoder::PHI3, gpt2::GPT2, bert::BERT];
 
 /// A model that was read from a `config.json` and is consistent in itself.
-pub trait Architecture: Send + Sync {
+pub trait Architecture: std::fmt::Debug + Send + Sync {
     /// Sizes and switches that other parts of the compiler ask for.
     fn facts(&self) -> &Facts;
 
@@ -220,6 +220,68 @@ mod tests {
         }
         let masked = json!({"architectures": ["BertForMaskedLM"], "model_type": "bert"});
         assert_eq!(exit_of(masked, true), Ok("BertModel"));
+    }
+
+    /// The architecture of a type, of 30 layers with 32 heads of 4.
+    fn loaded(model_type: &str, more: &serde_json::Value) -> String {
+        let mut config = json!({"model_type": model_type, "hidden_size": 128, "num_hidden_layers": 30, "num_attention_heads": 32,
+            "vocab_size": 96, "intermediate_size": 96});
+        config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        let reader = ConfigReader::new("config.json", config.as_object().unwrap());
+        let load = find(&reader, false).unwrap_or_else(|e| panic!("{e}")).load;
+        format!("{:?}", load(&reader).unwrap_or_else(|e| panic!("{e}")))
+    }
+
+    /// Each class with its defaults written out.
+    #[test]
+    fn what_is_absent_has_the_default_of_its_class() {
+        let decoder = json!({"num_key_value_heads": 32, "head_dim": 4, "rms_norm_eps": 1e-6, "hidden_act": "silu", "rope_theta": 1e4,
+            "partial_rotary_factor": 1, "tie_word_embeddings": false});
+        for (model_type, more) in [
+            ("llama", json!({"max_position_embeddings": 2048, "attention_bias": false, "mlp_bias": false})),
+            ("mistral", json!({"max_position_embeddings": 131_072, "num_key_value_heads": 8, "sliding_window": 4096})),
+            ("qwen2", json!({"max_position_embeddings": 32_768, "use_sliding_window": false})),
+            ("qwen3", json!({"max_position_embeddings": 32_768, "head_dim": 128, "attention_bias": false})),
+            ("phi3", json!({"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "sliding_window": null})),
+            (
+                "granite",
+                json!({"max_position_embeddings": 2048, "embedding_multiplier": 1, "attention_multiplier": 1, "residual_multiplier": 1,
+                    "logits_scaling": 1}),
+            ),
+        ] {
+            let mut all = decoder.clone();
+            all.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            assert_eq!(loaded(model_type, &json!({})), loaded(model_type, &all), "{model_type}");
+        }
+        let windows = json!({"use_sliding_window": true, "sliding_window": 4096, "max_window_layers": 28});
+        assert_eq!(loaded("qwen2", &json!({"use_sliding_window": true})), loaded("qwen2", &windows));
+        let gpt2 = json!({"n_positions": 1024, "n_inner": 512, "scale_attn_weights": true, "scale_attn_by_inverse_layer_idx": false,
+            "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": true});
+        assert_eq!(loaded("gpt2", &json!({})), loaded("gpt2", &gpt2));
+        let bert = json!({"max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "hidden_act": "gelu"});
+        assert_eq!(loaded("bert", &json!({})), loaded("bert", &bert));
+    }
+
+    #[test]
+    fn fields_of_other_classes_are_not_read() {
+        let changes = |model_type: &str, more: serde_json::Value| loaded(model_type, &json!({})) != loaded(model_type, &more);
+        for key in ["embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"] {
+            assert!(changes("granite", json!({ key: 3 })) && !changes("llama", json!({ key: 3 })), "{key}");
+        }
+        assert!(changes("llama", json!({"mlp_bias": true})) && !changes("mistral", json!({"mlp_bias": true})));
+        assert!(changes("llama", json!({"attention_bias": true})) && !changes("qwen2", json!({"attention_bias": true})));
+    }
+
+    #[test]
+    fn scales_of_gpt2() {
+        for (weights, by_layer, scales) in
+            [(true, false, "[0.5, 0.5]"), (true, true, "[0.5, 0.25]"), (false, false, "[1.0, 1.0]"), (false, true, "[1.0, 0.5]")]
+        {
+            let more = json!({"n_layer": 2, "num_hidden_layers": 2, "scale_attn_weights": weights,
+                "scale_attn_by_inverse_layer_idx": by_layer});
+            let text = loaded("gpt2", &more);
+            assert!(text.contains(&format!("attention_scales: {scales}")), "{text}");
+        }
     }
 
     #[test]
