@@ -119,6 +119,14 @@ mod tests {
             assert_eq!(Header::decode(&other), None, "byte {at}");
         }
         assert_eq!(Header::decode(&bytes[..4095]), None);
+        // Whole, but of another kind of file or of another version.
+        for at in [0, 7, 8, 15] {
+            let mut other = bytes.clone();
+            other[at] ^= 1;
+            let check = blake3::hash(&other[..CHECK_AT]);
+            other[CHECK_AT..].copy_from_slice(check.as_bytes());
+            assert_eq!(Header::decode(&other), None, "byte {at}");
+        }
         let long = Description { what: "x".repeat(5000), ..header.description.clone() };
         assert_eq!(Header { description: long, ..header }.encode(), None);
     }

@@ -47,7 +47,7 @@ pub fn kept(limit: u64) -> u64 {
 }
 
 /// Pieces of a copy.
-const PIECE: u64 = 32 << 20;
+pub(super) const PIECE: u64 = 32 << 20;
 /// <https://bford.info/cachedir/>: backups leave such a directory out.
 const TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n# Cache of rcompile; `rcompile cache clean` empties it.\n";
 

@@ -1,4 +1,5 @@
 use super::*;
+use std::os::unix::fs::FileExt;
 use std::time::{Duration, SystemTime};
 
 fn put(store: &Store, n: u8, bytes: usize, age_s: u64) -> Key {
@@ -84,6 +85,30 @@ fn an_entry_stays_when_its_copy_cannot_be_written() {
     assert!(matches!(copied(&File::create(&path).unwrap()), Found::Hit(_)));
 }
 
+/// Weights are copied piece by piece, to and from any place in a file.
+#[test]
+fn weights_of_several_pieces() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::open(&dir.path().join("cache")).unwrap();
+    let file = |name: &str| File::options().read(true).write(true).create(true).truncate(true).open(dir.path().join(name)).unwrap();
+    let (from, to, len) = (file("from"), file("to"), 2 * store::PIECE + 5);
+    // Elsewhere a hole.
+    let marks = [0, store::PIECE - 3, store::PIECE, 2 * store::PIECE, len - 1];
+    from.set_len(100 + len).unwrap();
+    marks.iter().zip(1..).for_each(|(at, mark)| from.write_all_at(&[mark], 100 + at).unwrap());
+    let header = Header { key: Key([1; 32]), len, hash: [0; 32], description: describe("model") };
+    store.put_from(Kind::Weights, &header, &from, 100).unwrap();
+    let copied = std::sync::atomic::AtomicU64::new(0);
+    let progress = |bytes| _ = copied.fetch_add(bytes, Ordering::Relaxed);
+    let sink = Sink { file: &to, path: dir.path(), base: 50 };
+    assert!(matches!(store.copy_to(Kind::Weights, &header.key, len, sink, &progress), Found::Hit(_)));
+    assert_eq!((to.metadata().unwrap().len(), copied.into_inner()), (50 + len, len));
+    let mut found = vec![0; len as usize];
+    to.read_exact_at(&mut found, 50).unwrap();
+    let found: Vec<(u64, u8)> = (0..).zip(found).filter(|(_, byte)| *byte != 0).collect();
+    assert_eq!(found, marks.into_iter().zip(1..).collect::<Vec<_>>());
+}
+
 #[test]
 fn what_killed_builds_left_is_removed() {
     let dir = tempfile::tempdir().unwrap();
@@ -105,11 +130,14 @@ fn clean_removes_only_what_is_ours() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::open(dir.path()).unwrap();
     put(&store, 1, 10, 0);
-    for mine in ["notes", "objects/notes", "objects/ab"] {
+    let of_entries = |folder: &str| format!("objects/{folder}/{}", "a".repeat(64));
+    let (folder, name) = (of_entries("notes"), format!("objects/01/{}", "z".repeat(64)));
+    std::fs::create_dir(dir.path().join("objects/notes")).unwrap();
+    for mine in ["notes", "objects/ab", "objects/01/notes", &folder, &name] {
         std::fs::write(dir.path().join(mine), b"keep").unwrap();
     }
     assert_eq!(store.clean().unwrap(), (1, entry::PAYLOAD_AT + 10));
-    for mine in ["notes", "objects/notes", "objects/ab"] {
+    for mine in ["notes", "objects/ab", "objects/01/notes", &folder, &name] {
         assert!(dir.path().join(mine).is_file(), "{mine}");
     }
     assert_eq!(Store::at(&dir.path().join("nowhere")).clean().unwrap(), (0, 0));
