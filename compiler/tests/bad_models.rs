@@ -226,7 +226,7 @@ fn every<C: Sync>(cases: &[&C], name: impl Fn(&C) -> &'static str + Sync, look: 
 }
 
 /// Accepted directories whose numbers are not those of the sound model.
-const OTHER_NUMBERS: [&str; 12] = [
+const OTHER_NUMBERS: [&str; 13] = [
     "gpt2",
     "encoder_that_says_so",
     "gptq",
@@ -235,6 +235,7 @@ const OTHER_NUMBERS: [&str; 12] = [
     "gptq_head",
     "gptq_index_of_zeros",
     "gptq_of_no_layer",
+    "gptq_scales_of_bf16",
     "mixed_dtypes",
     "tied_embeddings",
     "tied_embeddings_stored_as_head",
