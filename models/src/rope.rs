@@ -158,21 +158,28 @@ mod tests {
         }
     }
 
+    fn yarn(
+        factor: f64,
+        (beta_fast, beta_slow): (f64, f64),
+        [mscale, mscale_all_dim]: [Option<f64>; 2],
+        (original_max_position_embeddings, truncate): (usize, bool),
+    ) -> RopeKind {
+        let attention_factor = None;
+        RopeKind::Yarn {
+            factor,
+            beta_fast,
+            beta_slow,
+            attention_factor,
+            mscale,
+            mscale_all_dim,
+            original_max_position_embeddings,
+            truncate,
+        }
+    }
+
     #[test]
     fn yarn_factors() {
-        let of = |factor, mscale, mscale_all_dim| {
-            let (beta_fast, beta_slow, attention_factor, truncate) = (32.0, 1.0, None, true);
-            yarn_attention_factor(&RopeKind::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                attention_factor,
-                mscale,
-                mscale_all_dim,
-                original_max_position_embeddings: 64,
-                truncate,
-            })
-        };
+        let of = |factor, mscale, mscale_all_dim| yarn_attention_factor(&yarn(factor, (32.0, 1.0), [mscale, mscale_all_dim], (64, true)));
         let plain = of(4.0, None, None);
         assert_eq!(plain, 0.1 * libm::log(4.0) + 1.0);
         // Zero counts as absent.
@@ -209,18 +216,7 @@ mod tests {
         ];
         for (trained, beta_fast, beta_slow, truncate, low, high) in cases {
             let factor = 1.5;
-            let (attention_factor, mscale, mscale_all_dim) = (None, None, None);
-            let original_max_position_embeddings = trained;
-            let kind = RopeKind::Yarn {
-                factor,
-                beta_fast,
-                beta_slow,
-                attention_factor,
-                mscale,
-                mscale_all_dim,
-                original_max_position_embeddings,
-                truncate,
-            };
+            let kind = yarn(factor, (beta_fast, beta_slow), [None; 2], (trained, truncate));
             let (found, on_both) = inv_freq(&RopeConfig { theta: 10.0, kind, partial_rotary_factor: 1.0 }, 8, 8192);
             assert_eq!(on_both, (0.1 * libm::log(factor) + 1.0) as f32);
             for (i, found) in found.into_iter().enumerate() {
