@@ -598,7 +598,7 @@ fn dots(isa: &Isa) -> Vec<(DType, Compute)> {
 fn with_tiles() -> Vec<Isa> {
     let tiles: Vec<Isa> = isas().into_iter().filter(|isa| isa.bf16_tiles && isa.int8_tiles).collect();
     if tiles.is_empty() {
-        eprintln!("skipped: this CPU has neither tiles (AMX) nor the vectors of 64 bytes that go with them");
+        eprintln!("skipped: this CPU has neither tiles (AMX) nor the dots that go with them (AVX-512 VNNI)");
     }
     tiles
 }

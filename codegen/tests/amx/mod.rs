@@ -1,11 +1,10 @@
 //! Tiles (AMX) on CPUs that have none: a handler of SIGILL does what the instruction would have done and goes on behind it.
 //!
-//! In: kernels for [`emulated`], in this process. Out: what the matrix unit would have made of them; what it would refuse (registers without
-//! a shape, shapes that do not fit each other) ends the process and says why. Each thread has its own registers.
+//! In: kernels for [`emulated`], in this process. Out: what the matrix unit would have made of them; what it would refuse (registers
+//! without a shape, shapes that do not fit each other) ends the process and says why. Each thread has its own registers.
 //!
 //! Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 2 (LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS,
 //! TDPBSUD; encoding of VEX prefixes, ModR/M and SIB).
-#![allow(dead_code, reason = "each test file uses its part")]
 
 use rcompile_codegen::isa::{HOST_TRIPLE, Isa};
 use std::arch::x86_64::*;
@@ -13,8 +12,8 @@ use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::sync::Once;
 
-/// The newest server with tiles, without what else this host lacks, where it has no tiles but what goes with them; code for it runs in this
-/// process from now on.
+/// The newest server with tiles, without what else this host lacks, where it has no tiles but what goes with them (AVX-512 VNNI); code for
+/// it runs in this process from now on.
 pub fn emulated() -> Option<Isa> {
     static ONCE: Once = Once::new();
     const CPU: &str = "graniterapids";
@@ -23,7 +22,7 @@ pub fn emulated() -> Option<Isa> {
     let (tiles, lost): (Vec<_>, Vec<_>) =
         all.features.difference(&native.features).cloned().partition(|feature| feature.starts_with("amx-"));
     let isa = Isa::lookup(HOST_TRIPLE, CPU, &Vec::from_iter(lost.iter().map(|feature| format!("-{feature}")))).unwrap();
-    if tiles.is_empty() || !isa.bf16_tiles || !isa.bf16_dot {
+    if tiles.is_empty() || !isa.bf16_tiles {
         return None;
     }
     ONCE.call_once(|| {

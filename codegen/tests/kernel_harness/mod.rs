@@ -1,6 +1,7 @@
 //! Shared by the kernel tests: memory that looks like a running executable's, conversions, random numbers.
 //!
-//! In: a [`Program`] with one region. Out: its kernel as a loaded function, run once per thread over a [`Step`].
+//! In: a [`Program`] with one region. Out: its kernel as a loaded function, or for Arm as a program for qemu, run once per thread over a
+//! [`Step`].
 #![allow(dead_code, reason = "each test file uses its part")]
 
 #[cfg(target_arch = "x86_64")]
@@ -13,6 +14,7 @@ use rcompile_codegen::llvm::builder::ModuleBuilder;
 use rcompile_codegen::llvm::module::{self, Emit};
 use rcompile_graph::{DType, Group};
 use rcompile_runtime::abi::{CLAIMS_STRIDE, CpuKind, StepCtx, Tile, field};
+use std::collections::BTreeMap;
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -221,7 +223,8 @@ impl Step {
             // SAFETY: plain numbers without padding.
             unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
         }
-        let tables: [(u64, Vec<u8>); 11] = [
+        const CTX_AT: usize = 2048;
+        let areas: [(u64, Vec<u8>); 11] = [
             (field::TOKEN, vec![0; 16]),
             (field::SLOT, bytes(&self.slot).to_vec()),
             (field::POSITION, bytes(&self.kv_index).to_vec()),
@@ -235,30 +238,31 @@ impl Step {
             (field::CLAIMS, bytes(&self.claims).to_vec()),
         ];
         let mut file = vec![0u8; 4096];
-        let mut words = vec![tables.len() as u64, some.start.into(), some.end.into(), threads.into(), layer.into(), 2048];
-        file[2048..][..size_of::<StepCtx>()].copy_from_slice(bytes(std::slice::from_ref(ctx)));
-        for (at, table) in &tables {
-            words.extend([*at, file.len() as u64]);
-            file.extend(table);
+        let mut words = vec![areas.len() as u64, some.start.into(), some.end.into(), threads.into(), layer.into(), CTX_AT as u64];
+        let mut places = BTreeMap::new();
+        file[CTX_AT..][..size_of::<StepCtx>()].copy_from_slice(bytes(std::slice::from_ref(ctx)));
+        for (field, area) in &areas {
+            words.extend([*field, file.len() as u64]);
+            places.insert(*field, file.len());
+            file.extend(area);
             file.resize(file.len().next_multiple_of(4096), 0);
         }
+        assert!(words.len() * 8 <= CTX_AT);
         file[..words.len() * 8].copy_from_slice(bytes(&words));
         let path = program.with_file_name(format!("{:?}", std::thread::current().id()));
         std::fs::write(&path, &file).unwrap();
         let status = Command::new(QEMU).args(["-cpu", "max"]).args([program, &path]).status().unwrap();
         assert!(status.success(), "qemu: {status}");
         let file = std::fs::read(&path).unwrap();
-        let back = |number: usize, len: usize| &file[words[7 + 2 * number] as usize..][..len];
-        for (number, area) in [(7, &mut self.state), (8, &mut self.arena), (9, &mut self.private)] {
+        let back = |field: u64, len: usize| &file[places[&field]..][..len];
+        for (field, area) in [(field::STATE, &mut self.state), (field::ARENA, &mut self.arena), (field::PRIVATE, &mut self.private)] {
             let len = area.bytes().len();
-            area.bytes_mut().copy_from_slice(back(number, len));
+            area.bytes_mut().copy_from_slice(back(field, len));
         }
-        let claims = back(10, size_of_val(&self.claims));
-        self.claims
-            .as_flattened_mut()
-            .iter_mut()
-            .zip(claims.chunks(8))
-            .for_each(|(to, from)| *to = i64::from_le_bytes(from.try_into().unwrap()));
+        let claims = back(field::CLAIMS, size_of_val(&self.claims));
+        for (to, from) in self.claims.as_flattened_mut().iter_mut().zip(claims.chunks(8)) {
+            *to = i64::from_le_bytes(from.try_into().unwrap());
+        }
     }
 }
 
