@@ -31,14 +31,16 @@
 //! - Each region is executed; layer loops are not nested or empty.
 //! - Between two regions of which one writes memory (arena bytes, state, output) that the other reads or writes, there is a barrier, also
 //!   around the layer loop; a region may write the same buffer again in the next layer.
-//! - What a matmul reads through `a` or its prologue, and an attention as `q`, it does not write.
+//! - What a region overwrites it reads at the same index, or in an earlier or later stage of the same iteration of a nest, or (group nests
+//!   of a matmul) in the same unit; never elsewhere, as what a matmul reads through `a` or its prologue and an attention as `q`.
+
+mod order;
 
 use crate::error::Error;
 use crate::expr::{Type, children, types, variables};
 use crate::isa::BF16_TILE_K;
 use crate::program::*;
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
-use std::ops::Range;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 /// All violations, each with the region it is in.
 pub fn verify(program: &Program) -> Result<(), Error> {
@@ -506,110 +508,6 @@ impl<'a> Verifier<'a> {
         let near = |offset: &i64| i32::try_from(*offset).is_ok();
         self.check(bounds.iter().flatten().all(near), || format!("keys from {:?} to {:?} of the query", a.key_lower, a.key_upper));
     }
-
-    // ---- order -------------------------------------------------------------------------------------------------------------
-
-    fn body(&mut self) {
-        let p = self.program;
-        let mut executed = BTreeSet::new();
-        let mut open = vec![];
-        for item in &p.body {
-            match item {
-                Item::Layers { count, body } => {
-                    self.check(*count > 0 && !body.is_empty(), || "empty layer loop".into());
-                    // Twice: the end of one layer meets the beginning of the next.
-                    for _ in 0..2 {
-                        for item in body {
-                            self.check(!matches!(item, Item::Layers { .. }), || "nested layer loops".into());
-                            self.item(item, &mut executed, &mut open);
-                        }
-                    }
-                }
-                item => self.item(item, &mut executed, &mut open),
-            }
-        }
-        for (i, region) in p.regions.iter().enumerate() {
-            self.check(executed.contains(&(i as u32)), || format!("r{i} {} is never executed", region.name));
-        }
-        for region in &p.regions {
-            self.own_reads(region);
-        }
-        self.errors.dedup();
-    }
-
-    /// `open`: regions since the last barrier.
-    fn item(&mut self, item: &Item, executed: &mut BTreeSet<u32>, open: &mut Vec<u32>) {
-        match item {
-            Item::Barrier => open.clear(),
-            Item::Layers { .. } => {}
-            Item::Region(id) => {
-                let Some(region) = self.program.regions.get(id.index()) else {
-                    return self.fail(format!("r{} does not exist", id.0));
-                };
-                executed.insert(id.0);
-                for earlier in open.clone() {
-                    let other = &self.program.regions[earlier as usize];
-                    if let Some(what) = self.conflict(other, region, earlier == id.0) {
-                        let message = format!("no barrier between r{earlier} {} and r{} {}: {what}", other.name, id.0, region.name);
-                        if !self.errors.iter().any(|e| e.ends_with(&message)) {
-                            self.fail(message);
-                        }
-                    }
-                }
-                open.push(id.0);
-            }
-        }
-    }
-
-    /// What `b` must not do before all threads have done `a`. A region that runs again (`same`, for the next layer) has the same shares, so
-    /// that what a thread writes, no other has written, unless work is shared out.
-    fn conflict(&self, a: &Region, b: &Region, same: bool) -> Option<String> {
-        if a.kernel.shares_out() && b.kernel.shares_out() {
-            return Some("both share out work by the same counters".into());
-        }
-        let (a, b) = (self.touched(&a.kernel.accesses()), self.touched(&b.kernel.accesses()));
-        for (name, memory) in &a.writes {
-            for (other, overlapped) in b.reads.iter().chain(b.writes.iter().filter(|(n, _)| !(same && *n == name))) {
-                if overlap(memory, overlapped) {
-                    return Some(format!("{name} is written, then {other} used"));
-                }
-            }
-        }
-        for (name, memory) in &a.reads {
-            if let Some((other, _)) = b.writes.iter().find(|(_, w)| overlap(memory, w)) {
-                return Some(format!("{name} is read, then {other} written"));
-            }
-        }
-        None
-    }
-
-    fn own_reads(&mut self, region: &Region) {
-        let accesses = region.kernel.accesses();
-        let of_all = self.touched(accesses.iter().filter(|access| !access.writes && access.at == At::All));
-        let writes = self.touched(accesses.iter().filter(|access| access.writes)).writes;
-        for (name, memory) in &of_all.reads {
-            if let Some((other, _)) = writes.iter().find(|(_, w)| overlap(memory, w)) {
-                self.fail(format!("{} reads {name} for other threads' shares and writes {other}", region.name));
-            }
-        }
-    }
-
-    fn touched<'k>(&self, accesses: impl IntoIterator<Item = &'k Access>) -> Touched {
-        let mut touched = Touched::default();
-        for access in accesses {
-            let (name, stretch) = match access.area {
-                Area::Buffer(id) => match self.program.buffers.get(id.index()) {
-                    Some(b) => (format!("b{} {}", id.0, b.name), Stretch::Arena(b.offset..b.offset + b.bytes())),
-                    None => continue,
-                },
-                Area::State => ("state".to_string(), Stretch::State),
-                Area::Output => ("output".to_string(), Stretch::Output),
-                Area::Weight(_) | Area::Table | Area::Private => continue,
-            };
-            if access.writes { &mut touched.writes } else { &mut touched.reads }.insert(name, stretch);
-        }
-        touched
-    }
 }
 
 /// Values of an integer expression: the extremes occur; `dense`: so does everything between.
@@ -617,25 +515,4 @@ struct Values {
     low: i64,
     high: i64,
     dense: bool,
-}
-
-/// Memory that a region uses, by name.
-#[derive(Default)]
-struct Touched {
-    reads: BTreeMap<String, Stretch>,
-    writes: BTreeMap<String, Stretch>,
-}
-
-#[derive(Clone, PartialEq)]
-enum Stretch {
-    Arena(Range<u64>),
-    State,
-    Output,
-}
-
-fn overlap(a: &Stretch, b: &Stretch) -> bool {
-    match (a, b) {
-        (Stretch::Arena(x), Stretch::Arena(y)) => x.start < y.end && y.start < x.end,
-        _ => a == b,
-    }
 }

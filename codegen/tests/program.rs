@@ -466,10 +466,11 @@ fn every_rule_reports() {
             p.regions.push(Region { name: "layers.same".into(), ..p.regions[0].clone() });
             layers(p).insert(1, Item::Region(RegionId(4)));
         }),
-        ("reads b0 x for other threads' shares and writes b0 x", |p| {
+        ("reads b0 x elsewhere than it writes b0 x", |p| {
             let Kernel::Matmul(m) = &mut p.regions[3].kernel else { panic!() };
             m.a.place = Place::Buffer(BufferId(0));
         }),
+        ("norm reads b0 x elsewhere than it writes b1 normed", |p| p.buffers[1].offset = p.buffers[0].offset),
         ("empty layer loop", |p| layers(p).clear()),
         ("r9 does not exist", |p| layers(p).push(Item::Region(RegionId(9)))),
         ("nested", |p| layers(p).push(Item::Layers { count: 1, body: vec![] })),
@@ -480,4 +481,101 @@ fn every_rule_reports() {
         let Err(Error::Program(errors)) = verify(&p) else { panic!("accepted: {message}") };
         assert!(errors.iter().any(|e| e.contains(message)), "{message}: {errors:#?}");
     }
+}
+
+/// `for row { s = sum of x[read(row, v1)]; x[write(row, v2)] = x[load(row, v2)] * s }`, where `x` has rows of 64 elements.
+struct Overwriting {
+    read: fn(&mut E, ExprId, ExprId) -> ExprId,
+    load: fn(&mut E, ExprId, ExprId) -> ExprId,
+    write: fn(&mut E, ExprId, ExprId) -> ExprId,
+    cols: u32,
+}
+
+impl Overwriting {
+    fn verify(&self) -> Result<(), Error> {
+        let mut e = E::default();
+        let (row, summed, stored) = (e.var(0), e.var(1), e.var(2));
+        let [read, load, write] =
+            [(self.read, summed), (self.load, stored), (self.write, stored)].map(|(index, col)| index(&mut e, row, col));
+        let (term, old, sum) = (e.load(0, read), e.load(0, load), e.scalar(0));
+        let value = e.mul(old, sum);
+        let nest = LoopNest {
+            outer: vec![(VarId(0), Extent::Const(4))],
+            operands: vec![operand(Place::Buffer(BufferId(0)), DType::F32)],
+            exprs: e.0,
+            stages: vec![reduce(1, self.cols, ReduceOp::Sum, term, 0), stores(2, self.cols, vec![store(0, write, value)])],
+        };
+        verify(&program(buffers(&[("x", DType::F32, 8, 64)]), vec![], vec![nest]))
+    }
+}
+
+/// `x[row][col + by]`, in rows of 64.
+fn shifted<const BY: i64>(e: &mut E, row: ExprId, col: ExprId) -> ExprId {
+    let at = e.at(row, 64, col);
+    let by = e.int(BY);
+    e.add(at, by)
+}
+
+#[test]
+fn a_nest_reads_what_it_overwrites_in_the_same_row_and_order() {
+    let same = |e: &mut E, row, col| e.at(row, 64, col);
+    let backwards = |e: &mut E, row, col| {
+        let (base, last) = (e.mul_int(row, 64), e.int(31));
+        let at = e.sub(last, col);
+        e.add(base, at)
+    };
+    let accepted = [
+        ("a row that was summed, in its place", Overwriting { read: same, load: same, write: same, cols: 64 }),
+        ("its end beside what is stored", Overwriting { read: shifted::<32>, load: same, write: same, cols: 32 }),
+        ("columns behind those that are read", Overwriting { read: same, load: same, write: shifted::<32>, cols: 32 }),
+        ("the same columns, backwards, that were summed", Overwriting { read: backwards, load: same, write: same, cols: 32 }),
+    ];
+    for (what, nest) in accepted {
+        nest.verify().unwrap_or_else(|e| panic!("{what}: {e}"));
+    }
+    let refused = [
+        ("the next column in the same stage", Overwriting { read: same, load: same, write: shifted::<1>, cols: 63 }),
+        ("columns of which one is read", Overwriting { read: same, load: same, write: shifted::<31>, cols: 32 }),
+        ("backwards in the same stage", Overwriting { read: same, load: same, write: backwards, cols: 32 }),
+        ("the next row's beginning", Overwriting { read: shifted::<1>, load: same, write: same, cols: 64 }),
+        ("the next row", Overwriting { read: shifted::<64>, load: same, write: same, cols: 32 }),
+        ("half a row on", Overwriting { read: |e, row, col| e.at(row, 32, col), load: same, write: same, cols: 32 }),
+        ("a row that does not depend on the iteration", Overwriting { read: |_, _, col| col, load: same, write: same, cols: 32 }),
+        (
+            "an index that is no sum of variables",
+            Overwriting {
+                read: |e, row, col| {
+                    let half = e.div_int(col, 2);
+                    e.at(row, 64, half)
+                },
+                load: same,
+                write: same,
+                cols: 32,
+            },
+        ),
+    ];
+    for (what, nest) in refused {
+        let Err(Error::Program(errors)) = nest.verify() else { panic!("accepted: {what}") };
+        assert!(errors.iter().all(|e| e.contains("nest.0 reads b0 x elsewhere than it writes b0 x")), "{what}: {errors:#?}");
+    }
+}
+
+/// `for row { x[row][v1 + 32] = sum of x[row][v1 + v2] for v2 in 0..2 }`: what a fold reads depends on two variables.
+#[test]
+fn a_fold_reads_nothing_that_its_nest_overwrites() {
+    let mut e = E::default();
+    let (row, stored, folded) = (e.var(0), e.var(1), e.var(2));
+    let read = e.at(row, 64, stored);
+    let read = e.add(read, folded);
+    let (begin, end, body) = (e.int(0), e.int(2), e.load(0, read));
+    let value = e.0.add(Expr::Fold { op: ReduceOp::Sum, var: VarId(2), begin, end, body });
+    let write = shifted::<32>(&mut e, row, stored);
+    let nest = LoopNest {
+        outer: vec![(VarId(0), Extent::Const(4))],
+        operands: vec![operand(Place::Buffer(BufferId(0)), DType::F32)],
+        exprs: e.0,
+        stages: vec![stores(1, 32, vec![store(0, write, value)])],
+    };
+    let Err(Error::Program(errors)) = verify(&program(buffers(&[("x", DType::F32, 8, 64)]), vec![], vec![nest])) else { panic!("accepted") };
+    assert!(errors.iter().all(|e| e.contains("reads b0 x elsewhere than it writes b0 x")), "{errors:#?}");
 }
