@@ -87,8 +87,8 @@ impl Verifier<'_> {
             let Some((name, memory)) = self.stretch(read.area) else { continue };
             for write in &writes {
                 let Some((other, overwritten)) = self.stretch(write.area) else { continue };
-                let apart = !overlap(&memory, &overwritten);
-                if !apart && !(read.area == write.area && self.ordered(&region.kernel, read.at, write.at)) {
+                let ordered = read.area == write.area && self.ordered(&region.kernel, read.at, write.at);
+                if overlap(&memory, &overwritten) && !ordered {
                     self.fail(format!("{} reads {name} elsewhere than it writes {other}", region.name));
                 }
             }
