@@ -48,6 +48,7 @@ use self::scratch::{Scratch, cache_and_bytes, widened};
 use super::arguments::{Arguments, arguments};
 use super::microkernel::{L2, tile_fits};
 use super::part::Part;
+use super::share::in_equal_parts;
 use super::tiles::{ROW, Shapes};
 use super::{Call, KernelArgs, define_kernel};
 use crate::error::Error;
@@ -330,7 +331,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                 let scales = fb.offset_const(keys, k.kv.scales().unwrap_or(0));
                 let key_begin = fb.mul_int(block, BLOCK);
                 let all = |keys: Value<'c>, blocks: &Blocks<Function<'c>>| {
-                    chunks(fb, pairs, few, |first, count| {
+                    in_equal_parts(fb, pairs, few, |_, first, count| {
                         for (size, function) in blocks {
                             fb.if_(fb.cmp(Cmp::Eq, count, fb.int((*size).into())), || {
                                 let own = BlockArgs { scratch, keys, next, scales, key_begin, kv_head, first };
@@ -355,7 +356,7 @@ impl<'a, 'c> Generator<'a, 'c> {
                     Some(Many::Tiles { pack, softmax, tiles }) => {
                         let by_tiles = || {
                             CopyArgs { to: cache, from: keys, count }.call(fb, pack);
-                            chunks(fb, pairs, number_of(tiles::PAIRS.into()), |first, count| {
+                            in_equal_parts(fb, pairs, number_of(tiles::PAIRS.into()), |_, first, count| {
                                 shapes.iter().for_each(|shapes| shapes.set(fb, count));
                                 let own = TilesArgs { scratch, block: cache, scales, key_begin, kv_head, first, pairs: count };
                                 (caller(softmax), own).call(fb, tiles);
@@ -496,15 +497,6 @@ impl<'k, 'c> Pages<'k, 'c> {
         let of_page = fb.mul_int(page, self.kernel.page_bytes as i64);
         fb.offset(self.state, fb.add(of_page, fb.mul_int(kv_head, self.kernel.kv.bytes() as i64)))
     }
-}
-
-/// Balanced chunks of pairs, `number` of them, so that no small tile is left over where it can be avoided: `each(first, count)`.
-fn chunks<'c>(fb: &Fb<'_, 'c>, pairs: Value<'c>, number: Value<'c>, each: impl Fn(Value<'c>, Value<'c>)) {
-    let (least, more) = (fb.div(pairs, number), fb.rem(pairs, number));
-    fb.for_(fb.int(0), number, 1, |chunk| {
-        let first = fb.add(fb.mul(chunk, least), fb.min(chunk, more));
-        each(first, fb.add(least, fb.zext(fb.cmp(Cmp::Lt, chunk, more), Elem::I64)));
-    });
 }
 
 /// Field `i` of an `abi::Tile`.

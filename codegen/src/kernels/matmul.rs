@@ -43,7 +43,7 @@ use super::microkernel::{L2, LINE_WORDS, Microkernel, Walk};
 use super::part::Part;
 use super::product::Product;
 use super::rows::{AheadArgs, ApartArgs, Block, Caller, EpilogueArgs, Span, TileBlock};
-use super::share::two_have_two_pieces;
+use super::share::{in_equal_parts, two_have_two_pieces};
 use super::{Call, KernelArgs, define_kernel, int_dot, int_tiles, loops, quantise, tiles};
 use crate::error::Error;
 use crate::expr::{Eval, Point, loads_by_row_and_col};
@@ -249,12 +249,7 @@ impl<'c> Generator<'_, 'c> {
     fn blocks_of_rows(&self, fb: &Fb<'_, 'c>, (first, rows): (Value<'c>, Value<'c>), most: u32, body: impl Fn(RowBlock<'c>)) {
         let most = i64::from(most);
         let count = fb.div(fb.add_int(rows, most - 1), fb.int(most));
-        let (each, more) = (fb.div(rows, count), fb.rem(rows, count));
-        fb.for_(fb.int(0), count, 1, |number| {
-            let row = fb.add(first, fb.add(fb.mul(number, each), fb.min(number, more)));
-            let rows = fb.add(each, fb.zext(fb.cmp(Cmp::Lt, number, more), Elem::I64));
-            body(RowBlock { number, count, row, rows });
-        });
+        in_equal_parts(fb, rows, count, |number, row, rows| body(RowBlock { number, count, row: fb.add(first, row), rows }));
     }
 
     /// Address of a row of A.

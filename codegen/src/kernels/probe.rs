@@ -4,15 +4,13 @@
 //! In: a [`Probe`]. Out: `void rc_probe_<name>(ptr ctx, i32 thread, i32 threads)`; see the ABI for the amounts.
 
 use super::arguments::Arguments;
-use super::microkernel::{L1, L2};
+use super::microkernel::{L1, L2, PAGE, WINDOW_BYTES, WINDOW_PAGES};
 use super::{Call, StepArgs, tiles};
 use crate::isa::{BF16_TILE_K, Isa, Stream};
 use crate::llvm::builder::{Codes, Elem, Fb, ModuleBuilder, Ty, Value, Visibility};
 use crate::program::Program;
 use rcompile_runtime::abi::{PROBE_MULTIPLY_ADDS, PROBE_READ_BYTES, Probe, field};
 
-/// Pages that a single stream prefetches side by side.
-const PAGES: u64 = 4;
 /// Bytes that a stream reads per iteration.
 const CHUNK: u64 = 256;
 
@@ -106,10 +104,10 @@ fn read<'s, 'c>(call: &Call<'s, '_, 'c>, streams: u64) -> (Reduce<'s, 'c>, Vec<V
                 if streams == 1 {
                     // The lines of a chunk come from all pages of the next window in turns, as in matmuls that ask for them 4 KB ahead and
                     // more.
-                    let window = fb.and(offset, fb.int(-(4096 * PAGES as i64)));
-                    let line = fb.lshr(fb.sub(offset, window), PAGES.trailing_zeros());
+                    let window = fb.and(offset, fb.int(-(WINDOW_BYTES as i64)));
+                    let line = fb.lshr(fb.sub(offset, window), WINDOW_PAGES.trailing_zeros());
                     let next = fb.offset(stream_start, fb.add(window, line));
-                    (1..=PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, (PAGES + page - 1) * 4096), L2));
+                    (0..WINDOW_PAGES).for_each(|page| fb.prefetch(fb.offset_const(next, WINDOW_BYTES + u64::from(page * PAGE)), L2));
                 } else {
                     // As far ahead as a matmul of a single row asks for them.
                     for (ahead, cache) in [(reading.ahead.l2, L2), (reading.ahead.l1, L1)].into_iter().filter(|(ahead, _)| *ahead > 0) {

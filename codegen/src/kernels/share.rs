@@ -2,10 +2,11 @@
 //!
 //! In: `0..total` units of work (panels of weights, groups of them, rows times groups, rows times keys). Out: the ranges of units that the
 //! calling thread does. Every thread has a contiguous share; where cores may not be equally fast ([`Call::offer`]), what is left of a share
-//! at its end can be done by others: at the next barrier all wait for the slowest.
+//! at its end can be done by others: at the next barrier all wait for the slowest. What a thread then does in parts of equal size is counted
+//! by [`in_equal_parts`].
 
 use super::Call;
-use crate::llvm::builder::{Cmp, Value};
+use crate::llvm::builder::{Cmp, Elem, Fb, Value};
 use rcompile_runtime::abi::{CLAIMS_STRIDE, field};
 
 /// The last part, one of so many, of a thread's share of few rows can be done by others: cores that differ by an eighth still end together.
@@ -19,6 +20,15 @@ const HELPED: i64 = 8;
 /// Can two threads have two pieces each of `total` units?
 pub fn two_have_two_pieces(total: u32, least: u32) -> bool {
     total >= 2 * 2 * least
+}
+
+/// `total` units in `number` parts whose sizes differ by at most one, so that no small part is left over: `each(part, first, count)`.
+pub fn in_equal_parts<'c>(fb: &Fb<'_, 'c>, total: Value<'c>, number: Value<'c>, each: impl Fn(Value<'c>, Value<'c>, Value<'c>)) {
+    let (least, more) = (fb.div(total, number), fb.rem(total, number));
+    fb.for_(fb.int(0), number, 1, |part| {
+        let first = fb.add(fb.mul(part, least), fb.min(part, more));
+        each(part, first, fb.add(least, fb.zext(fb.cmp(Cmp::Lt, part, more), Elem::I64)));
+    });
 }
 
 /// The units of one thread.
