@@ -21,6 +21,7 @@
 //! - Records are made for arithmetic that takes codes, in groups of 32, 64, 128 or 256; their rows begin at multiples of 8 bytes, for tiles
 //!   of 64.
 //! - Stage ranges are not empty; the prologue of a matmul has one outer variable, group nests have two and name existing groups.
+//! - Rows of what a matmul, an attention or a quantisation reads and writes begin where those of the buffer do.
 //! - A matmul's panels are its weight's; rows of `a` hold the padded k; the bf16 dot wants bf16 `a` and pairs of k;
 //!   integer arithmetic wants records and codes in packs that its instruction takes. Each of its ways of reading has a stream, and is for
 //!   a CPU of its own.
@@ -366,9 +367,19 @@ impl<'a> Verifier<'a> {
         }
     }
 
+    /// A kernel and the buffer that its rows lie in agree about where each begins.
+    fn rows_of(&mut self, name: &str, o: &Operand, stride: u32) {
+        if let Place::Buffer(id) = o.place
+            && let Some(b) = self.program.buffers.get(id.index())
+        {
+            self.check(b.stride == stride, || format!("{name} has rows of {stride}, b{} {} of {}", id.0, b.name, b.stride));
+        }
+    }
+
     fn matmul(&mut self, m: &'a Matmul, layers: usize) {
         let p = self.program;
         self.operand("a", &m.a, layers);
+        self.rows_of("a", &m.a, m.a_stride);
         match p.weights.get(m.weight.index()) {
             None => self.fail(format!("weight w{} does not exist", m.weight.0)),
             Some(w) => {
@@ -443,6 +454,8 @@ impl<'a> Verifier<'a> {
     fn quantise(&mut self, q: &'a Quantise, of: Option<&Matmul>, layers: usize) {
         self.operand("x", &q.x, layers);
         self.operand("out", &q.out, layers);
+        self.rows_of("x", &q.x, q.x_stride);
+        self.rows_of("out", &q.out, q.out_stride);
         let width = q.row_bytes();
         self.check(matches!(q.group, 32 | 64 | 128 | 256), || format!("groups of {}", q.group));
         self.check(matches!(q.x.dtype, DType::F32 | DType::F16 | DType::Bf16), || format!("codes of {}", q.x.dtype));
@@ -472,6 +485,8 @@ impl<'a> Verifier<'a> {
     fn attention(&mut self, a: &'a Attention, layers: usize) {
         self.operand("q", &a.q, layers);
         self.operand("out", &a.out, layers);
+        self.rows_of("q", &a.q, a.q_stride);
+        self.rows_of("out", &a.out, a.out_stride);
         self.table("state_offsets", a.state_offsets.len(), layers);
         let heads = a.kv_heads > 0 && a.heads.is_multiple_of(a.kv_heads) && a.heads > 0 && a.kv.head_dim > 0 && a.tile_rows > 0;
         self.check(heads, || format!("{} heads, {} KV heads of {}", a.heads, a.kv_heads, a.kv.head_dim));

@@ -353,6 +353,11 @@ fn every_rule_reports() {
         ("rows of out have 136 bytes, no multiple of 64", |p| {
             qkv(p).quantise = Some(Quantise { out_stride: 136, compute: Compute::Int8Tiles, ..records() });
         }),
+        ("a has rows of 96, b1 normed of 64", |p| qkv(p).a_stride = 96),
+        ("x has rows of 96, b0 x of 64", |p| qkv(p).quantise = Some(Quantise { x_stride: 96, ..records() })),
+        ("out has rows of 72, b1 normed of 64", |p| qkv(p).quantise = Some(records())),
+        ("q has rows of 224, b2 qkv of 192", |p| att(p).q_stride = 224),
+        ("out has rows of 96, b3 att of 64", |p| att(p).out_stride = 96),
         ("range of v1 is empty", |p| nest(p).stages[0].range = 3..3),
         ("elements 0..=519 of 512", |p| nest(p).stages[1].range = 0..72),
         ("s0 is used before its reduction", |p| drop(nest(p).stages.remove(0))),
@@ -576,6 +581,8 @@ fn a_fold_reads_nothing_that_its_nest_overwrites() {
         exprs: e.0,
         stages: vec![stores(1, 32, vec![store(0, write, value)])],
     };
-    let Err(Error::Program(errors)) = verify(&program(buffers(&[("x", DType::F32, 8, 64)]), vec![], vec![nest])) else { panic!("accepted") };
+    let Err(Error::Program(errors)) = verify(&program(buffers(&[("x", DType::F32, 8, 64)]), vec![], vec![nest])) else {
+        panic!("accepted")
+    };
     assert!(errors.iter().all(|e| e.contains("reads b0 x elsewhere than it writes b0 x")), "{errors:#?}");
 }
