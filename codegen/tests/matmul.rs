@@ -411,13 +411,12 @@ impl Case {
         let (units, unit_panels) = kernel.units();
         let few = rows <= self.streamed_rows();
         // Units that others may do, and fewest of a piece: of few rows an eighth of a share, by a quarter of the streams or more; of more a
-        // quarter of all passes.
+        // quarter of a share of all passes.
         let (open, least) = match (few, self.compute.by_tiles()) {
             (true, _) => (units / threads / 8, 1),
             (false, by_tiles) => {
                 let panels = if by_tiles { 1 } else { (self.tile.n_block / unit_panels).max(1) };
-                let passes = if self.tile.m_block == 0 { 1 } else { rows.div_ceil(self.tile.m_block) };
-                (units / threads * passes.min(4) / 4, panels)
+                (kernel.passes().number(rows, units, threads) * units / threads / 4, panels)
             }
         };
         if !few || self.tile.fetch.streams <= 4 {
@@ -694,7 +693,7 @@ fn functions_of_large_buckets() {
     assert_eq!(counts(&isa, &bf16, (1, 1)), [Some((1, 1)), None, None, None, None]);
     assert_eq!(counts(&isa, &bf16, (2, 8)), [Some((2, 8)), None, None, None, None]);
     assert_eq!(counts(&isa, &bf16, (9, 64)), [Some((9, 12)), Some((6, 12)), Some((7, 12)), None, None]);
-    assert_eq!(counts(&isa, &bf16, (65, 512)), [None, Some((10, 12)), Some((11, 12)), None, None]);
+    assert_eq!(counts(&isa, &bf16, (65, 512)), [None, Some((8, 12)), Some((9, 12)), None, None]);
     // Two blocks read weights as they are stored.
     let widened = Case { tile: tile(12, true), ..Case::new(&isa, DType::Bf16) };
     assert_eq!(counts(&isa, &widened, (9, 64)), [Some((6, 12)), Some((8, 12)), Some((9, 12)), None, None]);
@@ -851,26 +850,28 @@ fn pieces_of_others() {
     }
 }
 
-/// So it is with the last pass of many rows, whoever does them with the same bits.
+/// So it is with passes of many rows, whose units are shared out pass by pass, whoever does them with the same bits.
 #[test]
-fn pieces_of_the_last_pass() {
+fn pieces_of_passes() {
+    const PANELS: u32 = 32;
     for isa in isas() {
         let new = Case { k: 64, ..Case::new(&isa, DType::F32) };
         let tile = |m_block, k_block, widen| MatmulTile { n_block: 2, m_block, k_block, widen, ..new.tile };
-        // With the panels of a piece.
+        // With the passes, and the panels of a piece.
         let cases = [
-            (Case { tile: tile(27, 0, false), ..new.clone() }, 2),
-            (Case { tile: tile(9, 16, false), ..new.clone() }, 2),
-            (Case { tile: tile(27, 32, true), prologue: true, ..Case::new(&isa, DType::Bf16) }, 2),
+            (Case { tile: tile(0, 0, false), ..new.clone() }, 1, 2),
+            (Case { tile: tile(27, 0, false), ..new.clone() }, 2, 2),
+            (Case { tile: tile(9, 16, false), ..new.clone() }, 5, 2),
+            (Case { tile: tile(27, 32, true), prologue: true, ..Case::new(&isa, DType::Bf16) }, 2, 2),
         ];
-        let mut cases: Vec<_> = cases.into_iter().map(|(case, piece)| (isa.clone(), case, piece)).collect();
+        let mut cases: Vec<_> = cases.into_iter().map(|(case, passes, piece)| (isa.clone(), case, passes, piece)).collect();
         if isa.bf16_tiles {
             // Of several blocks of k, all in one turn, and in a turn of each.
             let case = Case { tile: tile(27, 32, false), compute: Compute::Bf16Tiles, ..Case::new(&isa, DType::Bf16) };
-            cases.extend([(isa.clone(), case.clone(), 1), (Isa { l2_bytes: 4 << 10, ..isa.clone() }, case, 4)]);
+            cases.extend([(isa.clone(), case.clone(), 2, 1), (Isa { l2_bytes: 4 << 10, ..isa.clone() }, case, 2, 4)]);
         }
-        for (isa, case, piece) in cases {
-            let case = Case { group_cols: 32 * case.nr, ..case };
+        for (isa, case, passes, piece) in cases {
+            let case = Case { group_cols: PANELS * case.nr, ..case };
             let (program, kernel) = case.program(&isa);
             let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
             let out = &program.buffers[2];
@@ -890,47 +891,93 @@ fn pieces_of_the_last_pass() {
                 (0..case.nr).map(|column| step.arena.f32(at(column)).to_bits()).collect()
             };
             step.run(&loaded, 1, 0);
-            let expected: Vec<Vec<Vec<u32>>> = (0..CAPACITY).map(|row| (0..32).map(|panel| bits(&step, row, panel)).collect()).collect();
-            // Panels of the first row, and of the last one.
-            let mut done = |thread: u32, left: [i64; 2]| -> [Vec<u32>; 2] {
+            let expected: Vec<Vec<Vec<u32>>> =
+                (0..CAPACITY).map(|row| (0..PANELS).map(|panel| bits(&step, row, panel)).collect()).collect();
+            // (row, panel) that a thread of two computes where so many pieces are left of both.
+            let mut done = |thread: u32, left: [i64; 2]| -> BTreeSet<(u32, u32)> {
                 step.arena.put(out.offset as usize, &vec![0xff; (CAPACITY * out.stride) as usize * 4]);
                 step.claims.iter_mut().zip(left).for_each(|(line, left)| line[0] = left);
                 step.run_some(&loaded, thread..thread + 1, 2, 0);
                 assert_eq!(step.claims[thread as usize][0], 0, "its own pieces");
-                let mut panels_of = |row: u32| {
-                    let written = |panel: &u32| bits(&step, row, *panel) != vec![u32::MAX; case.nr as usize];
-                    let panels: Vec<u32> = (0..32).filter(written).collect();
-                    for &panel in &panels {
-                        assert!(
-                            bits(&step, row, panel) == expected[row as usize][panel as usize],
-                            "{case:?}: bits of row {row}, panel {panel}"
-                        );
-                    }
-                    panels
-                };
-                let [first, last] = [0, CAPACITY - 1].map(&mut panels_of);
-                (0..CAPACITY).for_each(|row| _ = panels_of(row));
-                [first, last]
+                let all = (0..CAPACITY).flat_map(|row| (0..PANELS).map(move |panel| (row, panel)));
+                let written: BTreeSet<_> =
+                    all.filter(|(row, panel)| bits(&step, *row, *panel) != vec![u32::MAX; case.nr as usize]).collect();
+                for &(row, panel) in &written {
+                    let same = bits(&step, row, panel) == expected[row as usize][panel as usize];
+                    assert!(same, "{case:?}: bits of row {row}, panel {panel}");
+                }
+                written
             };
-            let to = |begin: u32, end: u32| (begin..end).collect::<Vec<_>>();
+            // Rows and panels of these units of all passes.
+            let units = |ranges: &[std::ops::Range<u32>]| -> BTreeSet<(u32, u32)> {
+                let rows = |pass: u32| CAPACITY * pass / passes..CAPACITY * (pass + 1) / passes;
+                let units = ranges.iter().cloned().flatten();
+                units.flat_map(|unit| rows(unit / PANELS).map(move |row| (row, unit % PANELS))).collect()
+            };
             let name = format!("{} {:?}", isa.name, case.tile);
-            // Of two passes half of the sixteen panels of each share are open in the last one, of five all.
-            let open = if case.tile.m_block == 9 { 16 } else { 8 };
-            let left = if piece == 4 { 1 } else { 3 };
-            assert_eq!(done(0, [-1, -1]), [to(0, 16), to(0, 16)], "{name}: the other has not begun");
-            assert_eq!(done(0, [-1, left.into()]), [to(0, 16), [to(0, 16), to(32 - left * piece, 32)].concat()], "{name}");
-            assert_eq!(done(1, [(open / piece).into(), -1]), [to(16, 32), to(16 - open, 32)], "{name}");
+            // A half each, of which a quarter is open.
+            let (half, all) = (passes * PANELS / 2, passes * PANELS);
+            let open = half / 4 / piece * piece;
+            let left = if open == piece { 1 } else { 2 };
+            assert_eq!(done(0, [-1, -1]), units(&[0..half]), "{name}: the other has not begun");
+            assert_eq!(done(0, [-1, left.into()]), units(&[0..half, all - left * piece..all]), "{name}");
+            assert_eq!(done(1, [(open / piece).into(), -1]), units(&[half - open..half, half..all]), "{name}");
+        }
+    }
+}
+
+/// Where there are more threads than units, or shares of them would differ much, rows come in more passes, so that no thread has much more
+/// to do than others: each does what [`Passes::number`](rcompile_runtime::cost::Passes::number) says, and all together everything, once.
+#[test]
+fn passes_for_many_threads() {
+    for isa in isas() {
+        let new = Case { k: 16, group_cols: 3 * Case::new(&isa, DType::F32).nr, ..Case::new(&isa, DType::F32) };
+        let block = MatmulTile { mr: 4, block_mr: 4, m_block: 0, ..new.tile };
+        let with = |tile: MatmulTile| Case { tile, ..new.clone() };
+        // With the passes for so many threads, of three panels.
+        let cases = [
+            (with(block), [(1, 1), (2, 2), (3, 1), (4, 4), (8, 2), (16, 4)]),
+            (with(MatmulTile { m_block: 9, ..block }), [(1, 5), (2, 5), (3, 5), (4, 5), (8, 5), (16, 5)]),
+            (with(MatmulTile { m_block: 15, block_mr: 3, ..block }), [(1, 3), (2, 6), (3, 3), (4, 6), (8, 6), (16, 3)]),
+        ];
+        for (case, threads) in cases {
+            let (program, kernel) = case.program(&isa);
+            let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
+            let (out, passes) = (&program.buffers[2], kernel.passes());
+            for (threads, expected) in threads {
+                let number = passes.number(CAPACITY, 3, threads);
+                assert_eq!(number, expected, "{}: {threads} threads, {:?}", isa.name, case.tile);
+                let mut times = vec![0; CAPACITY as usize * 3];
+                for thread in 0..threads {
+                    let weights = program.weights[1].offsets[1] as usize + 4096;
+                    let mut step = Step::new(weights, 0, program.arena_bytes as usize, program.private_bytes);
+                    step.private = Area::new(threads as usize * program.private_bytes as usize);
+                    step.rows = CAPACITY;
+                    step.arena.put(out.offset as usize, &vec![0xff; (CAPACITY * out.stride) as usize * 4]);
+                    step.run_some(&loaded, thread..thread + 1, threads, 0);
+                    let written = |i: usize| {
+                        let at = (i as u32 / 3) * out.stride + i as u32 % 3 * case.nr;
+                        !step.arena.f32(out.offset as usize + at as usize * 4).is_nan()
+                    };
+                    let written: Vec<usize> = (0..times.len()).filter(|i| written(*i)).collect();
+                    let most = passes.largest_share(number, CAPACITY, 3, threads);
+                    assert!(written.len() as u64 <= most, "{}: thread {thread} of {threads} has {} of {most}", isa.name, written.len());
+                    written.iter().for_each(|i| times[*i] += 1);
+                }
+                assert!(times.iter().all(|times| *times == 1), "{}: {threads} threads, {:?}: {times:?}", isa.name, case.tile);
+            }
         }
     }
 }
 
 /// Where many rows have too few groups to offer some, every thread has its share of the groups without a nest and of those with one, which
-/// take longer; more threads than there are of these share groups alone.
+/// take longer; more threads than there are of these share groups alone, of all passes.
 #[test]
 fn shares_of_groups_with_nests() {
     for isa in isas() {
         let new = Case::new(&isa, DType::F32);
-        let case = Case { k: 16, groups: 8, group_cols: new.nr, group_nest: true, ..new };
+        let tile = MatmulTile { m_block: 0, ..new.tile };
+        let case = Case { k: 16, groups: 8, group_cols: new.nr, group_nest: true, tile, ..new };
         let (program, kernel) = case.program(&isa);
         let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
         let out = &program.buffers[2];

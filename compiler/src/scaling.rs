@@ -9,7 +9,8 @@
 //! - arithmetic: operations over peak,
 //!
 //! both not shorter than for the core with the largest share: work is shared out in whole units (panels, groups of columns, tiles
-//! times KV heads), so that 64 units on 48 cores take as long as on 32. Added to it: what every core computes for itself (prologues), and
+//! times KV heads), so that 64 units on 48 cores take as long as on 32. Where rows are many, those of several passes of rows are
+//! ([`Passes`](rcompile_runtime::cost::Passes)). Added to it: what every core computes for itself (prologues), and
 //! the barrier. Caches are not modelled: a model that fits them does better, and values between regions cost nothing.
 
 use crate::error::Error;
@@ -269,18 +270,39 @@ struct Call {
     barrier_us: f64,
 }
 
+/// How a region's work is shared out.
+struct Shares {
+    /// Cores with work.
+    active: u64,
+    /// Part of the work that the core with most of it has.
+    largest: f64,
+}
+
+impl Shares {
+    fn new(region: &RegionInfo, load: &Load, units: u64, cores: u32) -> Shares {
+        let threads = u64::from(cores);
+        let even = Shares { active: units.min(threads), largest: units.div_ceil(threads) as f64 / units as f64 };
+        let (Some(passes), Ok(rows), Ok(units)) = (region.passes, u32::try_from(load.rows), u32::try_from(units)) else { return even };
+        let rows = rows.max(1);
+        let number = passes.number(rows, units, cores);
+        let all = f64::from(units) * f64::from(rows);
+        Shares {
+            active: (u64::from(number) * u64::from(units)).min(threads),
+            largest: passes.largest_share(number, rows, units, cores) as f64 / all,
+        }
+    }
+}
+
 impl Call {
     fn new(region: &RegionInfo, load: &Load, machine: &Machine, cores: u32) -> Call {
         let units = region.units.at(load).max(1);
-        let active = units.min(u64::from(cores));
+        let shares = Shares::new(region, load, units, cores);
         let bytes = region.weight_bytes.at(load).saturating_add(region.kv_bytes.at(load)) as f64;
         let flop = region.flop.at(load) as f64;
-        // Part of the work that the core with most units has.
-        let largest = units.div_ceil(u64::from(cores)) as f64 / units as f64;
         let core_peak = machine.core_gflop_per_s(region.arithmetic);
         let even = (bytes / machine.gb_per_s(u64::from(cores)) / 1e3, flop / (core_peak * f64::from(cores)) / 1e3);
-        let memory = (bytes / machine.gb_per_s(active)).max(bytes * largest / machine.core_gb_per_s) / 1e3;
-        let arithmetic = flop * largest / core_peak / 1e3;
+        let memory = (bytes / machine.gb_per_s(shares.active)).max(bytes * shares.largest / machine.core_gb_per_s) / 1e3;
+        let arithmetic = flop * shares.largest / core_peak / 1e3;
         let private = if cores > 1 { region.private_bytes.at(load) as f64 / machine.core_gb_per_s / 1e3 } else { 0.0 };
         let (memory_us, arithmetic_us) = if even.0 >= even.1 { (even.0, 0.0) } else { (0.0, even.1) };
         Call {
@@ -451,7 +473,7 @@ impl Note {
 mod tests {
     use super::*;
     use rcompile_codegen::isa::Isa;
-    use rcompile_runtime::cost::{Linear, RegionKind};
+    use rcompile_runtime::cost::{Linear, Passes, RegionKind};
 
     fn region(units: u64, weight_bytes: u64, flop_per_row: u64) -> RegionInfo {
         RegionInfo {
@@ -462,6 +484,7 @@ mod tests {
             window: None,
             barrier: true,
             units: Linear::per_step(units),
+            passes: None,
             weight_bytes: Linear::per_step(weight_bytes),
             kv_bytes: Linear::default(),
             activation_bytes: Linear::default(),
@@ -501,6 +524,10 @@ mod tests {
         let few = region(2, 1_000_000, 1_000_000);
         assert!((us(&few, 1, 16) - 50.0).abs() < 1e-9);
         assert!((us(&few, 3, 16) - 150.0).abs() < 1e-9);
+        // 128 rows come in two passes, so that of 64 cores 48 have work, and not 24.
+        let many = RegionInfo { passes: Some(Passes { most: 0, least: 24 }), ..region(24, 0, 1_000_000) };
+        assert!((us(&many, 128, 24) - 12_800.0 / 24.0).abs() < 1e-6, "{}", us(&many, 128, 24));
+        assert!((us(&many, 128, 64) - 12_800.0 / 48.0).abs() < 1e-6, "{}", us(&many, 128, 64));
     }
 
     #[test]

@@ -102,6 +102,50 @@ impl std::ops::AddAssign for Linear {
     }
 }
 
+/// How many rows of a matmul pass over its weights together. Threads share out all units of all passes: more passes make smaller shares,
+/// and every one of them reads the weights.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Passes {
+    /// Most rows of a pass; 0: all.
+    pub most: u32,
+    /// Least rows of a pass that is there for the threads' sake.
+    pub least: u32,
+}
+
+/// More passes must make the largest share smaller by more than one part of so many.
+pub const PASSES_GAIN: u64 = 16;
+
+impl Passes {
+    /// The numbers of passes that `rows` rows can come in: as few as hold them, and twice, four times, ... as many, fewest first.
+    pub fn numbers(self, rows: u32) -> impl Iterator<Item = u32> {
+        let fewest = self.fewest(rows);
+        let more = std::iter::successors(Some(fewest), |number| number.checked_mul(2));
+        more.take_while(move |number| *number == fewest || u64::from(*number) * u64::from(self.least) <= rows.into())
+    }
+
+    fn fewest(self, rows: u32) -> u32 {
+        if self.most == 0 { 1 } else { rows.div_ceil(self.most) }
+    }
+
+    /// At most so many passes do up to `rows` rows come in.
+    pub fn most_passes(self, rows: u32) -> u32 {
+        self.fewest(rows).max(rows / self.least.max(1))
+    }
+
+    /// The number that `threads` threads choose for `rows` rows of `units` units each: with the smallest share for the thread that has most.
+    pub fn number(self, rows: u32, units: u32, threads: u32) -> u32 {
+        let largest = |number: &u32| self.largest_share(*number, rows, units, threads);
+        let smaller =
+            |best: u32, number: u32| if largest(&number) * PASSES_GAIN < largest(&best) * (PASSES_GAIN - 1) { number } else { best };
+        self.numbers(rows).reduce(smaller).expect("the fewest")
+    }
+
+    /// Rows times units of the thread that has most, of so many passes.
+    pub fn largest_share(self, number: u32, rows: u32, units: u32, threads: u32) -> u64 {
+        (u64::from(number) * u64::from(units)).div_ceil(threads.into()) * u64::from(rows.div_ceil(number))
+    }
+}
+
 /// Kinds of regions; rounding rows to codes counts as loops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -154,6 +198,9 @@ pub struct RegionInfo {
     pub barrier: bool,
     /// Indivisible pieces of work that are shared out to threads.
     pub units: Linear,
+    /// Where they are those of passes of rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub passes: Option<Passes>,
     /// Bytes of weights, read once.
     pub weight_bytes: Linear,
     /// Bytes of KV cache, read once per run and written once per row.
@@ -249,6 +296,25 @@ mod tests {
         let mut work = Work { weight_bytes: 3, kv_bytes: 4, activation_bytes: 5, flop: 6 };
         work += work;
         assert_eq!(work, Work { weight_bytes: 6, kv_bytes: 8, activation_bytes: 10, flop: 12 });
+    }
+
+    #[test]
+    fn rows_come_in_as_many_passes_as_make_the_largest_share_smaller() {
+        let any = Passes { most: 0, least: 24 };
+        assert_eq!(any.numbers(128).collect::<Vec<_>>(), [1, 2, 4]);
+        assert_eq!((any.most_passes(128), any.most_passes(20)), (5, 1));
+        // 24 units: whole shares of one pass; where threads share unevenly, or are more than units, of two and four.
+        for (threads, number, share) in [(1, 1, 24 * 128), (2, 1, 12 * 128), (24, 1, 128), (16, 2, 3 * 64), (64, 2, 64), (96, 4, 32)] {
+            assert_eq!((any.number(128, 24, threads), any.largest_share(number, 128, 24, threads)), (number, share), "{threads} threads");
+        }
+        // A gain of a sixteenth and less is not worth another pass: shares of 13 units of 128 rows, or of 25 of 64.
+        assert_eq!((any.number(128, 25, 2), any.number(128, 13, 2)), (1, 2));
+        let several = Passes { most: 100, least: 24 };
+        assert_eq!(several.numbers(301).collect::<Vec<_>>(), [4, 8]);
+        assert_eq!(several.numbers(90).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!((several.most_passes(301), several.number(301, 24, 2), several.number(301, 1, 8)), (12, 4, 8));
+        // What a damaged manifest may say.
+        assert_eq!(Passes { most: 1, least: 0 }.number(u32::MAX, u32::MAX, 1), u32::MAX);
     }
 
     #[test]

@@ -152,6 +152,7 @@ fn manifest(task: Task, text: Option<TextInfo>) -> Manifest {
             window: None,
             barrier: true,
             units: Linear::per_step(1),
+            passes: None,
             weight_bytes: Linear::per_step(WEIGHTS as u64),
             kv_bytes: Linear { per_run_position: 1000, ..Linear::default() },
             activation_bytes: Linear::default(),

@@ -51,6 +51,7 @@ use crate::isa::Isa;
 use crate::llvm::builder::{Cmp, Elem, Fb, Function, ModuleBuilder, Ty, Value};
 use crate::program::{Coding, Compute, DType, Matmul, Place, Program, SHORT_GROUP};
 use rcompile_runtime::abi::field;
+use rcompile_runtime::cost::PASSES_GAIN;
 use std::collections::BTreeSet;
 use std::ops::RangeInclusive;
 

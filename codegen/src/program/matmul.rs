@@ -3,6 +3,7 @@
 use super::{Compute, Exprs, Extent, LoopNest, Operand, Panels, Program, Quantise, Store, VarId, WeightId};
 use crate::isa::{Distances, Near};
 use rcompile_runtime::abi::CpuKind;
+use rcompile_runtime::cost::Passes;
 use serde::{Deserialize, Serialize};
 use std::ops::Range;
 
@@ -20,7 +21,7 @@ pub struct MatmulTile {
     /// With several blocks of rows (by tiles more than [`TILE_ROWS`]): k per block, even, 0 for all. The f32 accumulators are kept in
     /// scratch between blocks (same bits).
     pub k_block: u32,
-    /// With several blocks of rows: most rows per pass over the weights, 0 for all. Rows of a pass stay in L2.
+    /// With several blocks of rows: most rows per pass over the weights, 0 for all (see [`Passes`]). Rows of a pass stay in L2.
     pub m_block: u32,
     /// With several blocks of rows: panels per block, which stay in L2 while all rows of a pass meet them.
     pub n_block: u32,
@@ -100,8 +101,9 @@ impl Reading {
 ///
 /// Units of work are groups (or single panels when `groups == 1`), of which every thread has a contiguous share. Where all rows take
 /// weights as they are stored (up to `mr` rows, two or three times as many where more would widen them, up to [`TILE_ROWS`] by tiles),
-/// threads do the ends of their shares in pieces, which others may take; with more rows a thread walks blocks of `n_block` panels of its
-/// share, all rows of a pass over each, and the last pass ends in pieces. Per output element there is one accumulator chain in order of k.
+/// threads do the ends of their shares in pieces, which others may take. More rows come in [`Passes`], and the units of all passes are
+/// what threads share out: a thread walks blocks of `n_block` panels of its share, all rows of a pass over each, and its share ends in
+/// pieces. Per output element there is one accumulator chain in order of k.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Matmul {
     /// `Rows` or `LogitRows`.
@@ -145,6 +147,12 @@ impl Matmul {
             1 if self.group_nests.is_empty() => (self.panels.panels_per_group(), 1),
             groups => (groups, self.panels.panels_per_group()),
         }
+    }
+    /// How many rows that are not few pass over the weights together: at least two blocks of rows, and four where the first one widens
+    /// weights for the others.
+    pub fn passes(&self) -> Passes {
+        let block = if self.compute.by_tiles() { TILE_ROWS } else { self.tile.block_mr };
+        Passes { most: self.tile.m_block, least: block * if self.tile.widen { 4 } else { 2 } }
     }
     /// How few rows read weights on a CPU.
     pub fn fetch(&self, cpu: CpuKind) -> Fetch {

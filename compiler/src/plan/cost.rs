@@ -47,6 +47,7 @@ pub fn regions(program: &Program) -> Vec<RegionInfo> {
             window: None,
             barrier,
             units: Linear::default(),
+            passes: None,
             weight_bytes: Linear::default(),
             kv_bytes: Linear::default(),
             activation_bytes: Linear::default(),
@@ -92,6 +93,7 @@ fn matmul(program: &Program, m: &Matmul, info: &mut RegionInfo) {
         _ => Linear::per_step(amount),
     };
     info.units = in_each(m.units().0.into());
+    info.passes = Some(m.passes());
     info.weight_bytes = in_each(panels.bytes_read(weight.dtype));
     let columns = u64::from(panels.groups) * u64::from(panels.group_cols) * u64::from(panels.ways);
     let rows = Amount::ONE.times(m.rows);

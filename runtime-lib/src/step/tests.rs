@@ -106,6 +106,7 @@ pub(crate) fn bucket(rows: u32, logit_rows: u32) -> BucketInfo {
         window: None,
         barrier: true,
         units: Linear::per_step(1),
+        passes: None,
         weight_bytes: Linear::per_step(100),
         kv_bytes: Linear { per_run_position: 10, ..Linear::default() },
         activation_bytes: Linear::default(),

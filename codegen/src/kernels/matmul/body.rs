@@ -10,10 +10,10 @@ use super::*;
 /// than a core that waits, and of whole walks narrow matmuls have too few.
 const PIECES_OF_WALK: u32 = 4;
 
-/// Of so many passes of rows and more, the last one can be done by others; of fewer a part of it, so that it is a quarter of a share. In
-/// one pass, whose rows are in L2 meanwhile, or come there anew for each block of panels anyway, small pieces cost little: prompts of 512
-/// spent 6 to 11 % of their time waiting for the slower one of two cores, and now 2 to 4 % (docs/machines/emerald-rapids.md).
-const OPEN_PASSES: i64 = 4;
+/// The last part, one of so many, of a thread's share of passes can be done by others. Rows of a pass are in L2 meanwhile, or come there
+/// anew for each block of panels anyway, so that small pieces cost little: prompts of 512 spent 6 to 11 % of their time waiting for the
+/// slower one of two cores, and now 2 to 4 % (docs/machines/emerald-rapids.md).
+const OPEN_PART: i64 = 4;
 /// Least panels (of one way) of a piece of a pass by tiles in several turns, in each of which the rows come to L2 anew.
 const LEAST_OF_TURNS: u32 = 4;
 
@@ -157,67 +157,98 @@ impl<'c> Body<'_, '_, '_, 'c> {
         self.generator.schedule.blocks.as_ref().expect("more rows than few")
     }
 
-    /// All passes of rows over the thread's units, and the last one over what others have left of theirs.
+    /// The units of all passes of rows, which threads share out pass by pass: unit `i` of them is `i % units` of pass `i / units`.
     fn all_passes(&self) {
         let (call, fb, Schedule { program, kernel, .. }) = (self.call, self.call.fb, self.generator.schedule);
         let blocks = self.blocks();
         let (units, unit_panels) = kernel.units();
-        let most = kernel.tile.m_block;
-        let several = most != 0 && program.capacity(kernel.rows) > most;
-        let passes = if several { fb.div(fb.add_int(self.rows, i64::from(most) - 1), fb.int(most.into())) } else { fb.int(1) };
-        let function = self.pass.expect("more rows than few");
-        // Passes of equal size, as `RowCounts` counts them.
-        let pass = |number: Value<'c>, begin: Value<'c>, end: Value<'c>| {
-            let row_at = |number: Value<'c>| fb.div(fb.mul(self.rows, number), passes);
-            let row = row_at(number);
-            let rows = fb.sub(row_at(fb.add_int(number, 1)), row);
-            PassArgs { call: call.args, row, rows, begin, end }.call(fb, function);
-        };
         let least = match (kernel.compute.by_tiles(), blocks.turn < blocks.count) {
             (false, _) => blocks.units,
             (true, true) => LEAST_OF_TURNS.div_ceil(kernel.panels.ways * unit_panels),
             (true, false) => 1,
         };
-        let last = fb.add_int(passes, -1);
-        let part = (fb.min(passes, fb.int(OPEN_PASSES)), OPEN_PASSES);
-        let all_passes = |most: Value<'c>, begin: Value<'c>, end: Value<'c>| {
-            fb.for_(fb.int(0), most, 1, |number| pass(number, begin, end));
-        };
-        let apart = || self.shares(|begin, end| all_passes(passes, begin, end));
-        if !two_have_two_pieces(units, least) {
+        let passes = self.number_of_passes();
+        let apart = || self.shares(passes);
+        let most_units = units.saturating_mul(kernel.passes().most_passes(program.capacity(kernel.rows)));
+        if !two_have_two_pieces(most_units, least) {
             return apart();
         }
-        let offer = call.offer(fb.int(units.into()), fb.int(least.into()), part);
-        let shared = || {
-            let (begin, end) = call.share(fb.int(units.into()));
-            all_passes(last, begin, end);
-            offer.work(call, |begin, end| pass(last, begin, end));
-        };
+        let offer = call.offer(fb.mul_int(passes, units.into()), fb.int(least.into()), (fb.int(1), OPEN_PART));
+        let shared = || offer.work(call, |begin, end| self.units_of_passes(passes, begin, end));
         fb.either(offer.is_shared, shared, apart);
     }
 
-    /// The thread's units where nothing is offered, `body(begin, end)`: its share of each run of groups with the same nests, where every
-    /// thread gets some of each, else its share of all. Heads whose keys go to the cache take longest, and lie together.
-    fn shares(&self, body: impl FnOnce(Value<'c>, Value<'c>)) {
+    /// [`Passes::number`] for the step's rows and threads.
+    fn number_of_passes(&self) -> Value<'c> {
+        let (fb, Schedule { program, kernel, .. }) = (self.call.fb, self.generator.schedule);
+        let (limits, capacity, units) = (kernel.passes(), program.capacity(kernel.rows), kernel.units().0);
+        let div_ceil = |a: Value<'c>, b: Value<'c>| fb.div(fb.add(a, fb.add_int(b, -1)), b);
+        let several = limits.most != 0 && capacity > limits.most;
+        let fewest = if several { div_ceil(self.rows, fb.int(limits.most.into())) } else { fb.int(1) };
+        let largest =
+            |number: Value<'c>| fb.mul(div_ceil(fb.mul_int(number, units.into()), self.call.threads), div_ceil(self.rows, number));
+        let (mut best, mut share) = (fewest, largest(fewest));
+        let most_factor = limits.most_passes(if several { limits.most } else { capacity });
+        for factor in (1..=most_factor.ilog2()).map(|doublings| 1 << doublings) {
+            let number = fb.mul_int(fewest, factor);
+            let fits = fb.cmp(Cmp::Le, fb.mul_int(number, limits.least.into()), self.rows);
+            let candidate = largest(number);
+            let gain = PASSES_GAIN as i64;
+            let smaller = fb.cmp(Cmp::Lt, fb.mul_int(candidate, gain), fb.mul_int(share, gain - 1));
+            let better = fb.and(fits, smaller);
+            (best, share) = (fb.select(better, number, best), fb.select(better, candidate, share));
+        }
+        best
+    }
+
+    /// Units `begin .. end` of all passes.
+    fn units_of_passes(&self, passes: Value<'c>, begin: Value<'c>, end: Value<'c>) {
+        let fb = self.call.fb;
+        let units = fb.int(self.generator.schedule.kernel.units().0.into());
+        let [first, last] = [begin, fb.add(end, fb.add_int(units, -1))].map(|unit| fb.div(unit, units));
+        fb.for_(first, last, 1, |number| {
+            let before = fb.mul(number, units);
+            let begin = fb.max(fb.sub(begin, before), fb.int(0));
+            let end = fb.min(fb.sub(end, before), units);
+            self.one_pass(number, passes, begin, end);
+        });
+    }
+
+    /// Pass `number` of `passes`, which have equal sizes as `RowCounts` counts them, over these units.
+    fn one_pass(&self, number: Value<'c>, passes: Value<'c>, begin: Value<'c>, end: Value<'c>) {
+        let (fb, call) = (self.call.fb, self.call.args);
+        let row_at = |number: Value<'c>| fb.div(fb.mul(self.rows, number), passes);
+        let row = row_at(number);
+        let rows = fb.sub(row_at(fb.add_int(number, 1)), row);
+        PassArgs { call, row, rows, begin, end }.call(fb, self.pass.expect("more rows than few"));
+    }
+
+    /// The thread's units where nothing is offered: its share of each run of groups with the same nests in all passes, where every thread
+    /// gets some of each, else its share of all. Heads whose keys go to the cache take longest, and lie together.
+    fn shares(&self, passes: Value<'c>) {
         let (call, fb, kernel) = (self.call, self.call.fb, self.generator.schedule.kernel);
         let (units, _) = kernel.units();
+        let of_all = || {
+            let (begin, end) = call.share(fb.mul_int(passes, units.into()));
+            self.units_of_passes(passes, begin, end);
+        };
         let groups = kernel.group_nests.iter().flat_map(|nest| [nest.groups.start, nest.groups.end]);
         let cuts: Vec<u32> = groups.chain([0, units]).collect::<BTreeSet<_>>().into_iter().collect();
-        let runs = cuts.len() as i64 - 1;
-        if runs == 1 {
-            let (begin, end) = call.share(fb.int(units.into()));
-            return body(begin, end);
+        if cuts.len() == 2 {
+            return of_all();
         }
         let least = cuts.windows(2).map(|run| run[1] - run[0]).min().unwrap_or(units);
-        let by_run = fb.cmp(Cmp::Le, call.threads, fb.int(least.into()));
         let table: Vec<i64> = cuts.iter().map(|cut| (*cut).into()).collect();
         let table = fb.module().const_table("runs", &table);
         let cut = |n: Value<'c>| fb.load(Ty::I64, fb.index(table, n, 8), 8);
-        fb.for_(fb.int(0), fb.select(by_run, fb.int(runs), fb.int(1)), 1, |run| {
-            let first = cut(run);
-            let last = fb.select(by_run, cut(fb.add_int(run, 1)), fb.int(units.into()));
-            let (begin, end) = call.share(fb.sub(last, first));
-            body(fb.add(first, begin), fb.add(first, end));
-        });
+        let of_runs = || {
+            fb.for_(fb.int(0), fb.int(cuts.len() as i64 - 1), 1, |run| {
+                let first = cut(run);
+                let (begin, end) = call.share(fb.sub(cut(fb.add_int(run, 1)), first));
+                let (begin, end) = (fb.add(first, begin), fb.add(first, end));
+                fb.for_(fb.int(0), passes, 1, |number| self.one_pass(number, passes, begin, end));
+            });
+        };
+        fb.either(fb.cmp(Cmp::Le, call.threads, fb.int(least.into())), of_runs, of_all);
     }
 }

@@ -223,8 +223,8 @@ impl RowCounts {
         // The same where they come in passes, which are about equal too.
         let smallest_of_passes = |block: u32, size: Size| {
             let pass = |rows: u32| {
-                let passes = if tile.m_block == 0 || capacity <= tile.m_block { 1 } else { rows.div_ceil(tile.m_block) };
-                smallest(rows / passes..=rows.div_ceil(passes), block, size)
+                let sizes = kernel.passes().numbers(rows).map(move |number| rows / number..=rows.div_ceil(number));
+                sizes.filter_map(|rows| smallest(rows, block, size)).min()
             };
             rows_of(Way::Passes).filter_map(pass).min()
         };

@@ -779,6 +779,7 @@ mod tests {
             window: None,
             barrier: true,
             units: Linear::default(),
+            passes: None,
             weight_bytes: Linear::default(),
             kv_bytes: Linear::default(),
             activation_bytes: Linear::default(),
