@@ -927,27 +927,30 @@ fn pieces_of_passes() {
 }
 
 /// Where there are more threads than units, or shares of them would differ much, rows come in more passes, so that no thread has much more
-/// to do than others: each does what [`Passes::number`](rcompile_runtime::cost::Passes::number) says, and all together everything, once.
+/// to do than others: each does its share of what [`Passes::number`](rcompile_runtime::cost::Passes::number) says.
 #[test]
 fn passes_for_many_threads() {
     for isa in isas() {
-        let new = Case { k: 16, group_cols: 3 * Case::new(&isa, DType::F32).nr, ..Case::new(&isa, DType::F32) };
-        let block = MatmulTile { mr: 4, block_mr: 4, m_block: 0, ..new.tile };
-        let with = |tile: MatmulTile| Case { tile, ..new.clone() };
-        // With the passes for so many threads, of three panels.
+        let new = Case { k: 16, ..Case::new(&isa, DType::F32) };
+        let block = MatmulTile { mr: 4, block_mr: 4, m_block: 0, n_block: 64, ..new.tile };
+        let with = |panels: u32, tile: MatmulTile| (Case { group_cols: panels * new.nr, tile, ..new.clone() }, panels);
+        // With the passes for so many threads.
         let cases = [
-            (with(block), [(1, 1), (2, 2), (3, 1), (4, 4), (8, 2), (16, 4)]),
-            (with(MatmulTile { m_block: 9, ..block }), [(1, 5), (2, 5), (3, 5), (4, 5), (8, 5), (16, 5)]),
-            (with(MatmulTile { m_block: 15, block_mr: 3, ..block }), [(1, 3), (2, 6), (3, 3), (4, 6), (8, 6), (16, 3)]),
+            (with(3, block), vec![(1, 1), (2, 2), (3, 1), (4, 4), (8, 2), (16, 4)]),
+            (with(3, MatmulTile { m_block: 9, ..block }), vec![(1, 5), (2, 5), (3, 5), (4, 5), (8, 5), (16, 5)]),
+            (with(3, MatmulTile { m_block: 15, block_mr: 3, ..block }), vec![(1, 3), (2, 6), (3, 3), (4, 6), (8, 6), (16, 3)]),
+            // Shares of nine panels of all rows, or 17 of half of them: too little is gained; of seven and 13: enough.
+            (with(17, block), vec![(2, 1)]),
+            (with(13, block), vec![(2, 2)]),
         ];
-        for (case, threads) in cases {
+        for ((case, panels), threads) in cases {
             let (program, kernel) = case.program(&isa);
             let loaded = Loaded::build(&isa, |mb, name| matmul::define_whole(mb, &program, name, &kernel).map(|_| ()));
-            let (out, passes) = (&program.buffers[2], kernel.passes());
+            let out = &program.buffers[2];
             for (threads, expected) in threads {
-                let number = passes.number(CAPACITY, 3, threads);
-                assert_eq!(number, expected, "{}: {threads} threads, {:?}", isa.name, case.tile);
-                let mut times = vec![0; CAPACITY as usize * 3];
+                let passes = kernel.passes().number(CAPACITY, panels, threads);
+                let name = format!("{}: {threads} threads, {panels} panels, {:?}", isa.name, case.tile);
+                assert_eq!(passes, expected, "{name}");
                 for thread in 0..threads {
                     let weights = program.weights[1].offsets[1] as usize + 4096;
                     let mut step = Step::new(weights, 0, program.arena_bytes as usize, program.private_bytes);
@@ -955,16 +958,14 @@ fn passes_for_many_threads() {
                     step.rows = CAPACITY;
                     step.arena.put(out.offset as usize, &vec![0xff; (CAPACITY * out.stride) as usize * 4]);
                     step.run_some(&loaded, thread..thread + 1, threads, 0);
-                    let written = |i: usize| {
-                        let at = (i as u32 / 3) * out.stride + i as u32 % 3 * case.nr;
-                        !step.arena.f32(out.offset as usize + at as usize * 4).is_nan()
-                    };
-                    let written: Vec<usize> = (0..times.len()).filter(|i| written(*i)).collect();
-                    let most = passes.largest_share(number, CAPACITY, 3, threads);
-                    assert!(written.len() as u64 <= most, "{}: thread {thread} of {threads} has {} of {most}", isa.name, written.len());
-                    written.iter().for_each(|i| times[*i] += 1);
+                    let at = |row: u32, panel: u32| out.offset as usize + (row * out.stride + panel * case.nr) as usize * 4;
+                    let share = |thread: u32| passes * panels * thread / threads;
+                    for (row, panel) in (0..CAPACITY).flat_map(|row| (0..panels).map(move |panel| (row, panel))) {
+                        let pass = (0..passes).rfind(|pass| CAPACITY * pass / passes <= row).unwrap();
+                        let is_own = (share(thread)..share(thread + 1)).contains(&(pass * panels + panel));
+                        assert_eq!(!step.arena.f32(at(row, panel)).is_nan(), is_own, "{name}: thread {thread}, row {row}, panel {panel}");
+                    }
                 }
-                assert!(times.iter().all(|times| *times == 1), "{}: {threads} threads, {:?}: {times:?}", isa.name, case.tile);
             }
         }
     }
