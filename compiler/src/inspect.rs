@@ -46,7 +46,7 @@ pub fn run(options: &Inspect) -> Result<(), Error> {
 
 /// Plans the model as `rcompile build` would with default options, and writes nothing.
 fn plan(options: &Inspect) -> Result<Report, Error> {
-    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--dry-run"].map(Into::into).to_vec();
+    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--no-cache", "--dry-run"].map(Into::into).to_vec();
     // A value of its own may look like a flag.
     let mut give = |flag: &str, value: &OsStr| {
         let mut arg = OsString::from(flag);
