@@ -42,13 +42,13 @@ use host::HostCompiler;
 use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
 use rcompile_codegen::program::{self, Layout};
-use rcompile_graph::{DType, Dim, Module, Node, Op, Recipe};
+use rcompile_graph::{DType, Dim, Module, Node, Op, Param, Recipe};
 use rcompile_message::size;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model};
 use rcompile_runtime::memory::SharedRoom;
 use stages::{HIDDEN, Stage};
-use std::collections::{BTreeMap, HashMap, btree_map::Entry};
+use std::collections::{BTreeMap, HashMap, HashSet, btree_map::Entry};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -230,18 +230,23 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
 fn wanted(module: &Module) -> HashMap<String, Wanted> {
     let mut found = HashMap::new();
     let f = module.main();
-    let looked_up = |name: &str| {
-        let table =
-            |n: &Node| n.op == Op::Embedding && matches!(f.node(n.inputs[0]).op, Op::Param(p) if module.params[p.index()].name == name);
-        f.nodes.iter().any(table)
+    let table = |n: &Node| match f.node(*n.inputs.first()?).op {
+        Op::Param(p) if n.op == Op::Embedding => Some(&*module.params[p.index()].name),
+        _ => None,
     };
+    let tables: HashSet<&str> = f.nodes.iter().filter_map(table).collect();
+    let params: HashMap<&str, &Param> = module.params.iter().map(|p| (&*p.name, p)).collect();
     for param in &module.params {
         let dtype = param.ty.dtype;
         let is_given = dtype.is_quantised() && matches!(&param.recipe, Recipe::Source { tensor } if *tensor == param.name);
-        let of = module.params.iter().find(|p| is_given && format!("{}.{dtype}", p.name) == param.name);
+        let name = param.name.strip_suffix(&format!(".{dtype}")).filter(|_| is_given);
+        let of = name.and_then(|name| params.get(name));
         if let (Some(of), [Dim::Const(rows), Dim::Const(width)]) = (of, &param.ty.shape[..]) {
             let floats = Recipe::Convert { of: Box::new(of.recipe.clone()), dtype: DType::F32 };
-            found.insert(param.name.clone(), Wanted { dtype, floats, rows: *rows, width: *width as usize, is_table: looked_up(&of.name) });
+            found.insert(
+                param.name.clone(),
+                Wanted { dtype, floats, rows: *rows, width: *width as usize, is_table: tables.contains(&*of.name) },
+            );
         }
     }
     found
