@@ -90,6 +90,12 @@ pub struct PassError {
     pub what: String,
 }
 
+impl From<PassError> for Error {
+    fn from(error: PassError) -> Error {
+        Error::bug(format_args!("pass {}", error.pass), error.what)
+    }
+}
+
 /// A pass: true when it changed the module.
 pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, Broken>;
 
