@@ -24,5 +24,6 @@ mod stages;
 pub mod targets;
 mod threads;
 pub mod tuning;
+pub mod verbs;
 
 pub use error::Error;

@@ -17,8 +17,7 @@ use crate::options::{Autotune, Build, EmitKind, Keep, Task as TaskOption, Weight
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{Products, Quantisation};
-use crate::passes::{self, MatmulInputs, Pass, PassCx};
-use crate::pipeline::PASSES;
+use crate::passes::{self, ChosenPass, MatmulInputs, Pass, PassCx};
 use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::settings::Settings;
@@ -199,7 +198,7 @@ impl<'o> Building<'o> {
     }
 
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
-    pub fn passes(&mut self, passes: &[Pass], source: &mut Source, modules: &mut [Module]) -> Result<(), Error> {
+    pub fn passes(&mut self, passes: &[ChosenPass], source: &mut Source, modules: &mut [Module]) -> Result<(), Error> {
         let stage = self.progress.stage("passes", modules.len() as u64, false);
         let mut unread: Option<Vec<String>> = None;
         for module in modules {
@@ -213,7 +212,7 @@ impl<'o> Building<'o> {
             stage.advance(1);
         }
         self.report.quantisation = source.settings.quantisation_name.clone();
-        let last = passes.iter().position(|pass| self.o.stop_after.as_deref() == Some(pass.name));
+        let last = passes.iter().position(|p| self.o.stop_after.as_deref() == Some(p.pass.name));
         stage.finish(&format!("{} passes", last.map_or(passes.len(), |last| last + 1)));
         for pattern in unread.unwrap_or_default() {
             self.warn(Some(warning("keep", &format!("--keep {pattern}"), "has no effect, no matrix product reads what it names")));
@@ -286,11 +285,11 @@ impl<'o> Building<'o> {
     }
 
     /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows
-    /// here.
-    pub fn calibrate(&mut self, source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
+    /// here. `passes` are all that there are, whatever the build leaves out: it chooses no codes.
+    pub fn calibrate(&mut self, passes: &[Pass], source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
         let Some(text) = &source.text else { return Ok(None) };
         let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
-        let cx = calibrate::Cx { model: &source.model, quantisation, act_order, cache, work: &place.work };
+        let cx = calibrate::Cx { model: &source.model, passes, quantisation, act_order, cache, work: &place.work };
         calibrate::run(&cx, text, &mut self.progress).map(Some)
     }
 
@@ -475,14 +474,14 @@ fn is_narrowed(tensor: &str, kept: Option<DType>, model: &Model) -> bool {
 
 fn run_passes(
     o: &Build,
-    passes: &[Pass],
+    passes: &[ChosenPass],
     module: &mut Module,
     settings: &Settings,
     report: &mut Report,
 ) -> Result<Option<Products>, Error> {
     let mut cx = PassCx { inputs: settings.inputs, quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
-    for pass in passes {
+    for ChosenPass { pass, number } in passes {
         let before = (o.verify_each || cfg!(debug_assertions)).then(|| rcompile_graph::print(module));
         let start = Instant::now();
         let changed = pass.run(module, &mut cx)?;
@@ -492,8 +491,6 @@ fn run_passes(
         }
         if changed {
             passes::verify(pass.name, module)?;
-            // Numbered by its place among all passes, whichever run.
-            let number = PASSES.iter().take_while(|p| p.name != pass.name).count() + 1;
             let name = format!("{number:02}-{}.graph", pass.name);
             emit::dump(o.dump_dir.as_deref(), module, &name, &rcompile_graph::print(module))?;
         }

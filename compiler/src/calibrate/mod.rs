@@ -31,8 +31,7 @@ use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Sink, Tensors};
 use crate::passes::quantise::{Choice, Quantisation};
-use crate::passes::{self, PassCx};
-use crate::pipeline::PASSES;
+use crate::passes::{self, Pass, PassCx};
 use crate::plan::{PackJob, Planned, WeightTable};
 use crate::report::{Progress, Stage as Bar};
 use blocks::Product;
@@ -59,6 +58,8 @@ const BATCH: usize = 16;
 pub struct Cx<'a> {
     /// The model.
     pub model: &'a Model,
+    /// All passes, in order.
+    pub passes: &'a [Pass],
     /// What is wanted.
     pub quantisation: &'a Quantisation,
     /// Columns with the largest inputs first.
@@ -214,7 +215,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     let mut pass_cx = PassCx { quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.
-    for pass in PASSES.iter().filter(|p| !p.of_steps) {
+    for pass in cx.passes.iter().filter(|p| !p.of_steps) {
         let quantised = pass_cx.products.is_some();
         if pass.run(&mut module, &mut pass_cx)? {
             passes::verify(pass.name, &module)?;

@@ -10,6 +10,7 @@ use crate::calibrate::Codes;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Tensors};
 use crate::passes::quantise::Quantisation;
+use crate::pipeline::PASSES;
 use rcompile_graph::quant::{CodedRows, Step};
 use rcompile_graph::{DType, Group, Interp, Node, Op, Recipe, Tensor};
 use std::path::Path;
@@ -235,7 +236,7 @@ fn stages_are_the_model() {
         let work = WorkDir::create(&temp.path().join("out")).unwrap();
         let cache = Cache::none();
         let quantisation = Quantisation { body: Some(dtype), head: Some(dtype), ..Quantisation::default() };
-        let cx = Cx { model: &model, quantisation: &quantisation, act_order: false, cache: &cache, work: &work };
+        let cx = Cx { model: &model, passes: PASSES, quantisation: &quantisation, act_order: false, cache: &cache, work: &work };
         let chunks: Vec<Vec<u32>> = (0..3).map(|c| (0..ROWS as u32).map(|i| (c * 31 + i * 7) % 90).collect()).collect();
 
         let mut host = HostCompiler::new(&cache, &work).unwrap();

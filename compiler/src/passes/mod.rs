@@ -99,6 +99,15 @@ impl From<PassError> for Error {
 /// A pass: true when it changed the module.
 pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, Broken>;
 
+/// A pass that a build runs.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenPass {
+    /// The pass.
+    pub pass: Pass,
+    /// Its place among all passes, from 1, whichever run: its dumps have one name in every build.
+    pub number: usize,
+}
+
 /// A registered pass.
 #[derive(Clone, Copy, Debug)]
 pub struct Pass {
