@@ -8,11 +8,11 @@
 use crate::error::Error;
 use crate::input::missing;
 use crate::link::payload::{self, Identity};
-use crate::manifest::task_of;
 use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
+use crate::source::task_of;
 use rcompile_message::{escape, size};
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};

@@ -12,31 +12,29 @@ use crate::error::{Error, warning};
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Linked, Step, tools};
-use crate::manifest::{Contents, task_of, weights_type};
-use crate::options::{Autotune, Build, EmitKind, Keep, Task as TaskOption, WeightsPlace};
+use crate::manifest::{Contents, weights_type};
+use crate::options::{Autotune, Build, EmitKind, Keep, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{Products, Quantisation};
-use crate::passes::{self, ChosenPass, MatmulInputs, Pass, PassCx};
+use crate::passes::{self, ChosenPass, Pass, PassCx};
 use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::settings::Settings;
+use crate::source::{self, Source};
 use crate::targets;
 use crate::threads::Worker;
+use crate::tokenizer;
 use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::{Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
-use rcompile_graph::{DType, Module};
+use rcompile_graph::Module;
 use rcompile_message::size;
-use rcompile_models::arch::Task;
+use rcompile_models::Model;
 use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
-use rcompile_models::weights::graph_type;
-use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::PROBE_ENTRY;
-use rcompile_runtime::memory;
-use rcompile_runtime::text::TextError;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -55,20 +53,6 @@ pub(crate) struct Building<'o> {
     progress: Progress,
     /// What the user is told at the end.
     pub report: Report,
-}
-
-/// What a build reads and decides before its first graph; tiles that it measures itself are added later.
-pub(crate) struct Source {
-    /// The model directory.
-    pub model: Arc<Model>,
-    /// The CPU.
-    pub isa: Isa,
-    /// Types, slots, context.
-    pub settings: Settings,
-    /// The text of `--calibrate`.
-    pub text: Option<CalibrationText>,
-    /// Tiles that were measured, and the file that holds them.
-    pub tuning: Option<(Tuning, InputFile)>,
 }
 
 /// Where the executable is made, and what it takes.
@@ -137,7 +121,7 @@ impl<'o> Building<'o> {
             (None, Autotune::Off) => None,
         };
         let stage = self.progress.stage("open", 0, false);
-        let model = Arc::new(open(o)?);
+        let model = Arc::new(source::open(o)?);
         let text = match &o.quantize.calibrate {
             Some(path) => calibrate::check(&model).and_then(|()| CalibrationText::read(path, &model)).map(Some)?,
             None => None,
@@ -147,9 +131,11 @@ impl<'o> Building<'o> {
             self.warn(Some(warning.to_string()));
         }
         let settings = Settings::new(o, &model, &isa)?;
-        for remark in remarks(&model, &settings) {
+        let source = Source { model, isa, settings, text, tuning };
+        for remark in source.remarks() {
             self.warn(Some(remark));
         }
+        let Source { model, isa, settings, .. } = &source;
         let report = &mut self.report;
         report.model = model.name.clone();
         report.architecture = model.arch.class_names[0].into();
@@ -161,7 +147,7 @@ impl<'o> Building<'o> {
         report.quantisation = settings.quantisation_name.clone();
         report.kv_dtype = settings.kv_name().into();
         report.ctx_size = settings.ctx_size;
-        Ok(Source { model, isa, settings, text, tuning })
+        Ok(source)
     }
 
     /// Whatever may be wrong with inputs in the place of outputs, and with tools, is said now and not after minutes of work.
@@ -430,27 +416,8 @@ impl Background {
     pub fn start(model: &Arc<Model>) -> Result<Background, Error> {
         let (hashed, read) = (model.clone(), model.clone());
         let inputs = Worker::start(move || Ok(hashed.hash_inputs()?))?;
-        Ok(Background { inputs, tokenizer: Worker::start(move || compact_tokenizer(&read))? })
+        Ok(Background { inputs, tokenizer: Worker::start(move || tokenizer::compact(&read))? })
     }
-}
-
-fn open(o: &Build) -> Result<Model, Error> {
-    let tokenizer = if o.no_tokenizer { TokenizerUse::Unread } else { TokenizerUse::Required };
-    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer, within: Some(memory::within) };
-    let model = rcompile_models::open(&o.model, &options)?;
-    let wanted = match o.task {
-        TaskOption::Generate => Task::Generate,
-        TaskOption::Embed => Task::Embed,
-        _ => model.arch.task,
-    };
-    if wanted != model.arch.task {
-        return Err(Error::Unsupported {
-            place: "--task".into(),
-            what: format!("does not fit {}, expected {}, found {}", model.arch.class_names[0], task_of(model.arch.task), task_of(wanted)),
-            help: Some("leave --task out".into()),
-        });
-    }
-    Ok(model)
 }
 
 fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module, Error> {
@@ -464,12 +431,6 @@ fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module,
         as_stored: settings.quantisation.kept.iter().filter(|(_, dtype)| dtype.is_none()).map(|(tensor, _)| tensor.clone()).collect(),
     };
     trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
-}
-
-/// Is this a matrix that would be of another type than bf16?
-fn is_narrowed(tensor: &str, kept: Option<DType>, model: &Model) -> bool {
-    let tensor = model.weights.get(tensor).filter(|t| t.shape.len() == 2);
-    tensor.is_some_and(|t| kept.or_else(|| graph_type(t.dtype)) != Some(DType::BF16))
 }
 
 fn run_passes(
@@ -504,31 +465,6 @@ fn run_passes(
         report.notes.extend(notes);
     }
     Ok(cx.products)
-}
-
-/// What may not be meant in what was asked for.
-fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
-    let mut remarks = Vec::new();
-    let (positions, trained) = (settings.ctx_size, model.facts().max_positions);
-    if positions as usize > trained {
-        let what = format!("{positions} positions are beyond what the model was trained for, {trained}; later positions may be nonsense");
-        remarks.push(warning("context", "--ctx-size", &what));
-    }
-    let narrowed = settings.inputs == MatmulInputs::Bf16;
-    if let Some(stored) = settings.weight_dtype.filter(|stored| narrowed && *stored != DType::BF16) {
-        let what = "weights of matrix products that are no codes are stored in bf16";
-        remarks.push(warning("dtype", "--compute bf16", &format!("{what}; --dtype {} is for the others", stored.name())));
-    }
-    if let Some((tensor, _)) = settings.quantisation.kept.iter().find(|(tensor, dtype)| narrowed && is_narrowed(tensor, **dtype, model)) {
-        let what = format!("what --keep says of {tensor} is stored in bf16 if it is a weight of matrix products");
-        remarks.push(warning("dtype", "--compute bf16", &what));
-    }
-    if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
-        let count = model.weights.coded_count();
-        let what = format!("{count} matrices of the checkpoint are codes already and stay as they are");
-        remarks.push(warning("quantize", "--quantize", &what));
-    }
-    remarks
 }
 
 /// Patterns that give a type to tensors of which no product reads any. (Other tensors have the checkpoint's type, or `--dtype`'s.)
@@ -621,23 +557,4 @@ fn pack_all(contents: &Contents<'_>, exe: &Unsealed, allow_nonfinite: bool, adva
     let with_codes = contents.calibration.map(|c| c.codes.over(&model.weights));
     let tensors: &dyn Tensors = with_codes.as_ref().map_or(&model.weights, |t| t);
     pack::pack(&contents.plans.weights, tensors, exe.sink(), allow_nonfinite, advance)
-}
-
-/// The compact tokenizer, where the model has one.
-pub(crate) fn compact_tokenizer(model: &Model) -> Result<Option<Vec<u8>>, Error> {
-    let compact = model.tokenizer.as_ref().map(|t| {
-        rcompile_runtime::text::compact(&t.json)
-            .map_err(|e| rcompile_models::Error::new(kind(&e), "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e))
-    });
-    Ok(compact.transpose()?)
-}
-
-/// What is wrong with a tokenizer or its text, as one of the model directory's errors.
-pub(crate) fn kind(error: &TextError) -> Kind {
-    match error {
-        TextError::Malformed(_) => Kind::Malformed,
-        TextError::Disagree(_) => Kind::Disagree,
-        TextError::Unsupported(_) => Kind::Unsupported,
-        TextError::Failed(_) => Kind::Limit,
-    }
 }
