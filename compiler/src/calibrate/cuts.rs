@@ -1,13 +1,13 @@
 //! A traced model cut into the programs that calibration runs, layer by layer.
 //!
 //! ```text
-//! %x = (embedding of %token)                 first stage: what enters the layers
-//! layer: %n = norm %x; %q = mm %n, @q ...    per input of linear layers whose codes are wanted: a stage that computes it from %x
-//!        %y                                  a stage that computes what leaves the layer, all of its weights being codes by then
+//! %x = (embedding of %token)                 first cut: what enters the layers
+//! layer: %n = norm %x; %q = mm %n, @q ...    per input of linear layers whose codes are wanted: a cut that computes it from %x
+//!        %y                                  a cut that computes what leaves the layer, all of its weights being codes by then
 //! head:  %n = norm %x; %l = mm %n, @head     as in a layer, where codes of the head are wanted
 //! ```
-//! In the stages of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row.
-//! A stage names only weights whose codes are known when it runs.
+//! In the cuts of a layer and of the head, %x is `embedding @calibration.hidden, %token`: a table of all hidden states, looked up by row.
+//! A cut names only weights whose codes are known when it runs.
 
 use crate::error::Error;
 use crate::passes::outline_layers::is_leaf;
@@ -19,37 +19,37 @@ pub const HIDDEN: &str = "calibration.hidden";
 
 /// One program.
 #[derive(Clone, Debug)]
-pub struct Stage {
+pub struct Cut {
     /// Its entry has one output, f32.
     pub module: Module,
     /// Tensors of codes that are made from this output; none: it becomes the hidden states.
     pub tensors: Vec<String>,
 }
 
-/// The stages of a model in order: the hidden states that enter layer 0, then layer by layer, then the head. `rows` is the number of hidden
+/// The cuts of a model in order: the hidden states that enter layer 0, then layer by layer, then the head. `rows` is the number of hidden
 /// states. Errors: layers that are not chained one to the next by a single value (6).
-pub fn stages(module: &Module, rows: u64) -> Result<Vec<Stage>, Error> {
+pub fn cuts(module: &Module, rows: u64) -> Result<Vec<Cut>, Error> {
     let whole = Whole::new(module, rows);
     let layers: Vec<u64> = whole.values.keys().filter_map(|layer| *layer).collect();
     let Some(first) = layers.first() else { return Err(unsupported("the model has no layers")) };
     let mut enters = whole.entering(*first)?;
-    let mut stages = vec![Stage { module: whole.cut(enters, None)?, tensors: vec![] }];
+    let mut cuts = vec![Cut { module: whole.cut(enters, None)?, tensors: vec![] }];
     let head = whole.inputs(None);
     for layer in &layers {
         for (x, tensors) in whole.inputs(Some(*layer)) {
-            stages.push(Stage { module: whole.cut(x, Some(enters))?, tensors });
+            cuts.push(Cut { module: whole.cut(x, Some(enters))?, tensors });
         }
         // Nobody asks for what leaves the last layer where no codes of a head are wanted.
         if Some(layer) != layers.last() || !head.is_empty() {
             let leaves = whole.leaving(*layer)?;
-            stages.push(Stage { module: whole.cut(leaves, Some(enters))?, tensors: vec![] });
+            cuts.push(Cut { module: whole.cut(leaves, Some(enters))?, tensors: vec![] });
             enters = leaves;
         }
     }
     for (x, tensors) in head {
-        stages.push(Stage { module: whole.cut(x, Some(enters))?, tensors });
+        cuts.push(Cut { module: whole.cut(x, Some(enters))?, tensors });
     }
-    Ok(stages)
+    Ok(cuts)
 }
 
 /// The model, and what cuts ask of it again and again.
@@ -201,7 +201,7 @@ impl<'m> Whole<'m> {
         function.outputs = vec![add(&mut function, product)];
         new.functions = vec![function];
         new.main = rcompile_graph::FuncId(0);
-        rcompile_graph::verify(&new).map_err(|e| Error::bug("calibrate stage", e))?;
+        rcompile_graph::verify(&new).map_err(|e| Error::bug("calibrate cut", e))?;
         Ok(new)
     }
 }
