@@ -2,7 +2,7 @@
 
 use crate::calibrate::CalibrationText;
 use crate::error::{Error, warning};
-use crate::options::{Build, Task as TaskOption};
+use crate::options::{Build, TaskChoice};
 use crate::passes::MatmulInputs;
 use crate::settings::Settings;
 use crate::tuning::Tuning;
@@ -65,8 +65,8 @@ pub(crate) fn open(o: &Build) -> Result<Model, Error> {
     let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer, within: Some(memory::within) };
     let model = rcompile_models::open(&o.model, &options)?;
     let wanted = match o.task {
-        TaskOption::Generate => arch::Task::Generate,
-        TaskOption::Embed => arch::Task::Embed,
+        TaskChoice::Generate => arch::Task::Generate,
+        TaskChoice::Embed => arch::Task::Embed,
         _ => model.arch.task,
     };
     if wanted != model.arch.task {
