@@ -99,7 +99,7 @@ fn build(o: &Build, passes: &[ChosenPass], last: Stage) -> Result<Report, Error>
         b.report.text = format!("{:#?}\n", source.model.facts());
         return Ok(b.into_report());
     }
-    let place = b.place(&source)?;
+    let site = b.site(&source)?;
 
     let mut modules = b.trace(&source)?;
     if last == Stage::Trace {
@@ -113,8 +113,8 @@ fn build(o: &Build, passes: &[ChosenPass], last: Stage) -> Result<Report, Error>
     }
 
     let mut cache = if last == Stage::Plan { Cache::none() } else { b.cache()? };
-    if let (Autotune::Fast, Some(place)) = (o.autotune, &place) {
-        b.autotune(&mut source, &modules, place, &cache)?;
+    if let (Autotune::Fast, Some(site)) = (o.autotune, &site) {
+        b.autotune(&mut source, &modules, site, &cache)?;
     }
     let plans = b.plan(&source, &modules)?;
     drop(modules);
@@ -124,19 +124,19 @@ fn build(o: &Build, passes: &[ChosenPass], last: Stage) -> Result<Report, Error>
         return Ok(b.into_report());
     }
 
-    let Some(place) = place else {
+    let Some(site) = site else {
         b.codegen(&source, &plans, &cache)?;
         b.commit(cache);
         return Ok(b.into_report());
     };
-    b.check_space(&source, &plans, &place)?;
-    let calibration = b.calibrate(PASSES, &source, &place, &cache)?;
+    b.check_space(&source, &plans, &site)?;
+    let calibration = b.calibrate(PASSES, &source, &site, &cache)?;
     let background = Background::start(&source.model)?;
     let code = b.codegen(&source, &plans, &cache)?;
-    let (linked, tokenizer) = b.link(&place, code, background.tokenizer)?;
+    let (linked, tokenizer) = b.link(&site, code, background.tokenizer)?;
     let contents = Contents { source: &source, plans: &plans, calibration: calibration.as_ref(), tokenizer };
-    let packed = b.pack(&place, linked, &contents, &mut cache)?;
-    b.finish(&place, packed, &contents, background.inputs, &mut cache)?;
+    let packed = b.pack(&site, linked, &contents, &mut cache)?;
+    b.finish(&site, packed, &contents, background.inputs, &mut cache)?;
     b.commit(cache);
     Ok(b.into_report())
 }

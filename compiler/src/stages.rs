@@ -5,7 +5,7 @@
 
 use crate::autotune;
 use crate::cache::entry::Key;
-use crate::cache::{Cache, Loaded};
+use crate::cache::{Cache, WeightsHit};
 use crate::calibrate::{self, Calibration, CalibrationText};
 use crate::emit::{self, bucket_name};
 use crate::error::{Error, warning};
@@ -55,8 +55,8 @@ pub(crate) struct Building<'o> {
     pub report: Report,
 }
 
-/// Where the executable is made, and what it takes.
-pub(crate) struct Place<'o> {
+/// Where the executable is made, and with what.
+pub(crate) struct BuildSite<'o> {
     output: &'o Path,
     work: WorkDir,
     tools: tools::Tools,
@@ -82,7 +82,7 @@ pub(crate) struct Background {
 pub(crate) struct PackedWeights {
     packed: Packed,
     /// Where they came from, if from the cache.
-    loaded: Option<Loaded>,
+    loaded: Option<WeightsHit>,
     /// Their name in the cache, if it keeps weights.
     key: Option<Key>,
 }
@@ -151,13 +151,13 @@ impl<'o> Building<'o> {
     }
 
     /// Whatever may be wrong with inputs in the place of outputs, and with tools, is said now and not after minutes of work.
-    pub fn place(&self, source: &Source) -> Result<Option<Place<'o>>, Error> {
+    pub fn site(&self, source: &Source) -> Result<Option<BuildSite<'o>>, Error> {
         let o = self.o;
         outputs::check_inputs(o, &source.model)?;
         let Some(output) = o.exe_path().filter(|_| o.writes_exe()) else { return Ok(None) };
         let triple = &source.isa.triple;
         let archive = targets::require_runtime(triple)?;
-        Ok(Some(Place { output, work: WorkDir::create(output)?, tools: tools::find(triple)?, archive }))
+        Ok(Some(BuildSite { output, work: WorkDir::create(output)?, tools: tools::find(triple)?, archive }))
     }
 
     /// trace: the architecture's forward code, run with symbolic rows, once per bucket.
@@ -214,15 +214,15 @@ impl<'o> Building<'o> {
     }
 
     /// autotune: plans with other tiles, run on this machine.
-    pub fn autotune(&mut self, source: &mut Source, modules: &[Module], place: &Place<'_>, cache: &Cache) -> Result<(), Error> {
+    pub fn autotune(&mut self, source: &mut Source, modules: &[Module], site: &BuildSite<'_>, cache: &Cache) -> Result<(), Error> {
         // The weights that all trials share are looked at when they are written.
-        payload::check_space(place.work.path(), place.archive.len() as u64 + autotune::TRIALS_MAX * LINKED_BYTES)?;
+        payload::check_space(site.work.path(), site.archive.len() as u64 + autotune::TRIALS_MAX * LINKED_BYTES)?;
         let opt_level = self.o.opt_level;
         let link_trial = |work: &WorkDir, plans: &Plans| {
             let (units, steps) = code(&plans.buckets, &source.isa, opt_level, Emit::default());
             let compile_one = |unit: &Unit<'_>| Ok((unit.symbol.clone(), cache.compile(unit)?.object));
             let objects = units.par_iter().map(compile_one).collect::<Result<Vec<_>, Error>>()?;
-            let linked = link::link(work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive })?;
+            let linked = link::link(work, &site.tools, Inputs { steps: &steps, objects: &objects, archive: site.archive })?;
             let mut blobs = Blobs::default();
             let manifest = Contents { source, plans, calibration: None, tokenizer: None }.manifest(Vec::new(), &mut blobs)?;
             let content = Content { manifest: &manifest, blobs: &blobs, weights_len: plans.weights.len, embedded: false };
@@ -230,7 +230,7 @@ impl<'o> Building<'o> {
         };
         let plan = |tuning: Option<&Tuning>| plan_all(modules, source, tuning);
         let (isa, ctx_size) = (&source.isa, source.settings.ctx_size);
-        let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &place.work };
+        let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &site.work };
         let (best, measured) = autotune::run(&cx, &mut self.progress)?;
         let noisy = measured.buckets.iter().filter(|bucket| bucket.is_undecided());
         let noisy: Vec<String> = noisy.map(|bucket| format!("{} rows ({:.0} %)", bucket.rows, bucket.noise * 100.0)).collect();
@@ -264,18 +264,24 @@ impl<'o> Building<'o> {
     }
 
     /// Is there room for the executable, and for the calibrated codes, which lie beside it until they are packed?
-    pub fn check_space(&self, source: &Source, plans: &Plans, place: &Place<'_>) -> Result<(), Error> {
+    pub fn check_space(&self, source: &Source, plans: &Plans, site: &BuildSite<'_>) -> Result<(), Error> {
         // A byte each, and at most four for a scale of 32.
         let codes = source.text.as_ref().map_or(0, |_| source.model.parameters().div_ceil(8) * 9);
-        payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)
+        payload::check_space(site.work.path(), plans.weights.len + site.archive.len() as u64 + LINKED_BYTES + codes)
     }
 
     /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows
     /// here. `passes` are all that there are, whatever the build leaves out: it chooses no codes.
-    pub fn calibrate(&mut self, passes: &[Pass], source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
+    pub fn calibrate(
+        &mut self,
+        passes: &[Pass],
+        source: &Source,
+        site: &BuildSite<'_>,
+        cache: &Cache,
+    ) -> Result<Option<Calibration>, Error> {
         let Some(text) = &source.text else { return Ok(None) };
         let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
-        let cx = calibrate::Cx { model: &source.model, passes, quantisation, act_order, cache, work: &place.work };
+        let cx = calibrate::Cx { model: &source.model, passes, quantisation, act_order, cache, work: &site.work };
         calibrate::run(&cx, text, &mut self.progress).map(Some)
     }
 
@@ -308,12 +314,17 @@ impl<'o> Building<'o> {
     }
 
     /// link: a C compiler driver, the runtime archive that rcompile carries, and the objects. The tokenizer is ready by then.
-    pub fn link(&mut self, place: &Place<'_>, code: Code, tokenizer: Worker<Option<Vec<u8>>>) -> Result<(Linked, Option<Vec<u8>>), Error> {
+    pub fn link(
+        &mut self,
+        site: &BuildSite<'_>,
+        code: Code,
+        tokenizer: Worker<Option<Vec<u8>>>,
+    ) -> Result<(Linked, Option<Vec<u8>>), Error> {
         let stage = self.progress.stage("link", 0, false);
         let Code { objects, steps } = code;
-        let linked = link::link(&place.work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive });
+        let linked = link::link(&site.work, &site.tools, Inputs { steps: &steps, objects: &objects, archive: site.archive });
         if self.o.save_temps {
-            let saved = emit::save_temps(&place.work, place.output, &objects, place.archive);
+            let saved = emit::save_temps(&site.work, site.output, &objects, site.archive);
             // What the linker says counts for more.
             if linked.is_ok() {
                 saved?;
@@ -328,7 +339,7 @@ impl<'o> Building<'o> {
     /// packed them, as a copy.
     pub fn pack(
         &mut self,
-        place: &Place<'_>,
+        site: &BuildSite<'_>,
         linked: Linked,
         contents: &Contents<'_>,
         cache: &mut Cache,
@@ -339,7 +350,7 @@ impl<'o> Building<'o> {
         // Hashes of the weight files may take longer than all that is to do: they are filled in at the end.
         let manifest = contents.manifest(model.list_inputs(), &mut blobs)?;
         let embedded = o.weights == WeightsPlace::Embed;
-        let exe = payload::append(&place.work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded })?;
+        let exe = payload::append(&site.work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded })?;
         let key = match cache.has_weights() {
             true => {
                 let codes = contents.calibration.map(|c| c.codes.hash()).transpose()?;
@@ -362,7 +373,7 @@ impl<'o> Building<'o> {
     /// finish: only a complete and checked file gets the name.
     pub fn finish(
         &mut self,
-        place: &Place<'_>,
+        site: &BuildSite<'_>,
         (mut exe, weights_in_place): (Unsealed, PackedWeights),
         contents: &Contents<'_>,
         inputs: Worker<Vec<InputFile>>,
@@ -392,10 +403,10 @@ impl<'o> Building<'o> {
         if let (None, Some(key)) = (&loaded, key) {
             cache.keep_weights(key, weights.len, &packed, exe.sink(), &weight_files, &model.name);
         }
-        let unsynced = exe.publish(&place.work, place.output)?;
+        let unsynced = exe.publish(&site.work, site.output)?;
         stage.finish("written, re-read and checked");
         self.warn(unsynced);
-        self.report.output = Some(place.output.display().to_string());
+        self.report.output = Some(site.output.display().to_string());
         if let Some((tensor, index)) = &packed.nonfinite {
             self.warn(Some(warning("safetensors", &format!("{tensor}[{index}]"), "is not finite, compiled as it is")));
         }

@@ -110,7 +110,7 @@ impl Plan<'_> {
         let key_var = k.var((0, positions));
         let vars = [head_var, query_var, key_var].map(|v| k.var_expr(v));
         let score = attn_float(&mut k, score, &vars).map_err(|w| PlanError::Unsupported(format!("attention score: {w}")))?;
-        let seen = Seen::new(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
+        let visible = VisibleKeys::new(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
         let head_pitch = match cols {
             Cols::Grouped { padded, .. } => padded,
             Cols::Plain => layout.kv.head_dim,
@@ -133,9 +133,9 @@ impl Plan<'_> {
             query_var,
             key_var,
             score,
-            key_lower: seen.lower,
-            key_upper: seen.upper,
-            mask: seen.mask,
+            key_lower: visible.lower,
+            key_upper: visible.upper,
+            mask: visible.mask,
         };
         self.region("attention", Kernel::Attention(kernel));
         // Only the end of the chain has the buffer's type; views between share it.
@@ -288,16 +288,16 @@ fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<
 
 /// Which keys a query sees: `lower <= key - query < upper`, and of them those of the mask.
 #[derive(Default)]
-struct Seen {
+struct VisibleKeys {
     lower: Option<i64>,
     upper: Option<i64>,
     mask: Option<ExprId>,
 }
 
-impl Seen {
+impl VisibleKeys {
     /// Terms of a conjunction like `key <= query + c` become bounds, the first of each side; all others stay in the mask.
-    fn new(k: &mut KernelBuilder, mask: &AttnExpr, vars: &[ExprId; 3]) -> Result<Seen, String> {
-        let mut seen = Seen::default();
+    fn new(k: &mut KernelBuilder, mask: &AttnExpr, vars: &[ExprId; 3]) -> Result<VisibleKeys, String> {
+        let mut visible = VisibleKeys::default();
         let mut terms = vec![mask];
         while let Some(term) = terms.pop() {
             if let AttnExpr::Binary(Binary::And, a, b) = term {
@@ -309,8 +309,8 @@ impl Seen {
             }
             if let Some((side, offset)) = bound(term) {
                 let place = match side {
-                    Side::Lower => &mut seen.lower,
-                    Side::Upper => &mut seen.upper,
+                    Side::Lower => &mut visible.lower,
+                    Side::Upper => &mut visible.upper,
                 };
                 if place.is_none() {
                     *place = Some(offset);
@@ -318,9 +318,9 @@ impl Seen {
                 }
             }
             let term = attn_bool(k, term, vars)?;
-            seen.mask = Some(seen.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
+            visible.mask = Some(visible.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
         }
-        Ok(seen)
+        Ok(visible)
     }
 }
 
@@ -367,8 +367,8 @@ mod tests {
             let v = k.var((0, 99));
             k.var_expr(v)
         });
-        let seen = Seen::new(&mut k, mask, &vars).unwrap();
-        (seen.lower, seen.upper, seen.mask.is_some())
+        let visible = VisibleKeys::new(&mut k, mask, &vars).unwrap();
+        (visible.lower, visible.upper, visible.mask.is_some())
     }
 
     #[test]
