@@ -15,7 +15,7 @@
 //! What each stage does is in `stages.rs`. `--stop-after` takes open, trace, passes, plan and codegen, and the names of passes.
 
 use crate::cache::{self, Cache};
-use crate::emit;
+use crate::emit::{self, EmitTo};
 use crate::error::Error;
 use crate::manifest::Contents;
 use crate::options::{Autotune, Build, EmitKind};
@@ -167,7 +167,7 @@ fn last_stage(o: &Build, passes: &[ChosenPass]) -> Result<Stage, Error> {
     let asked = o.emit.iter().map(|emit| Stage::of(emit.kind));
     let Some(at) = o.stop_after.as_deref() else {
         let last = asked.max().unwrap_or(Stage::Finish);
-        let prints = |kind: EmitKind| Stage::of(kind) == Stage::Codegen && emit::emitted(o, kind) == Some(None);
+        let prints = |kind: EmitKind| Stage::of(kind) == Stage::Codegen && emit::emitted(o, kind) == Some(EmitTo::Stdout);
         if let Some(emit) = o.emit.iter().find(|emit| o.dry_run && prints(emit.kind)) {
             let what = format!("--emit {}: a --dry-run ends with the plan", emit.kind.name());
             return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
