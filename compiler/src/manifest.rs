@@ -10,7 +10,7 @@ use rcompile_graph::Pool;
 use rcompile_models::dir::InputFile;
 use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, OutputKind, Pooling, PoolingInfo, StateInfo, Task, TextInfo};
 
-/// Where the bits of a row depend on how many rows are computed with it (few go by FMA).
+/// The note for executables in which a row's bits may depend on the number of rows in the step: few rows use FMA, more use tiles.
 const TINY_IN_TILES: &str = "tiles of AMX take bf16 numbers below 2^-126 for zero";
 
 fn multiplies_in_bf16_tiles(program: &Program) -> bool {

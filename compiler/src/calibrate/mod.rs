@@ -3,9 +3,9 @@
 //! ```text
 //! text -> chunks of tokens                                                      (text)
 //! trace, passes (f32, weights of layers and head are codes to come) -> cuts     (cuts)
-//! per cut: plan, compile and load for this machine                            (host)
+//! per cut: plan, compile and load for this machine                              (host)
 //!   hidden states -> inputs X of linear layers -> H = X^T X -> R R^T = H        (hessian; blocks: products by compiled code)
-//!     weights, R -> codes, which the next cuts and the pack stage read        (gptq, codes)
+//!     weights, R -> codes, which the next cuts and the pack stage read          (gptq, codes)
 //!   hidden states -> those that enter the next layer
 //! ```
 //! A layer's inputs are taken with all weights before them rounded already, those of the same layer included; only a table that is the head

@@ -94,8 +94,8 @@ pub struct Packed {
 /// Bytes of memory that an item takes.
 const ITEM_BYTES: u64 = 8 << 20;
 
-/// The same of a batch of items, which are evaluated at once where there are as many threads. What came of the batch before, at most as
-/// much, lies beside it.
+/// Most bytes for one batch of items evaluated in parallel. The previous batch's output (at most as much again) is still in memory
+/// meanwhile.
 const BATCH_BYTES: u64 = 192 << 20;
 
 /// One piece of a job: panels (of all ways) or rows `units` of it.

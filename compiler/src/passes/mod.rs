@@ -116,7 +116,7 @@ pub struct Pass {
     function: PassFn,
     /// Lowest optimisation level (0..=3) at which it runs.
     pub level: u8,
-    /// Of a pass that decides what is computed, not how fast, which the executable says of itself: what to use instead of leaving it out.
+    /// Set for passes that change results: `--passes -NAME` is refused, and this names the option to use instead.
     pub instead: Option<&'static str>,
     /// It serves whole steps only: not where each layer is cut out by itself and all rows are wanted, as calibration does.
     pub of_steps: bool,
@@ -127,7 +127,7 @@ impl Pass {
     pub const fn new(name: &'static str, function: PassFn, level: u8) -> Pass {
         Pass { name, function, level, instead: None, of_steps: false }
     }
-    /// It decides what is computed.
+    /// It changes results; the option to use instead of leaving it out.
     pub const fn decides(self, instead: &'static str) -> Pass {
         Pass { instead: Some(instead), ..self }
     }

@@ -8,7 +8,8 @@
 //!           scalar expressions; kernel: expressions with ranges; tiling: tiles)
 //! weights   layouts (panels) and offsets, in execution order
 //! state     where keys and values lie
-//! memory    buffers -> arena offsets by liveness, from the largest bucket down: a smaller one may lie as the next larger
+//! memory    buffers -> arena offsets by liveness. From the largest bucket down: a smaller bucket takes over the next larger one's
+//!           offsets where the two can then share code.
 //! barriers  where threads meet
 //! cost      what each region moves and computes
 //! ```
