@@ -100,6 +100,24 @@ CODE static void say_number(word number)
     say(digits + at, sizeof digits - at);
 }
 
+/* Bytes of the character at `text`; 0 where it would control a terminal (C0, DEL, C1) or is no UTF-8. */
+CODE static word printable(const unsigned char *text)
+{
+    const unsigned char first = text[0], second = first ? text[1] : 0;
+    if (first < 0x80) {
+        return first >= ' ' && first != 0x7f;
+    }
+    const word len = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
+    for (word at = 1; at < len; at++) {
+        if ((text[at] & 0xc0) != 0x80) {
+            return 0;
+        }
+    }
+    /* C1 controls, and what is spelled longer than need be. */
+    const unsigned least = first == 0xc2 || first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0;
+    return second < least ? 0 : len;
+}
+
 /* The last part of a path, nothing in it that would control a terminal. */
 CODE static void say_name(const char *path)
 {
@@ -109,8 +127,10 @@ CODE static void say_name(const char *path)
             name = at + 1;
         }
     }
-    for (; *name; name++) {
-        say((unsigned char)*name < ' ' ? STRANGE : name, 1);
+    while (*name) {
+        const word len = printable((const unsigned char *)name);
+        say(len ? name : STRANGE, len ? len : 1);
+        name += len ? len : 1;
     }
 }
 

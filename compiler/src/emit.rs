@@ -56,11 +56,19 @@ pub(crate) fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     written.map_err(|e| Error::output(path, "writing", &e))
 }
 
-/// Path of something emitted: as given, else `OUT.<extension>`; None: stdout.
-pub(crate) fn emit_path(o: &Build, emit: &Emit, extension: &str) -> Option<PathBuf> {
+/// Where something emitted goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum EmitTo {
+    Path(PathBuf),
+    Stdout,
+}
+
+/// As given, else `OUT.<extension>`, else stdout.
+pub(crate) fn emit_to(o: &Build, emit: &Emit, extension: &str) -> EmitTo {
     match &emit.path {
-        Some(path) => (!emit.to_stdout()).then(|| path.clone()),
-        None => o.exe_path().map(|out| suffixed(out, extension)),
+        Some(_) if emit.to_stdout() => EmitTo::Stdout,
+        Some(path) => EmitTo::Path(path.clone()),
+        None => o.exe_path().map_or(EmitTo::Stdout, |out| EmitTo::Path(suffixed(out, extension))),
     }
 }
 
@@ -72,20 +80,20 @@ pub(crate) fn suffixed(path: &Path, extension: &str) -> PathBuf {
     path.into()
 }
 
-/// Where `--emit` of this kind goes, if it is asked for; the inner None: stdout.
-pub(crate) fn emitted(o: &Build, kind: EmitKind) -> Option<Option<PathBuf>> {
+/// Where `--emit` of this kind goes, if it is asked for.
+pub(crate) fn emitted(o: &Build, kind: EmitKind) -> Option<EmitTo> {
     let (_, extension) = EXTENSIONS.into_iter().find(|e| e.0 == kind)?;
-    o.emits(kind).map(|emit| emit_path(o, emit, extension))
+    o.emits(kind).map(|emit| emit_to(o, emit, extension))
 }
 
 /// Writes a text where it was asked for; without a path it is part of what goes to stdout. A dry run writes no file. False: it went
 /// nowhere.
 pub(crate) fn text(o: &Build, kind: EmitKind, text: impl FnOnce() -> String, report: &mut Report) -> Result<bool, Error> {
-    let Some(path) = emitted(o, kind) else { return Ok(false) };
-    match path {
-        Some(_) if o.dry_run => return Ok(false),
-        Some(path) => write_whole(&path, text().as_bytes())?,
-        None => report.text += &text(),
+    let Some(to) = emitted(o, kind) else { return Ok(false) };
+    match to {
+        EmitTo::Path(_) if o.dry_run => return Ok(false),
+        EmitTo::Path(path) => write_whole(&path, text().as_bytes())?,
+        EmitTo::Stdout => report.text += &text(),
     }
     Ok(true)
 }
@@ -111,8 +119,8 @@ pub(crate) fn code(o: &Build, symbols: &[String], objects: &[Compiled], report: 
         };
         text(o, kind, all, report)?;
     }
-    if let Some(dir) = emitted(o, EmitKind::Obj) {
-        let dir = dir.ok_or_else(|| Error::bug("--emit obj", "no directory"))?;
+    if let Some(to) = emitted(o, EmitKind::Obj) {
+        let EmitTo::Path(dir) = to else { return Err(Error::bug("--emit obj", "no directory")) };
         std::fs::create_dir_all(&dir).map_err(|e| Error::output(&dir, "creating", &e))?;
         clear_objects(&dir, symbols)?;
         for (symbol, unit) in symbols.iter().zip(objects) {

@@ -204,27 +204,6 @@ impl From<rcompile_codegen::Error> for Error {
     }
 }
 
-impl From<crate::plan::PlanError> for Error {
-    fn from(error: crate::plan::PlanError) -> Error {
-        match error {
-            crate::plan::PlanError::StateTooLarge(_) => {
-                Error::Limit { place: "--ctx-size, --parallel".into(), what: format!("too large for this model: {error}") }
-            }
-            crate::plan::PlanError::TooVaried(_) => Error::Limit { place: "layers".into(), what: error.to_string() },
-            crate::plan::PlanError::Unsupported(what) => {
-                Error::Unsupported { place: "graph".into(), what: format!("{what} is not supported"), help: None }
-            }
-            other => Error::bug("plan", other),
-        }
-    }
-}
-
-impl From<crate::passes::PassError> for Error {
-    fn from(error: crate::passes::PassError) -> Error {
-        Error::bug(format_args!("pass {}", error.pass), error.what)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,11 +8,11 @@
 use crate::error::Error;
 use crate::input::missing;
 use crate::link::payload::{self, Identity};
-use crate::manifest::task_of;
 use crate::options::{self, Inspect};
 use crate::pipeline;
 use crate::report::{self, Report};
 use crate::scaling::{self, Subject};
+use crate::source::task_of;
 use rcompile_message::{escape, size};
 use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::{Manifest, Task};
@@ -46,7 +46,7 @@ pub fn run(options: &Inspect) -> Result<(), Error> {
 
 /// Plans the model as `rcompile build` would with default options, and writes nothing.
 fn plan(options: &Inspect) -> Result<Report, Error> {
-    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--dry-run"].map(Into::into).to_vec();
+    let mut args: Vec<OsString> = ["rcompile", "build", "--quiet", "--no-tokenizer", "--no-cache", "--dry-run"].map(Into::into).to_vec();
     // A value of its own may look like a flag.
     let mut give = |flag: &str, value: &OsStr| {
         let mut arg = OsString::from(flag);

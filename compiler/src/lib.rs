@@ -20,9 +20,12 @@ pub mod plan;
 pub mod report;
 pub mod scaling;
 mod settings;
+mod source;
 mod stages;
 pub mod targets;
 mod threads;
+mod tokenizer;
 pub mod tuning;
+pub mod verbs;
 
 pub use error::Error;

@@ -1,7 +1,7 @@
-//! parse -> Command -> pipeline::dispatch -> exit code.
+//! parse -> Command -> verbs::dispatch -> exit code.
 
 use rcompile::options::{Command, Parsed};
-use rcompile::{Error, link, options, pipeline, report};
+use rcompile::{Error, link, options, report, verbs};
 use rcompile_runtime::memory;
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::Mutex;
@@ -25,7 +25,7 @@ fn main() {
                 if let Command::Build(_) = &command {
                     memory::keep_within_control_group();
                 }
-                pipeline::dispatch(command)
+                verbs::dispatch(command)
             }
             Parsed::Print(text) => report::print(&text),
         }

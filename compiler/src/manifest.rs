@@ -4,22 +4,13 @@ use crate::calibrate::Calibration;
 use crate::error::Error;
 use crate::link::payload::Blobs;
 use crate::plan::{PackJob, Planned, Plans, WeightTable};
-use crate::stages::Source;
+use crate::source::{Source, task_of};
 use rcompile_codegen::program::{Coding, Compute, DType, Kernel, Layout, Panels, Program};
 use rcompile_graph::Pool;
-use rcompile_models::arch;
 use rcompile_models::dir::InputFile;
 use rcompile_runtime::abi::{BucketInfo, EntryInfo, GenerationInfo, Manifest, OutputKind, Pooling, PoolingInfo, StateInfo, Task, TextInfo};
 
-/// What an executable of a model for this task does.
-pub(crate) fn task_of(task: arch::Task) -> Task {
-    match task {
-        arch::Task::Generate => Task::Generate,
-        arch::Task::Embed => Task::Embed,
-    }
-}
-
-/// Where the bits of a row depend on how many rows are computed with it (few go by FMA).
+/// The note for executables in which a row's bits may depend on the number of rows in the step: few rows use FMA, more use tiles.
 const TINY_IN_TILES: &str = "tiles of AMX take bf16 numbers below 2^-126 for zero";
 
 fn multiplies_in_bf16_tiles(program: &Program) -> bool {

@@ -181,8 +181,8 @@ pub struct Build {
     #[arg(help_heading = heading::SHAPES, long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     pub parallel: Option<u32>,
     /// What the executable does
-    #[arg(help_heading = heading::SHAPES, long, value_enum, default_value_t = Task::Auto)]
-    pub task: Task,
+    #[arg(help_heading = heading::SHAPES, long, value_enum, default_value_t = TaskChoice::Auto)]
+    pub task: TaskChoice,
     /// Read neither tokenizer nor chat template: the executable takes token ids only
     #[arg(help_heading = heading::SHAPES, long)]
     pub no_tokenizer: bool,
@@ -403,7 +403,7 @@ impl std::fmt::Display for Edit {
 /// `--task`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 #[allow(missing_docs)]
-pub enum Task {
+pub enum TaskChoice {
     Auto,
     Generate,
     Embed,
@@ -514,7 +514,7 @@ impl EmitKind {
 impl Build {
     /// Refuses what is known but not supported yet, and contradictions.
     pub fn check(&self) -> Result<(), Error> {
-        if !matches!(self.task, Task::Auto | Task::Generate | Task::Embed) {
+        if !matches!(self.task, TaskChoice::Auto | TaskChoice::Generate | TaskChoice::Embed) {
             let name = self.task.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
             return Err(not_yet(&format!("--task {name}"), "use --task auto, generate or embed"));
         }

@@ -5,7 +5,7 @@
 //! is the same here and in `emit.rs`, which writes.
 
 use crate::cache;
-use crate::emit::{EXTENSIONS, emit_path, suffixed};
+use crate::emit::{EXTENSIONS, EmitTo, emit_to, suffixed};
 use crate::error::Error;
 use crate::link::guard;
 use crate::link::payload;
@@ -63,7 +63,7 @@ fn outputs(o: &Build) -> Vec<Output> {
     }
     for (kind, extension) in EXTENSIONS {
         let Some(emit) = o.emits(kind) else { continue };
-        let Some(path) = emit_path(o, emit, extension) else { continue };
+        let EmitTo::Path(path) = emit_to(o, emit, extension) else { continue };
         let name = kind.name();
         let shape = if kind == EmitKind::Obj { Shape::Directory } else { Shape::Text };
         add(&format!("--emit {name}=PATH"), path, shape, emit.path.is_none());

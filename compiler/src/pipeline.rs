@@ -15,16 +15,15 @@
 //! What each stage does is in `stages.rs`. `--stop-after` takes open, trace, passes, plan and codegen, and the names of passes.
 
 use crate::cache::{self, Cache};
-use crate::emit;
+use crate::emit::{self, EmitTo};
 use crate::error::Error;
 use crate::manifest::Contents;
-use crate::options::{Autotune, Build, Command, EmitKind};
+use crate::options::{Autotune, Build, EmitKind};
 use crate::outputs;
 use crate::passes::*;
-use crate::report::{self, Report};
+use crate::report::Report;
 use crate::stages::{Background, Building};
 use crate::threads::STACK_BYTES;
-use crate::{compare, doctor, inspect, targets};
 use rcompile_graph::Module;
 
 /// Stages that a build can end with, in order; what comes between codegen and finish makes no sense alone.
@@ -77,30 +76,6 @@ pub const PASSES: &[Pass] = &[
     Pass::new("outline-layers", outline_layers::run, 1).of_steps(),             // last: all others see plain layers
 ];
 
-/// Runs a verb.
-pub fn dispatch(command: Command) -> Result<(), Error> {
-    match command {
-        Command::Build(options) => {
-            let report = run(&options)?;
-            if options.json {
-                return report::print_json(&report);
-            }
-            report::print(&report.text)?;
-            match (options.quiet, options.timings) {
-                (false, _) => report::say(report.lines().trim_end()),
-                (true, true) => report::say(report.timings().trim_end()),
-                (true, false) => {}
-            }
-            Ok(())
-        }
-        Command::Inspect(options) => inspect::run(&options),
-        Command::Targets(options) => targets::run(options.json),
-        Command::Doctor(options) => doctor::run(options.json),
-        Command::Compare(options) => compare::run(&options),
-        Command::Cache(verb) => cache::verb::run(&verb),
-    }
-}
-
 /// `rcompile build`.
 pub fn run(options: &Build) -> Result<Report, Error> {
     options.check()?;
@@ -117,14 +92,14 @@ pub fn run(options: &Build) -> Result<Report, Error> {
 }
 
 /// From the model directory to the executable, or to the last stage.
-fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
+fn build(o: &Build, passes: &[ChosenPass], last: Stage) -> Result<Report, Error> {
     let mut b = Building::new(o);
     let mut source = b.open()?;
     if last == Stage::Open {
         b.report.text = format!("{:#?}\n", source.model.facts());
         return Ok(b.into_report());
     }
-    let place = b.place(&source)?;
+    let site = b.site(&source)?;
 
     let mut modules = b.trace(&source)?;
     if last == Stage::Trace {
@@ -138,8 +113,8 @@ fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
     }
 
     let mut cache = if last == Stage::Plan { Cache::none() } else { b.cache()? };
-    if let (Autotune::Fast, Some(place)) = (o.autotune, &place) {
-        b.autotune(&mut source, &modules, place, &cache)?;
+    if let (Autotune::Fast, Some(site)) = (o.autotune, &site) {
+        b.autotune(&mut source, &modules, site, &cache)?;
     }
     let plans = b.plan(&source, &modules)?;
     drop(modules);
@@ -149,25 +124,25 @@ fn build(o: &Build, passes: &[Pass], last: Stage) -> Result<Report, Error> {
         return Ok(b.into_report());
     }
 
-    let Some(place) = place else {
+    let Some(site) = site else {
         b.codegen(&source, &plans, &cache)?;
         b.commit(cache);
         return Ok(b.into_report());
     };
-    b.check_space(&source, &plans, &place)?;
-    let calibration = b.calibrate(&source, &place, &cache)?;
+    b.check_space(&source, &plans, &site)?;
+    let calibration = b.calibrate(PASSES, &source, &site, &cache)?;
     let background = Background::start(&source.model)?;
     let code = b.codegen(&source, &plans, &cache)?;
-    let (linked, tokenizer) = b.link(&place, code, background.tokenizer)?;
+    let (linked, tokenizer) = b.link(&site, code, background.tokenizer)?;
     let contents = Contents { source: &source, plans: &plans, calibration: calibration.as_ref(), tokenizer };
-    let packed = b.pack(&place, linked, &contents, &mut cache)?;
-    b.finish(&place, packed, &contents, background.inputs, &mut cache)?;
+    let packed = b.pack(&site, linked, &contents, &mut cache)?;
+    b.finish(&site, packed, &contents, background.inputs, &mut cache)?;
     b.commit(cache);
     Ok(b.into_report())
 }
 
 /// The passes of this optimisation level with `--passes` applied.
-fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
+fn chosen_passes(o: &Build) -> Result<Vec<ChosenPass>, Error> {
     let names = || PASSES.iter().map(|p| p.name).collect::<Vec<_>>().join(", ");
     if let Some(edit) = o.passes.iter().find(|e| PASSES.iter().all(|p| p.name != e.name)) {
         let what = format!("--passes {edit}: no such pass, expected one of {}", names());
@@ -178,29 +153,30 @@ fn chosen_passes(o: &Build) -> Result<Vec<Pass>, Error> {
         let what = format!("--passes -{}: it decides what is computed, not how fast", pass.name);
         return Err(Error::Usage { what, help: pass.instead.map(|option| format!("use {option}")) });
     }
-    let chosen = |p: &&Pass| match o.passes.iter().rev().find(|e| e.name == p.name) {
+    let is_chosen = |p: &Pass| match o.passes.iter().rev().find(|e| e.name == p.name) {
         Some(edit) => edit.add,
         None => p.level <= o.opt_level,
     };
-    Ok(PASSES.iter().filter(chosen).copied().collect())
+    let all = (1..).zip(PASSES).map(|(number, pass)| ChosenPass { pass: *pass, number });
+    Ok(all.filter(|chosen| is_chosen(&chosen.pass)).collect())
 }
 
 /// Where a build ends: with what `--emit` asks for; with the plan where nothing is to be written; or where `--stop-after` says, which names
 /// a stage, or a pass that this build runs, and comes after the texts that `--emit` asks for.
-fn last_stage(o: &Build, passes: &[Pass]) -> Result<Stage, Error> {
+fn last_stage(o: &Build, passes: &[ChosenPass]) -> Result<Stage, Error> {
     let asked = o.emit.iter().map(|emit| Stage::of(emit.kind));
     let Some(at) = o.stop_after.as_deref() else {
         let last = asked.max().unwrap_or(Stage::Finish);
-        let prints = |kind: EmitKind| Stage::of(kind) == Stage::Codegen && emit::emitted(o, kind) == Some(None);
+        let prints = |kind: EmitKind| Stage::of(kind) == Stage::Codegen && emit::emitted(o, kind) == Some(EmitTo::Stdout);
         if let Some(emit) = o.emit.iter().find(|emit| o.dry_run && prints(emit.kind)) {
             let what = format!("--emit {}: a --dry-run ends with the plan", emit.kind.name());
             return Err(Error::Usage { what, help: Some("leave one of them out".into()) });
         }
         return Ok(if o.dry_run { last.min(Stage::Plan) } else { last });
     };
-    let stage = if passes.iter().any(|p| p.name == at) { "passes" } else { at };
+    let stage = if passes.iter().any(|p| p.pass.name == at) { "passes" } else { at };
     let Some((_, stop)) = Stage::STOPS.into_iter().find(|s| s.0 == stage) else {
-        let known = Stage::STOPS.iter().map(|s| s.0).chain(passes.iter().map(|p| p.name)).collect::<Vec<_>>().join(", ");
+        let known = Stage::STOPS.iter().map(|s| s.0).chain(passes.iter().map(|p| p.pass.name)).collect::<Vec<_>>().join(", ");
         let exists = PASSES.iter().any(|p| p.name == at);
         let what = if exists { "this build does not run that pass" } else { "no such stage or pass to stop after" };
         return Err(Error::Usage { what: format!("--stop-after {at}: {what}, expected one of {known}"), help: None });

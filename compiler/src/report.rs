@@ -242,7 +242,7 @@ pub struct Progress {
 
 /// A running stage. `advance` may be called from any thread.
 #[derive(Debug)]
-pub struct Stage<'a> {
+pub struct StageBar<'a> {
     progress: &'a mut Progress,
     name: &'static str,
     start: Instant,
@@ -265,7 +265,7 @@ impl Progress {
     }
 
     /// Begins a stage of `total` steps (0: unknown), or of bytes.
-    pub fn stage(&mut self, name: &'static str, total: u64, bytes: bool) -> Stage<'_> {
+    pub fn stage(&mut self, name: &'static str, total: u64, bytes: bool) -> StageBar<'_> {
         let bar = (self.style == Style::Bar).then(|| {
             let bar = if total > 0 { ProgressBar::new(total) } else { ProgressBar::new_spinner() };
             let template = match (total > 0, bytes) {
@@ -281,7 +281,7 @@ impl Progress {
             bar
         });
         let now = Instant::now();
-        Stage { progress: self, name, start: now, total, done: AtomicU64::new(0), bytes, bar, said: Mutex::new(now) }
+        StageBar { progress: self, name, start: now, total, done: AtomicU64::new(0), bytes, bar, said: Mutex::new(now) }
     }
 
     /// A line for the user between two stages, so that it breaks no bar.
@@ -297,7 +297,7 @@ impl Progress {
     }
 }
 
-impl Stage<'_> {
+impl StageBar<'_> {
     /// `count` more steps or bytes are done.
     pub fn advance(&self, count: u64) {
         let done = self.done.fetch_add(count, Ordering::Relaxed) + count;
@@ -333,7 +333,7 @@ impl Stage<'_> {
     }
 }
 
-impl Drop for Stage<'_> {
+impl Drop for StageBar<'_> {
     fn drop(&mut self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -133,11 +133,10 @@ const ONLY_CORES: [(&str, u32); 5] = [("cortex-a72", 16), ("neoverse-n2", 128), 
 /// Of tiles of bf16: 16 x 16 x 32 multiply-adds in 16 cycles (measured on Granite Rapids).
 const TILES_BF16: f64 = 1024.0;
 
-/// Cores of a socket of the largest machine with the CPU that `--cpu` names, or one like it. (A name that only a hypervisor knows counts as
-/// a common machine.)
+/// Cores of a socket of the largest machine with the CPU that `--cpu` names, or one like it.
 pub fn cores(cpu: &str) -> u32 {
     let only = || ONLY_CORES.iter().find(|(name, _)| *name == cpu).map(|(_, cores)| *cores);
-    MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map(|m| m.cores).or_else(only).unwrap_or(64)
+    MACHINES.iter().find(|m| m.cpus.contains(&cpu)).map(|m| m.cores).or_else(only).expect("cores of every CPU that can be named")
 }
 
 impl Machine {

@@ -148,7 +148,7 @@ fn kept(patterns: &[Keep], model: &Model) -> Result<BTreeMap<String, Option<DTyp
     Ok(kept)
 }
 
-/// The type of most elements of what the model reads of the checkpoint, of which codes are of none.
+/// The float type of most elements that the model reads; codes are not counted.
 fn main_type(model: &Model) -> DType {
     let elements = |dtype| {
         let of_type = model.stored().filter_map(|stored| match stored {

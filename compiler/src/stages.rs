@@ -5,39 +5,36 @@
 
 use crate::autotune;
 use crate::cache::entry::Key;
-use crate::cache::{Cache, Loaded};
+use crate::cache::{Cache, WeightsHit};
 use crate::calibrate::{self, Calibration, CalibrationText};
 use crate::emit::{self, bucket_name};
 use crate::error::{Error, warning};
 use crate::link::guard::WorkDir;
 use crate::link::payload::{self, Blobs, Content, Unsealed};
 use crate::link::{self, Inputs, Linked, Step, tools};
-use crate::manifest::{Contents, task_of, weights_type};
-use crate::options::{Autotune, Build, EmitKind, Keep, Task as TaskOption, WeightsPlace};
+use crate::manifest::{Contents, weights_type};
+use crate::options::{Autotune, Build, EmitKind, Keep, WeightsPlace};
 use crate::outputs;
 use crate::pack::{self, Packed, Tensors};
 use crate::passes::quantise::{Products, Quantisation};
-use crate::passes::{self, MatmulInputs, Pass, PassCx};
-use crate::pipeline::PASSES;
+use crate::passes::{self, ChosenPass, Pass, PassCx};
 use crate::plan::{self, PlanCx, Planned, Plans};
 use crate::report::{self, BucketReport, Progress, Report, Timing, millis};
 use crate::settings::Settings;
+use crate::source::{self, Source};
 use crate::targets;
 use crate::threads::Worker;
+use crate::tokenizer;
 use crate::tuning::Tuning;
 use rayon::prelude::*;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::{Emit, Options as CodegenOptions, Unit, compile_units, probe_units, step_symbol, verify};
-use rcompile_graph::{DType, Module};
+use rcompile_graph::Module;
 use rcompile_message::size;
-use rcompile_models::arch::Task;
+use rcompile_models::Model;
 use rcompile_models::dir::InputFile;
 use rcompile_models::trace::{TraceOptions, trace};
-use rcompile_models::weights::graph_type;
-use rcompile_models::{Kind, Model, OpenOptions, TokenizerUse};
 use rcompile_runtime::abi::PROBE_ENTRY;
-use rcompile_runtime::memory;
-use rcompile_runtime::text::TextError;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
@@ -58,22 +55,8 @@ pub(crate) struct Building<'o> {
     pub report: Report,
 }
 
-/// What a build reads and decides before its first graph; tiles that it measures itself are added later.
-pub(crate) struct Source {
-    /// The model directory.
-    pub model: Arc<Model>,
-    /// The CPU.
-    pub isa: Isa,
-    /// Types, slots, context.
-    pub settings: Settings,
-    /// The text of `--calibrate`.
-    pub text: Option<CalibrationText>,
-    /// Tiles that were measured, and the file that holds them.
-    pub tuning: Option<(Tuning, InputFile)>,
-}
-
-/// Where the executable is made, and what it takes.
-pub(crate) struct Place<'o> {
+/// Where the executable is made, and with what.
+pub(crate) struct BuildSite<'o> {
     output: &'o Path,
     work: WorkDir,
     tools: tools::Tools,
@@ -99,7 +82,7 @@ pub(crate) struct Background {
 pub(crate) struct PackedWeights {
     packed: Packed,
     /// Where they came from, if from the cache.
-    loaded: Option<Loaded>,
+    loaded: Option<WeightsHit>,
     /// Their name in the cache, if it keeps weights.
     key: Option<Key>,
 }
@@ -138,7 +121,7 @@ impl<'o> Building<'o> {
             (None, Autotune::Off) => None,
         };
         let stage = self.progress.stage("open", 0, false);
-        let model = Arc::new(open(o)?);
+        let model = Arc::new(source::open(o)?);
         let text = match &o.quantize.calibrate {
             Some(path) => calibrate::check(&model).and_then(|()| CalibrationText::read(path, &model)).map(Some)?,
             None => None,
@@ -148,9 +131,11 @@ impl<'o> Building<'o> {
             self.warn(Some(warning.to_string()));
         }
         let settings = Settings::new(o, &model, &isa)?;
-        for remark in remarks(&model, &settings) {
+        let source = Source { model, isa, settings, text, tuning };
+        for remark in source.remarks() {
             self.warn(Some(remark));
         }
+        let Source { model, isa, settings, .. } = &source;
         let report = &mut self.report;
         report.model = model.name.clone();
         report.architecture = model.arch.class_names[0].into();
@@ -162,17 +147,17 @@ impl<'o> Building<'o> {
         report.quantisation = settings.quantisation_name.clone();
         report.kv_dtype = settings.kv_name().into();
         report.ctx_size = settings.ctx_size;
-        Ok(Source { model, isa, settings, text, tuning })
+        Ok(source)
     }
 
     /// Whatever may be wrong with inputs in the place of outputs, and with tools, is said now and not after minutes of work.
-    pub fn place(&self, source: &Source) -> Result<Option<Place<'o>>, Error> {
+    pub fn site(&self, source: &Source) -> Result<Option<BuildSite<'o>>, Error> {
         let o = self.o;
         outputs::check_inputs(o, &source.model)?;
         let Some(output) = o.exe_path().filter(|_| o.writes_exe()) else { return Ok(None) };
         let triple = &source.isa.triple;
         let archive = targets::require_runtime(triple)?;
-        Ok(Some(Place { output, work: WorkDir::create(output)?, tools: tools::find(triple)?, archive }))
+        Ok(Some(BuildSite { output, work: WorkDir::create(output)?, tools: tools::find(triple)?, archive }))
     }
 
     /// trace: the architecture's forward code, run with symbolic rows, once per bucket.
@@ -199,7 +184,7 @@ impl<'o> Building<'o> {
     }
 
     /// passes: the same list for every bucket; a bucket's graph changes nothing but its bounds.
-    pub fn passes(&mut self, passes: &[Pass], source: &mut Source, modules: &mut [Module]) -> Result<(), Error> {
+    pub fn passes(&mut self, passes: &[ChosenPass], source: &mut Source, modules: &mut [Module]) -> Result<(), Error> {
         let stage = self.progress.stage("passes", modules.len() as u64, false);
         let mut unread: Option<Vec<String>> = None;
         for module in modules {
@@ -213,7 +198,7 @@ impl<'o> Building<'o> {
             stage.advance(1);
         }
         self.report.quantisation = source.settings.quantisation_name.clone();
-        let last = passes.iter().position(|pass| self.o.stop_after.as_deref() == Some(pass.name));
+        let last = passes.iter().position(|p| self.o.stop_after.as_deref() == Some(p.pass.name));
         stage.finish(&format!("{} passes", last.map_or(passes.len(), |last| last + 1)));
         for pattern in unread.unwrap_or_default() {
             self.warn(Some(warning("keep", &format!("--keep {pattern}"), "has no effect, no matrix product reads what it names")));
@@ -229,15 +214,15 @@ impl<'o> Building<'o> {
     }
 
     /// autotune: plans with other tiles, run on this machine.
-    pub fn autotune(&mut self, source: &mut Source, modules: &[Module], place: &Place<'_>, cache: &Cache) -> Result<(), Error> {
+    pub fn autotune(&mut self, source: &mut Source, modules: &[Module], site: &BuildSite<'_>, cache: &Cache) -> Result<(), Error> {
         // The weights that all trials share are looked at when they are written.
-        payload::check_space(place.work.path(), place.archive.len() as u64 + autotune::TRIALS_MAX * LINKED_BYTES)?;
+        payload::check_space(site.work.path(), site.archive.len() as u64 + autotune::TRIALS_MAX * LINKED_BYTES)?;
         let opt_level = self.o.opt_level;
         let link_trial = |work: &WorkDir, plans: &Plans| {
             let (units, steps) = code(&plans.buckets, &source.isa, opt_level, Emit::default());
             let compile_one = |unit: &Unit<'_>| Ok((unit.symbol.clone(), cache.compile(unit)?.object));
             let objects = units.par_iter().map(compile_one).collect::<Result<Vec<_>, Error>>()?;
-            let linked = link::link(work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive })?;
+            let linked = link::link(work, &site.tools, Inputs { steps: &steps, objects: &objects, archive: site.archive })?;
             let mut blobs = Blobs::default();
             let manifest = Contents { source, plans, calibration: None, tokenizer: None }.manifest(Vec::new(), &mut blobs)?;
             let content = Content { manifest: &manifest, blobs: &blobs, weights_len: plans.weights.len, embedded: false };
@@ -245,7 +230,7 @@ impl<'o> Building<'o> {
         };
         let plan = |tuning: Option<&Tuning>| plan_all(modules, source, tuning);
         let (isa, ctx_size) = (&source.isa, source.settings.ctx_size);
-        let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &place.work };
+        let cx = autotune::Cx { isa, ctx_size, plan: &plan, link: &link_trial, work: &site.work };
         let (best, measured) = autotune::run(&cx, &mut self.progress)?;
         let noisy = measured.buckets.iter().filter(|bucket| bucket.is_undecided());
         let noisy: Vec<String> = noisy.map(|bucket| format!("{} rows ({:.0} %)", bucket.rows, bucket.noise * 100.0)).collect();
@@ -279,18 +264,24 @@ impl<'o> Building<'o> {
     }
 
     /// Is there room for the executable, and for the calibrated codes, which lie beside it until they are packed?
-    pub fn check_space(&self, source: &Source, plans: &Plans, place: &Place<'_>) -> Result<(), Error> {
+    pub fn check_space(&self, source: &Source, plans: &Plans, site: &BuildSite<'_>) -> Result<(), Error> {
         // A byte each, and at most four for a scale of 32.
         let codes = source.text.as_ref().map_or(0, |_| source.model.parameters().div_ceil(8) * 9);
-        payload::check_space(place.work.path(), plans.weights.len + place.archive.len() as u64 + LINKED_BYTES + codes)
+        payload::check_space(site.work.path(), plans.weights.len + site.archive.len() as u64 + LINKED_BYTES + codes)
     }
 
     /// calibrate: before the executable's own code is made, because whatever is wrong with the text or what the model makes of it shows
-    /// here.
-    pub fn calibrate(&mut self, source: &Source, place: &Place<'_>, cache: &Cache) -> Result<Option<Calibration>, Error> {
+    /// here. `passes` are all that there are, whatever the build leaves out: it chooses no codes.
+    pub fn calibrate(
+        &mut self,
+        passes: &[Pass],
+        source: &Source,
+        site: &BuildSite<'_>,
+        cache: &Cache,
+    ) -> Result<Option<Calibration>, Error> {
         let Some(text) = &source.text else { return Ok(None) };
         let (quantisation, act_order) = (&source.settings.quantisation, self.o.quantize.act_order);
-        let cx = calibrate::Cx { model: &source.model, quantisation, act_order, cache, work: &place.work };
+        let cx = calibrate::Cx { model: &source.model, passes, quantisation, act_order, cache, work: &site.work };
         calibrate::run(&cx, text, &mut self.progress).map(Some)
     }
 
@@ -323,12 +314,17 @@ impl<'o> Building<'o> {
     }
 
     /// link: a C compiler driver, the runtime archive that rcompile carries, and the objects. The tokenizer is ready by then.
-    pub fn link(&mut self, place: &Place<'_>, code: Code, tokenizer: Worker<Option<Vec<u8>>>) -> Result<(Linked, Option<Vec<u8>>), Error> {
+    pub fn link(
+        &mut self,
+        site: &BuildSite<'_>,
+        code: Code,
+        tokenizer: Worker<Option<Vec<u8>>>,
+    ) -> Result<(Linked, Option<Vec<u8>>), Error> {
         let stage = self.progress.stage("link", 0, false);
         let Code { objects, steps } = code;
-        let linked = link::link(&place.work, &place.tools, Inputs { steps: &steps, objects: &objects, archive: place.archive });
+        let linked = link::link(&site.work, &site.tools, Inputs { steps: &steps, objects: &objects, archive: site.archive });
         if self.o.save_temps {
-            let saved = emit::save_temps(&place.work, place.output, &objects, place.archive);
+            let saved = emit::save_temps(&site.work, site.output, &objects, site.archive);
             // What the linker says counts for more.
             if linked.is_ok() {
                 saved?;
@@ -343,7 +339,7 @@ impl<'o> Building<'o> {
     /// packed them, as a copy.
     pub fn pack(
         &mut self,
-        place: &Place<'_>,
+        site: &BuildSite<'_>,
         linked: Linked,
         contents: &Contents<'_>,
         cache: &mut Cache,
@@ -354,7 +350,7 @@ impl<'o> Building<'o> {
         // Hashes of the weight files may take longer than all that is to do: they are filled in at the end.
         let manifest = contents.manifest(model.list_inputs(), &mut blobs)?;
         let embedded = o.weights == WeightsPlace::Embed;
-        let exe = payload::append(&place.work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded })?;
+        let exe = payload::append(&site.work, linked, Content { manifest: &manifest, blobs: &blobs, weights_len: weights.len, embedded })?;
         let key = match cache.has_weights() {
             true => {
                 let codes = contents.calibration.map(|c| c.codes.hash()).transpose()?;
@@ -377,7 +373,7 @@ impl<'o> Building<'o> {
     /// finish: only a complete and checked file gets the name.
     pub fn finish(
         &mut self,
-        place: &Place<'_>,
+        site: &BuildSite<'_>,
         (mut exe, weights_in_place): (Unsealed, PackedWeights),
         contents: &Contents<'_>,
         inputs: Worker<Vec<InputFile>>,
@@ -407,10 +403,10 @@ impl<'o> Building<'o> {
         if let (None, Some(key)) = (&loaded, key) {
             cache.keep_weights(key, weights.len, &packed, exe.sink(), &weight_files, &model.name);
         }
-        let unsynced = exe.publish(&place.work, place.output)?;
+        let unsynced = exe.publish(&site.work, site.output)?;
         stage.finish("written, re-read and checked");
         self.warn(unsynced);
-        self.report.output = Some(place.output.display().to_string());
+        self.report.output = Some(site.output.display().to_string());
         if let Some((tensor, index)) = &packed.nonfinite {
             self.warn(Some(warning("safetensors", &format!("{tensor}[{index}]"), "is not finite, compiled as it is")));
         }
@@ -431,27 +427,8 @@ impl Background {
     pub fn start(model: &Arc<Model>) -> Result<Background, Error> {
         let (hashed, read) = (model.clone(), model.clone());
         let inputs = Worker::start(move || Ok(hashed.hash_inputs()?))?;
-        Ok(Background { inputs, tokenizer: Worker::start(move || compact_tokenizer(&read))? })
+        Ok(Background { inputs, tokenizer: Worker::start(move || tokenizer::compact(&read))? })
     }
-}
-
-fn open(o: &Build) -> Result<Model, Error> {
-    let tokenizer = if o.no_tokenizer { TokenizerUse::Unread } else { TokenizerUse::Required };
-    let options = OpenOptions { ctx_size: o.ctx_size.map(|n| n as usize), strict: o.strict, tokenizer, within: Some(memory::within) };
-    let model = rcompile_models::open(&o.model, &options)?;
-    let wanted = match o.task {
-        TaskOption::Generate => Task::Generate,
-        TaskOption::Embed => Task::Embed,
-        _ => model.arch.task,
-    };
-    if wanted != model.arch.task {
-        return Err(Error::Unsupported {
-            place: "--task".into(),
-            what: format!("does not fit {}, expected {}, found {}", model.arch.class_names[0], task_of(model.arch.task), task_of(wanted)),
-            help: Some("leave --task out".into()),
-        });
-    }
-    Ok(model)
 }
 
 fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module, Error> {
@@ -467,22 +444,16 @@ fn trace_bucket(model: &Model, settings: &Settings, rows: u32) -> Result<Module,
     trace(&*model.net, model.arch.task, &model.weights, &options).map_err(|e| Error::bug("trace", e))
 }
 
-/// Is this a matrix that would be of another type than bf16?
-fn is_narrowed(tensor: &str, kept: Option<DType>, model: &Model) -> bool {
-    let tensor = model.weights.get(tensor).filter(|t| t.shape.len() == 2);
-    tensor.is_some_and(|t| kept.or_else(|| graph_type(t.dtype)) != Some(DType::BF16))
-}
-
 fn run_passes(
     o: &Build,
-    passes: &[Pass],
+    passes: &[ChosenPass],
     module: &mut Module,
     settings: &Settings,
     report: &mut Report,
 ) -> Result<Option<Products>, Error> {
     let mut cx = PassCx { inputs: settings.inputs, quantisation: settings.quantisation.clone(), ..PassCx::default() };
     let bucket = bucket_name(module);
-    for pass in passes {
+    for ChosenPass { pass, number } in passes {
         let before = (o.verify_each || cfg!(debug_assertions)).then(|| rcompile_graph::print(module));
         let start = Instant::now();
         let changed = pass.run(module, &mut cx)?;
@@ -492,8 +463,6 @@ fn run_passes(
         }
         if changed {
             passes::verify(pass.name, module)?;
-            // Numbered by its place among all passes, whichever run.
-            let number = PASSES.iter().take_while(|p| p.name != pass.name).count() + 1;
             let name = format!("{number:02}-{}.graph", pass.name);
             emit::dump(o.dump_dir.as_deref(), module, &name, &rcompile_graph::print(module))?;
         }
@@ -507,31 +476,6 @@ fn run_passes(
         report.notes.extend(notes);
     }
     Ok(cx.products)
-}
-
-/// What may not be meant in what was asked for.
-fn remarks(model: &Model, settings: &Settings) -> Vec<String> {
-    let mut remarks = Vec::new();
-    let (positions, trained) = (settings.ctx_size, model.facts().max_positions);
-    if positions as usize > trained {
-        let what = format!("{positions} positions are beyond what the model was trained for, {trained}; later positions may be nonsense");
-        remarks.push(warning("context", "--ctx-size", &what));
-    }
-    let narrowed = settings.inputs == MatmulInputs::Bf16;
-    if let Some(stored) = settings.weight_dtype.filter(|stored| narrowed && *stored != DType::BF16) {
-        let what = "weights of matrix products that are no codes are stored in bf16";
-        remarks.push(warning("dtype", "--compute bf16", &format!("{what}; --dtype {} is for the others", stored.name())));
-    }
-    if let Some((tensor, _)) = settings.quantisation.kept.iter().find(|(tensor, dtype)| narrowed && is_narrowed(tensor, **dtype, model)) {
-        let what = format!("what --keep says of {tensor} is stored in bf16 if it is a weight of matrix products");
-        remarks.push(warning("dtype", "--compute bf16", &what));
-    }
-    if let (Some(_), Some(_)) = (model.scheme, settings.quantisation.body) {
-        let count = model.weights.coded_count();
-        let what = format!("{count} matrices of the checkpoint are codes already and stay as they are");
-        remarks.push(warning("quantize", "--quantize", &what));
-    }
-    remarks
 }
 
 /// Patterns that give a type to tensors of which no product reads any. (Other tensors have the checkpoint's type, or `--dtype`'s.)
@@ -624,23 +568,4 @@ fn pack_all(contents: &Contents<'_>, exe: &Unsealed, allow_nonfinite: bool, adva
     let with_codes = contents.calibration.map(|c| c.codes.over(&model.weights));
     let tensors: &dyn Tensors = with_codes.as_ref().map_or(&model.weights, |t| t);
     pack::pack(&contents.plans.weights, tensors, exe.sink(), allow_nonfinite, advance)
-}
-
-/// The compact tokenizer, where the model has one.
-pub(crate) fn compact_tokenizer(model: &Model) -> Result<Option<Vec<u8>>, Error> {
-    let compact = model.tokenizer.as_ref().map(|t| {
-        rcompile_runtime::text::compact(&t.json)
-            .map_err(|e| rcompile_models::Error::new(kind(&e), "tokenizer.json", "file", "cannot be made compact", "a tokenizer", e))
-    });
-    Ok(compact.transpose()?)
-}
-
-/// What is wrong with a tokenizer or its text, as one of the model directory's errors.
-pub(crate) fn kind(error: &TextError) -> Kind {
-    match error {
-        TextError::Malformed(_) => Kind::Malformed,
-        TextError::Disagree(_) => Kind::Disagree,
-        TextError::Unsupported(_) => Kind::Unsupported,
-        TextError::Failed(_) => Kind::Limit,
-    }
 }

@@ -177,12 +177,9 @@ impl Tuning {
             if !named.insert(entry.key()) {
                 return refuse(Kind::Disagree, &field("k"), "names a matmul twice", "one entry for each", "two");
             }
-            for (name, value, least, most, step) in limits(isa, entry) {
-                if !(least..=most).contains(&value) || !value.is_multiple_of(step) {
-                    let multiple = if step > 1 { format!(", a multiple of {step}") } else { String::new() };
-                    let expected = format!("{least} to {most}{multiple}");
-                    return refuse(Kind::Disagree, &field(&format!("tile.{name}")), "is no possible value", &expected, &value.to_string());
-                }
+            if let Some(limit) = limits(isa, entry).iter().find(|limit| !limit.holds()) {
+                let (field, found) = (field(&format!("tile.{}", limit.field)), limit.value.to_string());
+                return refuse(Kind::Disagree, &field, "is no possible value", &limit.expected(), &found);
             }
         }
         Ok((Tuning { entries: file.matmuls }, input_file(&bytes)))
@@ -205,28 +202,50 @@ fn input_file(bytes: &[u8]) -> InputFile {
     InputFile { name: INPUT_NAME.into(), bytes: bytes.len() as u64, sha256: sha256_hex(bytes) }
 }
 
-/// Fields of a tile with their least and largest value, and what they are a multiple of.
-fn limits(isa: &Isa, entry: &Entry) -> Vec<(&'static str, u32, u32, u32, u32)> {
+/// What a number of a tile can be.
+struct Limit {
+    field: &'static str,
+    value: u32,
+    least: u32,
+    most: u32,
+    multiple_of: u32,
+}
+
+impl Limit {
+    fn holds(&self) -> bool {
+        (self.least..=self.most).contains(&self.value) && self.value.is_multiple_of(self.multiple_of)
+    }
+    fn expected(&self) -> String {
+        let multiple = if self.multiple_of > 1 { format!(", a multiple of {}", self.multiple_of) } else { String::new() };
+        format!("{} to {}{multiple}", self.least, self.most)
+    }
+}
+
+/// Limits of the numbers of a tile.
+fn limits(isa: &Isa, entry: &Entry) -> Vec<Limit> {
     let (tile, fetch) = (&entry.tile, &entry.tile.fetch);
-    let distance = |name, bytes| (name, bytes, 0, 1 << 20, 64);
+    let range = |field, value, least, most| Limit { field, value, least, most, multiple_of: 1 };
+    let distance = |field, value| Limit { field, value, least: 0, most: 1 << 20, multiple_of: 64 };
+    let padded_k = entry.k.checked_next_multiple_of(padding(&entry.weights)).unwrap_or(0);
+    // Each pass has several blocks of rows.
+    let pass_rows = if tile.m_block == 0 { 0 } else { tile.mr.saturating_mul(2).saturating_add(1) };
     let mut limits = vec![
-        ("mr", tile.mr, 1, isa.rows(entry.compute), 1),
-        ("block_mr", tile.block_mr, 1, tile.mr, 1),
-        ("k_block", tile.k_block, 0, entry.k.checked_next_multiple_of(padding(&entry.weights)).unwrap_or(0), 2),
-        // Each pass has several blocks of rows.
-        ("m_block", tile.m_block, if tile.m_block == 0 { 0 } else { tile.mr.saturating_mul(2).saturating_add(1) }, 1 << 20, 1),
-        ("n_block", tile.n_block, 1, 1 << 16, 1),
-        ("fetch.streams", fetch.streams, 1, 64, 1),
+        range("mr", tile.mr, 1, isa.rows(entry.compute)),
+        range("block_mr", tile.block_mr, 1, tile.mr),
+        Limit { field: "k_block", value: tile.k_block, least: 0, most: padded_k, multiple_of: 2 },
+        range("m_block", tile.m_block, pass_rows, 1 << 20),
+        range("n_block", tile.n_block, 1, 1 << 16),
+        range("fetch.streams", fetch.streams, 1, 64),
         distance("fetch.ahead.l2", fetch.ahead.l2),
         distance("fetch.ahead.l1", fetch.ahead.l1),
     ];
     if let Some(busy) = fetch.busy {
-        limits.extend([("fetch.busy.rows", busy.rows, 1, 64, 1), distance("fetch.busy.l1", busy.l1)]);
+        limits.extend([range("fetch.busy.rows", busy.rows, 1, 64), distance("fetch.busy.l1", busy.l1)]);
     }
     if let Some(near) = fetch.near {
         let Distances { l2, l1 } = near.ahead;
         limits.extend([
-            ("fetch.near.streams", near.streams, 1, 64, 1),
+            range("fetch.near.streams", near.streams, 1, 64),
             distance("fetch.near.ahead.l2", l2),
             distance("fetch.near.ahead.l1", l1),
         ]);

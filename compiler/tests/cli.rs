@@ -657,6 +657,18 @@ fn other_verbs() {
     assert!(run(&["--version"]).contains(env!("CARGO_PKG_VERSION")));
 }
 
+/// Nothing is taken from the cache, and nothing added: what would be wrong with it does not matter.
+#[test]
+fn inspecting_needs_no_cache() {
+    let case = Case::new("llama-gqa-tied");
+    for scaling in [&[][..], &["--scaling"]] {
+        let mut command = rcompile();
+        command.arg("inspect").args(scaling).arg(case.model()).env("RCOMPILE_CACHE_SIZE", "much");
+        let output = command.output().expect("rcompile runs");
+        assert_eq!(output.status.code(), Some(0), "{output:?}");
+    }
+}
+
 /// What sizes threads of Rust makes none of ours too small.
 #[test]
 fn stacks_are_as_large_as_they_must_be() {

@@ -382,7 +382,8 @@ impl Manifest {
     }
 }
 
-/// What an executable does: it decides the verbs.
+/// What an executable does: it decides the verbs. (Architectures have a type of their own, `rcompile_models::arch::Task`: this one is part
+/// of the manifest's format, and the crate that reads models does not know it.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Task {

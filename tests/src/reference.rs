@@ -9,6 +9,7 @@ use rcompile::options::{CacheOptions, Keep};
 use rcompile::pack::Tensors;
 use rcompile::passes::quantise::{self, Quantisation};
 use rcompile::passes::{MatmulInputs, PassCx, compute_dtype};
+use rcompile::pipeline::PASSES;
 use rcompile::report::Progress;
 use rcompile_graph::{DType, Interp, Module, Tensor};
 use rcompile_models::trace::{TraceOptions, trace};
@@ -70,7 +71,7 @@ impl Reference {
         let options = CacheOptions { cache_dir: Some(cache_dir().with_file_name("rcompile")), ..CacheOptions::default() };
         let (mut cache, _) = Cache::open(&options).unwrap_or_else(|e| panic!("{e}"));
         let (model, quantisation) = (&reference.model, &quantisation);
-        let cx = calibrate::Cx { model, quantisation, act_order: false, cache: &cache, work: &work };
+        let cx = calibrate::Cx { model, passes: PASSES, quantisation, act_order: false, cache: &cache, work: &work };
         let calibration = calibrate::run(&cx, text, &mut Progress::new(true)).unwrap_or_else(|e| panic!("{e}"));
         cache.commit();
         Reference { codes: Some(calibration.codes), ..reference }

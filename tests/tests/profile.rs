@@ -185,6 +185,6 @@ fn child() {
     let all = ["rcompile"].into_iter().chain(args.lines()).map(Into::into);
     let Ok(Parsed::Run(command)) = options::parse(all) else { panic!("{args}") };
     print!("{MARK}");
-    rcompile::pipeline::dispatch(command).unwrap_or_else(|e| panic!("{e}"));
+    rcompile::verbs::dispatch(command).unwrap_or_else(|e| panic!("{e}"));
     print!("{MARK}");
 }

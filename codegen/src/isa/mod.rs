@@ -34,8 +34,9 @@ pub const WIDEST_PANEL: u32 = PANEL_VECTORS * 16;
 const MMLA_ROWS: u32 = 12;
 /// k of a tile of bf16.
 pub const BF16_TILE_K: u32 = 32;
-/// Rows that FMA takes in the order of the tiles, where a result has two sums: with four it takes as long over a line as the line's way
-/// from memory, beside another thread of the core at least, and with three tiles gain too (docs/machines/sapphire-rapids.md).
+/// Most rows that are left to FMA where there are tiles of bf16; it adds in their order, two sums for each result. With four rows it takes
+/// as long over a line of weights as the line takes to come from memory, at least beside another thread of the core; with three, tiles gain
+/// already (docs/machines/sapphire-rapids.md).
 const BF16_TILE_ROWS: u32 = 2;
 
 /// A resolved target.

@@ -126,8 +126,8 @@ const ROWS: &[Row] = &[
     Row { cpu: cpu("graniterapids", &[V4, VNNI, INTEL, AMX]), bf16_fast: false, beside: false, l2: 2048, streams: INTEL_STREAMS },
 ];
 
-/// Row of a name. Hypervisors may call a CPU by another's, and LLVM may not know a new one: with all that the servers of its maker have it is
-/// like the last of those, whether Intel's tiles may be used or not.
+/// Row of a name. A hypervisor may give a CPU another's name, and LLVM may not know a new one: a CPU with all features of its maker's
+/// servers counts as the last of these, whether or not Intel's tiles may be used.
 fn row_of(name: &str, features: &BTreeSet<String>) -> Option<&'static Row> {
     let (last, has) = if name.starts_with("znver") { ("znver5", VNNI) } else { ("graniterapids", INTEL) };
     let is_server = has.iter().all(|f| features.contains(*f));

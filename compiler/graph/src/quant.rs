@@ -174,6 +174,17 @@ pub fn group_of(dtype: DType) -> Option<Group> {
     }
 }
 
+/// The type that rows of `k` elements are converted to for integer arithmetic with this weight: the weight's own groups, or where it has
+/// one scale per row groups of 256 if `k` is a multiple of that, else of 128.
+pub fn row_type(weight: DType, k: u64) -> Option<DType> {
+    match weight {
+        DType::Q8(Group::Row) if k.is_multiple_of(256) => Some(DType::Q8(Group::G256)),
+        DType::Q8(Group::Row) => Some(DType::Q8(Group::G128)),
+        DType::Q8(group) | DType::Q4(group) | DType::Z8(group) | DType::Z4(group) => Some(DType::Q8(group)),
+        _ => None,
+    }
+}
+
 /// Rows of a quantised matrix.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CodedRows {
@@ -296,6 +307,15 @@ mod tests {
             let exact: i32 = rows.iter().zip(weights).map(|(r, w)| i32::from(*r) * i32::from(w)).sum();
             assert_eq!(f64::from(products.sum::<f32>()), f64::from(exact) * f64::from(row_scale) * f64::from(scale));
         }
+    }
+
+    #[test]
+    fn groups_of_rows() {
+        for (k, group) in [(64, Group::G128), (172, Group::G128), (256, Group::G256), (384, Group::G128), (2048, Group::G256)] {
+            assert_eq!(row_type(DType::Q8(Group::Row), k), Some(DType::Q8(group)), "{k}");
+        }
+        assert_eq!(row_type(DType::Z4(Group::G64), 256), Some(DType::Q8(Group::G64)));
+        assert_eq!(row_type(DType::BF16, 256), None);
     }
 
     #[test]

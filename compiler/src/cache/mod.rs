@@ -68,7 +68,7 @@ const NO_DIRECTORY: &str = "no cache directory, expected --cache-dir D or an abs
 
 /// Weights that were copied from the cache.
 #[derive(Clone, Debug)]
-pub struct Loaded {
+pub struct WeightsHit {
     /// What packing gave.
     pub packed: Packed,
     /// See [`Description::source`].
@@ -143,16 +143,16 @@ impl Cache {
     }
 
     /// Copies packed weights of `len` bytes into place; whether they are right is still to be seen.
-    pub fn load_weights(&mut self, key: &Key, len: u64, sink: Sink<'_>, progress: &(dyn Fn(u64) + Sync)) -> Option<Loaded> {
+    pub fn load_weights(&mut self, key: &Key, len: u64, sink: Sink<'_>, progress: &(dyn Fn(u64) + Sync)) -> Option<WeightsHit> {
         let store = self.store.as_ref()?;
         let found = self.seen(Kind::Weights, store.copy_to(Kind::Weights, key, len, sink, progress));
         self.weights_hit = Some(found.is_some());
         let Header { hash, description, .. } = found?;
-        Some(Loaded { packed: Packed { hash, nonfinite: description.nonfinite }, source: description.source })
+        Some(WeightsHit { packed: Packed { hash, nonfinite: description.nonfinite }, source: description.source })
     }
 
     /// Were the loaded weights packed from files of this content?
-    pub fn weights_hold(&self, loaded: &Loaded, files: &[InputFile]) -> bool {
+    pub fn weights_hold(&self, loaded: &WeightsHit, files: &[InputFile]) -> bool {
         loaded.source == source(files)
     }
 

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! text -> chunks of tokens                                                      (text)
-//! trace, passes (f32, weights of layers and head are codes to come) -> stages   (stages)
-//! per stage: plan, compile and load for this machine                            (host)
+//! trace, passes (f32, weights of layers and head are codes to come) -> cuts     (cuts)
+//! per cut: plan, compile and load for this machine                              (host)
 //!   hidden states -> inputs X of linear layers -> H = X^T X -> R R^T = H        (hessian; blocks: products by compiled code)
-//!     weights, R -> codes, which the next stages and the pack stage read        (gptq, codes)
+//!     weights, R -> codes, which the next cuts and the pack stage read          (gptq, codes)
 //!   hidden states -> those that enter the next layer
 //! ```
 //! A layer's inputs are taken with all weights before them rounded already, those of the same layer included; only a table that is the head
@@ -17,10 +17,10 @@
 
 mod blocks;
 mod codes;
+mod cuts;
 mod gptq;
 mod hessian;
 mod host;
-mod stages;
 mod text;
 
 pub use codes::{Calibrated, Codes};
@@ -31,24 +31,23 @@ use crate::error::Error;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Sink, Tensors};
 use crate::passes::quantise::{Choice, Quantisation};
-use crate::passes::{self, PassCx};
-use crate::pipeline::PASSES;
+use crate::passes::{self, Pass, PassCx};
 use crate::plan::{PackJob, Planned, WeightTable};
-use crate::report::{Progress, Stage as Bar};
+use crate::report::{Progress, StageBar};
 use blocks::Product;
+use cuts::{Cut, HIDDEN};
 use gptq::{BAND, Gptq};
 use hessian::{DAMP, DAMP_TABLE, Hessian};
 use host::HostCompiler;
 use rayon::prelude::*;
 use rcompile_codegen::host::{HostStep, HostWeights, Scratch};
 use rcompile_codegen::program::{self, Layout};
-use rcompile_graph::{DType, Dim, Module, Node, Op, Recipe};
+use rcompile_graph::{DType, Dim, Module, Node, Op, Param, Recipe};
 use rcompile_message::size;
 use rcompile_models::trace::{TraceOptions, trace};
 use rcompile_models::{Kind, Model};
 use rcompile_runtime::memory::SharedRoom;
-use stages::{HIDDEN, Stage};
-use std::collections::{BTreeMap, HashMap, btree_map::Entry};
+use std::collections::{BTreeMap, HashMap, HashSet, btree_map::Entry};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -59,6 +58,8 @@ const BATCH: usize = 16;
 pub struct Cx<'a> {
     /// The model.
     pub model: &'a Model,
+    /// All passes, in order.
+    pub passes: &'a [Pass],
     /// What is wanted.
     pub quantisation: &'a Quantisation,
     /// Columns with the largest inputs first.
@@ -85,9 +86,9 @@ pub fn check(model: &Model) -> Result<(), Error> {
     Err(Error::Unsupported { place: "--calibrate".into(), what, help: Some("leave it out".into()) })
 }
 
-/// A planned stage.
+/// A planned cut.
 struct Planning {
-    stage: Stage,
+    cut: Cut,
     planned: Planned,
     weights: WeightTable,
     /// About what it takes, in multiply-adds.
@@ -112,8 +113,8 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
     let mut host = HostCompiler::new(cx.cache, cx.work)?;
     let (module, wanted) = traced(cx, length)?;
     let mut plannings = Vec::new();
-    for stage in stages::stages(&module, rows as u64)? {
-        plannings.push(planning(&host, stage, length, rows, &wanted)?);
+    for cut in cuts::cuts(&module, rows as u64)? {
+        plannings.push(planning(&host, cut, length, rows, &wanted)?);
     }
     let mut done = Done { bar: &bar, total: plannings.iter().map(|p| p.cost).sum(), so_far: 0, shown: 0 };
     let mut forward = Forward::new(chunks, &plannings)?;
@@ -121,7 +122,7 @@ pub fn run(cx: &Cx<'_>, text: &CalibrationText, progress: &mut Progress) -> Resu
     let mut products: BTreeMap<usize, Product> = BTreeMap::new();
     for planning in &plannings {
         let step = forward.prepare(&mut host, planning, &codes.over(&cx.model.weights))?;
-        let tensors = planning.stage.tensors.iter().map(|name| (name, &wanted[name])).collect::<Vec<_>>();
+        let tensors = planning.cut.tensors.iter().map(|name| (name, &wanted[name])).collect::<Vec<_>>();
         let Some((_, first)) = tensors.first() else {
             forward.advance(&step)?;
             done.add(planning.cost);
@@ -180,7 +181,7 @@ fn not_finite(text: &CalibrationText, tensors: &[(&String, &Wanted)]) -> Error {
 
 /// Shows progress in percent of the cost.
 struct Done<'a, 'p> {
-    bar: &'a Bar<'p>,
+    bar: &'a StageBar<'p>,
     total: u64,
     so_far: u64,
     shown: u64,
@@ -214,7 +215,7 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
     let mut pass_cx = PassCx { quantisation, ..PassCx::default() };
     let mut found = HashMap::new();
     // All rows are wanted in all layers, and each layer is cut out by itself.
-    for pass in PASSES.iter().filter(|p| !p.of_steps) {
+    for pass in cx.passes.iter().filter(|p| !p.of_steps) {
         let quantised = pass_cx.products.is_some();
         if pass.run(&mut module, &mut pass_cx)? {
             passes::verify(pass.name, &module)?;
@@ -230,45 +231,44 @@ fn traced(cx: &Cx<'_>, length: usize) -> Result<(Module, HashMap<String, Wanted>
 fn wanted(module: &Module) -> HashMap<String, Wanted> {
     let mut found = HashMap::new();
     let f = module.main();
-    let looked_up = |name: &str| {
-        let table =
-            |n: &Node| n.op == Op::Embedding && matches!(f.node(n.inputs[0]).op, Op::Param(p) if module.params[p.index()].name == name);
-        f.nodes.iter().any(table)
+    let table = |n: &Node| match f.node(*n.inputs.first()?).op {
+        Op::Param(p) if n.op == Op::Embedding => Some(&*module.params[p.index()].name),
+        _ => None,
     };
+    let tables: HashSet<&str> = f.nodes.iter().filter_map(table).collect();
+    let params: HashMap<&str, &Param> = module.params.iter().map(|p| (&*p.name, p)).collect();
     for param in &module.params {
         let dtype = param.ty.dtype;
         let is_given = dtype.is_quantised() && matches!(&param.recipe, Recipe::Source { tensor } if *tensor == param.name);
-        let of = module.params.iter().find(|p| is_given && format!("{}.{dtype}", p.name) == param.name);
+        let name = param.name.strip_suffix(&format!(".{dtype}")).filter(|_| is_given);
+        let of = name.and_then(|name| params.get(name));
         if let (Some(of), [Dim::Const(rows), Dim::Const(width)]) = (of, &param.ty.shape[..]) {
             let floats = Recipe::Convert { of: Box::new(of.recipe.clone()), dtype: DType::F32 };
-            found.insert(param.name.clone(), Wanted { dtype, floats, rows: *rows, width: *width as usize, is_table: looked_up(&of.name) });
+            found.insert(
+                param.name.clone(),
+                Wanted { dtype, floats, rows: *rows, width: *width as usize, is_table: tables.contains(&*of.name) },
+            );
         }
     }
     found
 }
 
-/// Plans a stage and says what it costs.
-fn planning(
-    host: &HostCompiler<'_>,
-    stage: Stage,
-    length: usize,
-    rows: usize,
-    wanted: &HashMap<String, Wanted>,
-) -> Result<Planning, Error> {
+/// Plans a cut and says what it costs.
+fn planning(host: &HostCompiler<'_>, cut: Cut, length: usize, rows: usize, wanted: &HashMap<String, Wanted>) -> Result<Planning, Error> {
     let mut weights = WeightTable::default();
-    // The hidden states come first, so that all stages have them in one place.
-    if let Some(hidden) = stage.module.params.iter().find(|p| p.name == HIDDEN) {
+    // The hidden states come first, so that all cuts have them in one place.
+    if let Some(hidden) = cut.module.params.iter().find(|p| p.name == HIDDEN) {
         let shape: Vec<u64> = hidden.ty.shape.iter().filter_map(|d| d.constant()).collect();
         weights.place(HIDDEN, &hidden.recipe, (DType::F32, program::DType::F32), &shape, Layout::Plain);
     }
-    let planned = host.plan(&stage.module, length as u32, &mut weights)?;
+    let planned = host.plan(&cut.module, length as u32, &mut weights)?;
     let matmuls = weights.jobs.iter().filter(|j| j.layout != Layout::Plain);
     let mut cost = matmuls.map(|j| j.shape.iter().product::<u64>()).sum::<u64>() * rows as u64;
-    for (i, w) in stage.tensors.iter().filter_map(|name| wanted.get(name)).enumerate() {
+    for (i, w) in cut.tensors.iter().filter_map(|name| wanted.get(name)).enumerate() {
         let k = w.width as u64;
         cost += w.rows * k * k / 2 + if i == 0 { k * k * rows as u64 / 2 + k * k * k / 6 } else { 0 };
     }
-    Ok(Planning { stage, planned, weights, cost: cost.max(1) })
+    Ok(Planning { cut, planned, weights, cost: cost.max(1) })
 }
 
 /// Memory for weights and hidden states, for which there is room.
@@ -288,13 +288,13 @@ impl Counted {
     }
 }
 
-/// The model's way through the text: hidden states, and the weights of the stage at hand behind them.
+/// The model's way through the text: hidden states, and the weights of the cut at hand behind them.
 struct Forward<'c> {
     chunks: &'c [Vec<u32>],
     /// Elements of a hidden state.
     width: usize,
     area: Counted,
-    /// The first stage's weights, and tokens in place of hidden states.
+    /// The first cut's weights, and tokens in place of hidden states.
     first: Option<Counted>,
     /// Chunks that are worked on at once.
     batch: usize,
@@ -303,7 +303,7 @@ struct Forward<'c> {
 impl<'c> Forward<'c> {
     fn new(chunks: &'c [Vec<u32>], plannings: &[Planning]) -> Result<Forward<'c>, Error> {
         let first = &plannings[0];
-        let f = first.stage.module.main();
+        let f = first.cut.module.main();
         let width = f.ty(f.outputs[0]).shape.last().and_then(|d| d.constant()).expect("hidden states of a width") as usize;
         let most = plannings[1..].iter().map(|p| p.weights.len).max().unwrap_or(0);
         let hidden = chunks.iter().map(Vec::len).sum::<usize>() * width * 4;
@@ -315,7 +315,7 @@ impl<'c> Forward<'c> {
         self.chunks.len().div_ceil(self.batch)
     }
 
-    /// Compiles a stage and packs its weights.
+    /// Compiles a cut and packs its weights.
     fn prepare(&mut self, host: &mut HostCompiler<'_>, planning: &Planning, tensors: &dyn Tensors) -> Result<Arc<HostStep>, Error> {
         let table = &planning.weights;
         let tokens = match self.first {
@@ -333,7 +333,7 @@ impl<'c> Forward<'c> {
         Ok(step)
     }
 
-    /// Runs a stage over the text; `then` gets its outputs, `[tokens][width]` of each chunk, some chunks at a time.
+    /// Runs a cut over the text; `then` gets its outputs, `[tokens][width]` of each chunk, some chunks at a time.
     fn inputs(&self, step: &HostStep, width: usize, mut then: impl FnMut(&[Vec<f32>]) -> Result<(), Error>) -> Result<(), Error> {
         let idle: Mutex<Vec<Scratch>> = Mutex::default();
         for begin in (0..self.chunks.len()).step_by(self.batch) {
@@ -366,7 +366,7 @@ impl<'c> Forward<'c> {
         rows
     }
 
-    /// Runs a stage whose output becomes the hidden states.
+    /// Runs a cut whose output becomes the hidden states.
     fn advance(&mut self, step: &HostStep) -> Result<(), Error> {
         let idle: Mutex<Vec<Scratch>> = Mutex::default();
         for begin in (0..self.chunks.len()).step_by(self.batch) {

@@ -1,15 +1,16 @@
-//! The arithmetic against its definitions in f64; the stages against the whole graph.
+//! The arithmetic against its definitions in f64; the cuts against the whole graph.
 
 use super::blocks::{Product, side_of};
 use super::gptq::Gptq;
 use super::hessian::{DAMP, Hessian};
 use super::host::HostCompiler;
-use super::{Cx, Forward, Planning, Wanted, planning, stages, traced};
+use super::{Cx, Forward, Planning, Wanted, cuts, planning, traced};
 use crate::cache::Cache;
 use crate::calibrate::Codes;
 use crate::link::guard::WorkDir;
 use crate::pack::{self, Tensors};
 use crate::passes::quantise::Quantisation;
+use crate::pipeline::PASSES;
 use rcompile_graph::quant::{CodedRows, Step};
 use rcompile_graph::{DType, Group, Interp, Node, Op, Recipe, Tensor};
 use std::path::Path;
@@ -217,10 +218,10 @@ fn codes_are_those_of_the_paper() {
     }
 }
 
-/// Inputs of the last layer, or of the head, computed stage by stage by compiled code with codes of all weights before it, are those of the
+/// Inputs of the last layer, or of the head, computed cut by cut by compiled code with codes of all weights before it, are those of the
 /// whole graph in the interpreter.
 #[test]
-fn stages_are_the_model() {
+fn cuts_are_the_model() {
     // More than a tile of attention has where heads share keys.
     const ROWS: usize = 40;
     // No group of 32 divides the encoder's widths.
@@ -235,19 +236,19 @@ fn stages_are_the_model() {
         let work = WorkDir::create(&temp.path().join("out")).unwrap();
         let cache = Cache::none();
         let quantisation = Quantisation { body: Some(dtype), head: Some(dtype), ..Quantisation::default() };
-        let cx = Cx { model: &model, quantisation: &quantisation, act_order: false, cache: &cache, work: &work };
+        let cx = Cx { model: &model, passes: PASSES, quantisation: &quantisation, act_order: false, cache: &cache, work: &work };
         let chunks: Vec<Vec<u32>> = (0..3).map(|c| (0..ROWS as u32).map(|i| (c * 31 + i * 7) % 90).collect()).collect();
 
         let mut host = HostCompiler::new(&cache, &work).unwrap();
         let (module, wanted) = traced(&cx, ROWS).unwrap();
-        let stages = stages::stages(&module, 3 * ROWS as u64).unwrap();
-        let plannings: Vec<Planning> = stages.into_iter().map(|s| planning(&host, s, ROWS, 3 * ROWS, &wanted).unwrap()).collect();
+        let cuts = cuts::cuts(&module, 3 * ROWS as u64).unwrap();
+        let plannings: Vec<Planning> = cuts.into_iter().map(|cut| planning(&host, cut, ROWS, 3 * ROWS, &wanted).unwrap()).collect();
         let mut forward = Forward::new(&chunks, &plannings).unwrap();
         let mut codes = Codes::create(work.path()).unwrap();
         let mut found: Vec<Vec<f32>> = Vec::new();
         for planning in &plannings {
             let step = forward.prepare(&mut host, planning, &codes.over(&model.weights)).unwrap();
-            let Some(first) = planning.stage.tensors.first() else {
+            let Some(first) = planning.cut.tensors.first() else {
                 forward.advance(&step).unwrap();
                 continue;
             };
@@ -257,7 +258,7 @@ fn stages_are_the_model() {
                 Ok(())
             };
             forward.inputs(&step, wanted[first].width, collect).unwrap();
-            for name in &planning.stage.tensors {
+            for name in &planning.cut.tensors {
                 let Wanted { dtype, floats, rows, width, .. } = &wanted[name];
                 codes.add(name, *dtype, *rows, *width);
                 let floats = pack::floats(floats, 0..*rows, &model.weights).unwrap();
@@ -267,7 +268,7 @@ fn stages_are_the_model() {
         assert_eq!(found.len(), 3);
 
         // An encoder has no head; GPT-2's is its table, Qwen's is not.
-        let tensor = plannings.last().and_then(|p| p.stage.tensors.first()).unwrap();
+        let tensor = plannings.last().and_then(|p| p.cut.tensors.first()).unwrap();
         assert!(tensor.contains(last), "{name}: {tensor}");
         assert_eq!(wanted[tensor].is_table, last == "wte", "{name}");
         let mut whole = module.clone();

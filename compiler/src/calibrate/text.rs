@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::input;
-use crate::stages;
+use crate::tokenizer;
 use rcompile_models::dir::{InputFile, sha256_hex};
 use rcompile_models::{Error as ModelError, Kind, Model};
 use rcompile_runtime::text::{Text, TextError};
@@ -55,11 +55,11 @@ impl CalibrationText {
 
 /// Cuts the text of file `name`.
 fn chunks(name: &str, text: &str, model: &Model) -> Result<Vec<Vec<u32>>, Error> {
-    let Some(bytes) = stages::compact_tokenizer(model)? else {
+    let Some(bytes) = tokenizer::compact(model)? else {
         return Err(Error::Usage { what: "--calibrate without a tokenizer, expected tokenizer.json, found none".into(), help: None });
     };
     let failed = |e: TextError| {
-        let e = ModelError::new(stages::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
+        let e = ModelError::new(tokenizer::kind(&e), name, "file", "cannot be tokenised", "a text that the tokenizer knows", e);
         input::wrong(e.help(HELP))
     };
     let tokenizer = Text::load(&bytes).map_err(failed)?;
@@ -135,7 +135,7 @@ mod tests {
     fn a_long_text_is_tokenised_in_parts() {
         let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
         let model = rcompile_models::open(&demo.join("model"), &OpenOptions::default()).unwrap();
-        let bytes = stages::compact_tokenizer(&model).unwrap().unwrap();
+        let bytes = tokenizer::compact(&model).unwrap().unwrap();
         let tokenizer = Text::load(&bytes).unwrap();
         let text = std::fs::read_to_string(demo.join("held_out.txt")).unwrap().repeat(30);
         assert!(text.len() > WHOLE_BYTES);

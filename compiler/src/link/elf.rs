@@ -82,7 +82,7 @@ fn image(bytes: &[u8], triple: &str) -> Result<Image, Broken> {
     let segments = header.program_headers(e, bytes).map_err(unreadable)?;
     hardened(segments, e, bytes)?;
     let program_header = |index: usize| header.e_phoff(e) + index as u64 * PROGRAM_HEADER_BYTES;
-    let Loaded { payload, code, others } = loaded(segments, e, program_header(segments.len()))?;
+    let LoadedSegments { payload, code, others } = loaded(segments, e, program_header(segments.len()))?;
     let Some((segment, payload)) = payload else { return Err("no payload segment".into()) };
     // What checks the file runs first, and lies behind the headers, whose own segment is the first.
     let [(1, start), (_, code)] = &code[..] else { return Err(format!("{} code segments", code.len()).into()) };
@@ -140,7 +140,7 @@ fn hardened(segments: &[Segment], e: LittleEndian, bytes: &[u8]) -> Result<(), B
 
 /// What the kernel loads.
 #[derive(Default)]
-struct Loaded {
+struct LoadedSegments {
     /// Number of its program header, file offsets.
     payload: Option<(usize, Range<u64>)>,
     /// Numbers among `others`, virtual addresses.
@@ -149,8 +149,8 @@ struct Loaded {
     others: Vec<Range<u64>>,
 }
 
-fn loaded(segments: &[Segment], e: LittleEndian, headers_end: u64) -> Result<Loaded, Broken> {
-    let mut loaded = Loaded::default();
+fn loaded(segments: &[Segment], e: LittleEndian, headers_end: u64) -> Result<LoadedSegments, Broken> {
+    let mut loaded = LoadedSegments::default();
     for (index, s) in segments.iter().enumerate().filter(|(_, s)| s.p_type(e) == PT_LOAD) {
         let (vaddr, offset) = (s.p_vaddr(e), s.p_offset(e));
         let end = offset.saturating_add(s.p_filesz(e));

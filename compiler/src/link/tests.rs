@@ -5,7 +5,9 @@ use object::Object;
 use rcompile_codegen::isa::HOST_TRIPLE;
 use rcompile_models::Kind;
 use rcompile_runtime::abi::{ABI_VERSION, PayloadHeader};
+use std::ffi::OsStr;
 use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -185,6 +187,30 @@ fn a_cut_or_changed_file_says_so() {
                 bytes[at] ^= 1;
             }
         }
+    }
+}
+
+/// C0 and C1 controls, DEL and what is no UTF-8 are replaced byte by byte; other letters stay as they are.
+#[test]
+fn a_name_that_would_control_a_terminal() {
+    let b = Built::new();
+    b.build(&b.tools, &[7; 100], true).unwrap();
+    let mut built = std::fs::read(b.out()).unwrap();
+    built.pop();
+    for (name, shown) in [
+        (&b"a\x1b[2J\x7fb"[..], "a?[2J?b"),
+        ("\u{80}\u{9b}2J\u{9f}\u{a0}".as_bytes(), "????2J??\u{a0}"),
+        ("\u{fc}\u{7ff}\u{800}\u{41b}\u{65e5}\u{fffd}\u{1f600}".as_bytes(), "\u{fc}\u{7ff}\u{800}\u{41b}\u{65e5}\u{fffd}\u{1f600}"),
+        (b"\x9b2J \xc3 \xe6\x97 \xe0\x82\x9b \xf0\x82\x82\x9b \xff\xc3", "?2J ? ?? ??? ???? ??"),
+    ] {
+        let path = b.dir.path().join(OsStr::from_bytes(name));
+        std::fs::write(&path, &built).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let out = output(&mut Command::new(&path));
+        let error = String::from_utf8_lossy(&out.stderr);
+        assert!(out.status.code() == Some(9), "{:?} {error}", out.status);
+        let expected = format!("error[E9-executable]: {shown}: truncated, expected {} bytes, found {}\n", built.len() + 1, built.len());
+        assert!(error.starts_with(&expected), "{name:?}: {error:?}");
     }
 }
 

@@ -23,7 +23,7 @@ pub(super) fn fill(p: &Panels, stored: Stored, way: u32, panels: &Range<u64>, co
         let out = &mut out[at..at + panel_bytes];
         let real = panel_rows(p, panel);
         for c in 0..nr {
-            // Padded columns are zero: their scale is. Behind the end of a row the codes meet zeros.
+            // Padding columns get scale 0 and add nothing. Codes past `k` are multiplied by zero inputs.
             let row = real.start + c as u64;
             let row = (row < real.end).then(|| (row - first) as usize);
             codes.fill(0);

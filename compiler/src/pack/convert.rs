@@ -29,13 +29,14 @@ pub(super) fn convert(from: DType, to: DType, src: &[u8], dst: &mut [u8]) -> Opt
                 dst.as_chunks_mut().0.iter_mut().zip(half.iter()).for_each(|(d, h)| *d = h.to_le_bytes());
                 overflows += values.iter().zip(half).filter(|(v, h)| v.is_finite() && !h.is_finite()).count();
             }
-            _ => {
+            DType::BF16 => {
                 for (d, v) in dst.as_chunks_mut().0.iter_mut().zip(values) {
                     let b = bf16::from_f32(*v);
                     overflows += usize::from(v.is_finite() && !b.is_finite());
                     *d = b.to_le_bytes();
                 }
             }
+            other => unreachable!("{other} is no type of floats"),
         }
     }
     Some(overflows as u64)
@@ -59,6 +60,7 @@ fn widen(from: DType, src: &[u8], values: &mut [f32]) {
             half.iter_mut().zip(src.as_chunks().0).for_each(|(h, s)| *h = f16::from_le_bytes(*s));
             half.convert_to_f32_slice(values);
         }
-        _ => values.iter_mut().zip(src.as_chunks().0).for_each(|(v, s)| *v = bf16::from_le_bytes(*s).to_f32()),
+        DType::BF16 => values.iter_mut().zip(src.as_chunks().0).for_each(|(v, s)| *v = bf16::from_le_bytes(*s).to_f32()),
+        other => unreachable!("{other} is no type of floats"),
     }
 }

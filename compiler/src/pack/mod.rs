@@ -28,7 +28,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::path::Path;
-use view::{Seen, View};
+use view::{Findings, View};
 
 /// Where tensors of the checkpoint come from.
 pub trait Tensors: Sync {
@@ -94,8 +94,8 @@ pub struct Packed {
 /// Bytes of memory that an item takes.
 const ITEM_BYTES: u64 = 8 << 20;
 
-/// The same of a batch of items, which are evaluated at once where there are as many threads. What came of the batch before, at most as
-/// much, lies beside it.
+/// Most bytes for one batch of items evaluated in parallel. The previous batch's output (at most as much again) is still in memory
+/// meanwhile.
 const BATCH_BYTES: u64 = 192 << 20;
 
 /// One piece of a job: panels (of all ways) or rows `units` of it.
@@ -190,7 +190,7 @@ impl InOrder<'_> {
             self.write(&done.bytes)?;
             self.position = item.offset + item.bytes;
             (self.progress)(item.bytes);
-            if let Some((tensor, index, value)) = &done.seen.nonfinite {
+            if let Some((tensor, index, value)) = &done.findings.nonfinite {
                 let error = not_finite(self.tensors, tensor, *index, *value);
                 if !self.allow_nonfinite {
                     return Err(error.help("--allow-nonfinite compiles it as it is").into());
@@ -199,7 +199,7 @@ impl InOrder<'_> {
                 let stored = error.place.rsplit_once('[').map_or(tensor.as_str(), |(name, _)| name);
                 self.nonfinite.get_or_insert_with(|| (stored.to_string(), *index));
             }
-            for (tensor, count, dtype) in &done.seen.overflows {
+            for (tensor, count, dtype) in &done.findings.overflows {
                 self.overflows.entry(tensor.clone()).or_insert((0, *dtype)).0 += count;
             }
         }
@@ -220,10 +220,10 @@ fn not_finite(tensors: &dyn Tensors, tensor: &str, index: u64, value: f32) -> rc
 /// Rows of a float matrix as f32. Errors: not finite (4), reading.
 pub fn floats(recipe: &Recipe, rows: Range<u64>, tensors: &dyn Tensors) -> Result<Vec<f32>, Error> {
     let view = View::new(recipe, tensors)?;
-    let mut seen = Seen::default();
+    let mut findings = Findings::default();
     let mut block = vec![0; ((rows.end - rows.start) * view.row_bytes()) as usize];
-    view.block(rows, 0..view.cols(), &mut block, tensors, &mut seen)?;
-    match seen.nonfinite {
+    view.block(rows, 0..view.cols(), &mut block, tensors, &mut findings)?;
+    match findings.nonfinite {
         Some((tensor, index, value)) => Err(not_finite(tensors, &tensor, index, value).into()),
         None => Ok(convert::to_f32(view.dtype(), &block)),
     }
@@ -232,17 +232,17 @@ pub fn floats(recipe: &Recipe, rows: Range<u64>, tensors: &dyn Tensors) -> Resul
 /// An evaluated item.
 struct Done {
     bytes: Vec<u8>,
-    seen: Seen,
+    findings: Findings,
 }
 
 fn evaluate(job: &PackJob, view: &View, item: &Item, tensors: &dyn Tensors) -> Result<Done, Error> {
-    let mut seen = Seen::default();
+    let mut findings = Findings::default();
     let mut bytes = vec![0; item.bytes as usize];
     match job.layout {
-        Layout::Plain => view.block(item.units.clone(), 0..view.cols(), &mut bytes, tensors, &mut seen)?,
+        Layout::Plain => view.block(item.units.clone(), 0..view.cols(), &mut bytes, tensors, &mut findings)?,
         Layout::Panels(p) if p.coding != Coding::Elements => {
             for way in 0..p.ways {
-                let matrix = view.coded(job.source, panels::rows(&p, way, &item.units), tensors, &mut seen)?;
+                let matrix = view.coded(job.source, panels::rows(&p, way, &item.units), tensors, &mut findings)?;
                 codes::fill(&p, job.dtype, way, &item.units, &matrix, &mut bytes);
             }
         }
@@ -252,12 +252,12 @@ fn evaluate(job: &PackJob, view: &View, item: &Item, tensors: &dyn Tensors) -> R
                 let rows = panels::rows(&p, way, &item.units);
                 block.clear();
                 block.resize(((rows.end - rows.start) * view.row_bytes()) as usize, 0);
-                view.block(rows.clone(), 0..view.cols(), &mut block, tensors, &mut seen)?;
+                view.block(rows.clone(), 0..view.cols(), &mut block, tensors, &mut findings)?;
                 panels::fill(&p, job.dtype, way, &item.units, &block, &mut bytes)?;
             }
         }
     }
-    Ok(Done { bytes, seen })
+    Ok(Done { bytes, findings })
 }
 
 /// The view of a job, after checking that recipe, shape, layout and size say the same.

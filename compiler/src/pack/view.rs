@@ -13,7 +13,7 @@ use std::ops::Range;
 
 /// What was noticed while reading.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct Findings {
     /// First NaN or infinity: tensor, element index, value.
     pub nonfinite: Option<(String, u64, f32)>,
     /// Finite elements (of codes: scales) that a conversion made infinite: tensor, count, type.
@@ -141,17 +141,17 @@ impl View {
     }
 
     /// Rows as codes of `dtype`: rounded to nearest, or as they are stored.
-    pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, seen: &mut Seen) -> Result<CodedRows, Error> {
+    pub fn coded(&self, dtype: DType, rows: Range<u64>, tensors: &dyn Tensors, findings: &mut Findings) -> Result<CodedRows, Error> {
         let width = self.cols() as usize;
         // Parts one by one, so that each is known by its own name.
         if self.dtype.is_float() && !matches!(self.node, Node::Concat(_)) {
             let mut block = vec![0; ((rows.end - rows.start) * self.row_bytes()) as usize];
-            self.block(rows, 0..self.cols(), &mut block, tensors, seen)?;
+            self.block(rows, 0..self.cols(), &mut block, tensors, findings)?;
             let floats = convert::to_f32(self.dtype, &block);
             let coded = CodedRows::quantise(dtype, &floats, width);
             let count = coded.overflows();
             if count > 0 && floats.iter().all(|x| x.is_finite()) {
-                seen.overflows.push((self.tensor().to_string(), count, dtype));
+                findings.overflows.push((self.tensor().to_string(), count, dtype));
             }
             return Ok(coded);
         }
@@ -171,7 +171,7 @@ impl View {
                     let begin = rows.start.clamp(first, first + part.rows()) - first;
                     let end = rows.end.clamp(first, first + part.rows()) - first;
                     if begin < end {
-                        let part = part.coded(dtype, begin..end, tensors, seen)?;
+                        let part = part.coded(dtype, begin..end, tensors, findings)?;
                         all.codes.extend(part.codes);
                         all.scales.extend(part.scales);
                         all.zeros.extend(part.zeros);
@@ -180,13 +180,20 @@ impl View {
                 }
                 Ok(all)
             }
-            Node::Slice { of, start } => of.coded(dtype, rows.start + start..rows.end + start, tensors, seen),
+            Node::Slice { of, start } => of.coded(dtype, rows.start + start..rows.end + start, tensors, findings),
             Node::Transpose(_) | Node::Rope { .. } => Err(Error::bug("pack codes", "groups along columns")),
         }
     }
 
     /// Writes elements `rows x cols` (not of codes), row-major and without gaps, to `out`.
-    pub fn block(&self, rows: Range<u64>, cols: Range<u64>, out: &mut [u8], tensors: &dyn Tensors, seen: &mut Seen) -> Result<(), Error> {
+    pub fn block(
+        &self,
+        rows: Range<u64>,
+        cols: Range<u64>,
+        out: &mut [u8],
+        tensors: &dyn Tensors,
+        findings: &mut Findings,
+    ) -> Result<(), Error> {
         let (height, width) = (rows.end - rows.start, cols.end - cols.start);
         debug_assert_eq!(out.len() as u64, height * width * self.dtype.size());
         if out.is_empty() {
@@ -211,12 +218,12 @@ impl View {
                     }
                 }
                 if let Some((at, value)) = first_nonfinite(*stored, target)
-                    && seen.nonfinite.is_none()
+                    && findings.nonfinite.is_none()
                 {
                     let index = (rows.start + at / width) * self.cols() + cols.start + at % width;
-                    seen.nonfinite = Some((tensor.clone(), index, value));
+                    findings.nonfinite = Some((tensor.clone(), index, value));
                 }
-                convert_all(tensor, *stored, conversions, raw, out, seen)
+                convert_all(tensor, *stored, conversions, raw, out, findings)
             }
             Node::Rope { sin, inv_freq, scale, conversions } => {
                 let mut table = Vec::with_capacity((height * width * 4) as usize);
@@ -230,11 +237,11 @@ impl View {
                     out.copy_from_slice(&table);
                     return Ok(());
                 }
-                convert_all("rotary table", DType::F32, conversions, table, out, seen)
+                convert_all("rotary table", DType::F32, conversions, table, out, findings)
             }
             Node::Transpose(of) => {
                 let mut block = vec![0; out.len()];
-                of.block(cols, rows, &mut block, tensors, seen)?;
+                of.block(cols, rows, &mut block, tensors, findings)?;
                 let (height, width) = (height as usize, width as usize);
                 match self.dtype.size() {
                     1 => transpose::<1>(&block, width, height, out),
@@ -251,12 +258,12 @@ impl View {
                     let begin = rows.start.clamp(first, first + part.rows()) - first;
                     let end = rows.end.clamp(first, first + part.rows()) - first;
                     let (mine, rest) = out.split_at_mut((end - begin) as usize * row_bytes);
-                    part.block(begin..end, cols.clone(), mine, tensors, seen)?;
+                    part.block(begin..end, cols.clone(), mine, tensors, findings)?;
                     (first, out) = (first + part.rows(), rest);
                 }
                 Ok(())
             }
-            Node::Slice { of, start } => of.block(rows.start + start..rows.end + start, cols, out, tensors, seen),
+            Node::Slice { of, start } => of.block(rows.start + start..rows.end + start, cols, out, tensors, findings),
         }
     }
 }
@@ -268,7 +275,14 @@ fn steps(stored: DType, conversions: &[DType]) -> Vec<DType> {
 }
 
 /// Applies `conversions` to `raw`, the last one into `out`. Without conversions `out` is filled already.
-fn convert_all(tensor: &str, stored: DType, conversions: &[DType], raw: Vec<u8>, out: &mut [u8], seen: &mut Seen) -> Result<(), Error> {
+fn convert_all(
+    tensor: &str,
+    stored: DType,
+    conversions: &[DType],
+    raw: Vec<u8>,
+    out: &mut [u8],
+    findings: &mut Findings,
+) -> Result<(), Error> {
     let (mut from, mut raw) = (stored, raw);
     for (step, &to) in conversions.iter().enumerate() {
         let mut next = Vec::new();
@@ -280,7 +294,7 @@ fn convert_all(tensor: &str, stored: DType, conversions: &[DType], raw: Vec<u8>,
         };
         match convert::convert(from, to, &raw, target) {
             Some(0) => {}
-            Some(count) => seen.overflows.push((tensor.to_string(), count, to)),
+            Some(count) => findings.overflows.push((tensor.to_string(), count, to)),
             None => return Err(Error::bug("pack recipe", format!("{tensor}: conversion of {from} to {to}"))),
         }
         (from, raw) = (to, next);

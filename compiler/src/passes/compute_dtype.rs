@@ -11,6 +11,7 @@
 
 use super::rewrite::rewrite_all;
 use super::{Broken, MatmulInputs, PassCx, quantise};
+use rcompile_graph::quant::row_type;
 use rcompile_graph::{DType, Module, Op, Type};
 
 /// Runs the pass.
@@ -70,7 +71,7 @@ fn int8(module: &mut Module, bf16_rows: bool) -> Result<bool, Broken> {
         let Some(k) = ty.shape.last().and_then(|d| d.constant()).filter(|_| ty.dtype.is_float()) else { return Ok(None) };
         let weight = rw.node(w);
         let is_bf16 = weight.ty.dtype == DType::BF16 && matches!(weight.op, Op::Param(_));
-        let dtype = match quantise::row_type(weight.ty.dtype, k) {
+        let dtype = match row_type(weight.ty.dtype, k) {
             Some(codes) => codes,
             None if bf16_rows && is_bf16 && ty.dtype != DType::BF16 => DType::BF16,
             None => return Ok(None),

@@ -10,12 +10,12 @@ use std::collections::HashMap;
 
 /// Runs the pass.
 pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, Broken> {
-    let mut changed = 0;
+    let mut duplicates = 0;
     for func in 0..module.functions.len() {
         // Keyed by text: ops hold floats, and order of insertion decides, never order of the map.
         let mut seen: HashMap<String, ValueId> = HashMap::new();
         let mut writes = 0;
-        changed += rewrite(module, FuncId(func as u32), |rw, f, id| {
+        rewrite(module, FuncId(func as u32), |rw, f, id| {
             let node = f.node(id);
             if !node.op.is_pure() {
                 writes += usize::from(!matches!(node.op, Op::Input { .. }));
@@ -25,13 +25,14 @@ pub fn run(module: &mut Module, _cx: &mut PassCx) -> Result<bool, Broken> {
             let inputs: Vec<ValueId> = node.inputs.iter().map(|i| rw.map(*i)).collect();
             let key = format!("{:?} {:?} {:?} {read}", node.op, inputs, node.ty);
             if let Some(first) = seen.get(&key) {
+                duplicates += 1;
                 return Ok(Some(*first));
             }
             let new = rw.add(node.op.clone(), &inputs, Some(node.ty.clone()))?;
             seen.insert(key, new);
             // A copy, not a change.
             Ok(Some(new))
-        })? - seen.len();
+        })?;
     }
-    Ok(changed > 0)
+    Ok(duplicates > 0)
 }

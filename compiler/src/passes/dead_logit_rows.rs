@@ -78,8 +78,8 @@ fn has_rows(f: &Function, id: ValueId, rows: Dim) -> bool {
     matches!(rows, Dim::Sym(_)) && f.ty(id).shape.first() == Some(&rows)
 }
 
-/// Row i of the result depends only on row i of the operands that have rows (and on parameters). Where columns are rows as well, an operand
-/// with as many elements is one of columns, perhaps.
+/// Row i of the result depends only on row i of the operands that have rows (and on parameters). No where the result has as many columns as
+/// rows: an operand of that length may run along the columns.
 fn row_wise(f: &Function, id: ValueId) -> bool {
     let Type { shape, .. } = f.ty(id);
     let [Dim::Sym(_), columns @ ..] = &shape[..] else { return false };

@@ -90,8 +90,23 @@ pub struct PassError {
     pub what: String,
 }
 
+impl From<PassError> for Error {
+    fn from(error: PassError) -> Error {
+        Error::bug(format_args!("pass {}", error.pass), error.what)
+    }
+}
+
 /// A pass: true when it changed the module.
 pub type PassFn = fn(&mut Module, &mut PassCx) -> Result<bool, Broken>;
+
+/// A pass that a build runs.
+#[derive(Clone, Copy, Debug)]
+pub struct ChosenPass {
+    /// The pass.
+    pub pass: Pass,
+    /// Its place among all passes, from 1, whichever run: its dumps have one name in every build.
+    pub number: usize,
+}
 
 /// A registered pass.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +116,7 @@ pub struct Pass {
     function: PassFn,
     /// Lowest optimisation level (0..=3) at which it runs.
     pub level: u8,
-    /// Of a pass that decides what is computed, not how fast, which the executable says of itself: what to use instead of leaving it out.
+    /// Set for passes that change results: `--passes -NAME` is refused, and this names the option to use instead.
     pub instead: Option<&'static str>,
     /// It serves whole steps only: not where each layer is cut out by itself and all rows are wanted, as calibration does.
     pub of_steps: bool,
@@ -112,7 +127,7 @@ impl Pass {
     pub const fn new(name: &'static str, function: PassFn, level: u8) -> Pass {
         Pass { name, function, level, instead: None, of_steps: false }
     }
-    /// It decides what is computed.
+    /// It changes results; the option to use instead of leaving it out.
     pub const fn decides(self, instead: &'static str) -> Pass {
         Pass { instead: Some(instead), ..self }
     }

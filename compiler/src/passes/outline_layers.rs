@@ -74,8 +74,8 @@ pub fn run(module: &mut Module, cx: &mut PassCx) -> Result<bool, Broken> {
     main.inputs = f.inputs.iter().map(|v| map[v]).collect();
     main.outputs = f.outputs.iter().map(|v| map[v]).collect();
     cx.note(&module.main().name, format_args!("{outlined} layers in {} functions", known.len()));
-    super::dce::run(module, cx)?;
-    Ok(outlined > 0)
+    let swept = super::dce::run(module, cx)?;
+    Ok(outlined > 0 || swept)
 }
 
 /// Ranges of node indices, one per layer.

@@ -15,7 +15,7 @@
 
 use super::rewrite::rewrite_all;
 use super::{Broken, PassCx};
-use rcompile_graph::{DType, Function, Group, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId, layer_of};
+use rcompile_graph::{DType, Function, Module, Op, OpClass, Param, ParamId, Recipe, Type, ValueId, layer_of};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What `--quantize` and its companions say.
@@ -236,20 +236,10 @@ fn sources(recipe: &Recipe, into: &mut Vec<String>) {
     }
 }
 
-/// The type that rows of `k` elements are converted to for integer arithmetic with this weight: the weight's own groups, or where it has
-/// one scale per row groups of 256 if `k` is a multiple of that, else of 128.
-pub fn row_type(weight: DType, k: u64) -> Option<DType> {
-    match weight {
-        DType::Q8(Group::Row) if k.is_multiple_of(256) => Some(DType::Q8(Group::G256)),
-        DType::Q8(Group::Row) => Some(DType::Q8(Group::G128)),
-        DType::Q8(group) | DType::Q4(group) | DType::Z8(group) | DType::Z4(group) => Some(DType::Q8(group)),
-        _ => None,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rcompile_graph::Group;
 
     const GRAPH: &str = "module {
   symbol T<=8
@@ -318,15 +308,6 @@ mod tests {
             assert_eq!(text.contains("bf16[96, 64] = source \"embed\""), choice == Choice::Calibrating, "{text}");
         }
         assert!(with(Choice::RoundToNearest).contains("= convert(source \"embed\", q8)"));
-    }
-
-    #[test]
-    fn groups_of_rows() {
-        for (k, group) in [(64, Group::G128), (172, Group::G128), (256, Group::G256), (384, Group::G128), (2048, Group::G256)] {
-            assert_eq!(row_type(DType::Q8(Group::Row), k), Some(DType::Q8(group)), "{k}");
-        }
-        assert_eq!(row_type(DType::Z4(Group::G64), 256), Some(DType::Q8(Group::G64)));
-        assert_eq!(row_type(DType::BF16, 256), None);
     }
 
     #[test]

@@ -13,13 +13,33 @@ use rcompile_codegen::program::{
 };
 use rcompile_graph::{AttnExpr, AttnVar, Binary, Compare, Dim, Op, State, StateId, Unary, ValueId};
 
+/// What a cache holds of a position.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum KvPart {
+    Keys,
+    Values,
+}
+
+/// Variables of an attention as expressions.
+struct AttentionVars {
+    head: ExprId,
+    query: ExprId,
+    key: ExprId,
+}
+
 impl Plan<'_> {
-    /// Loop nest that writes keys (or values) of a cache append: outer (row, head), inner the head's elements.
-    pub(super) fn append_nest(&mut self, frame: &Frame<'_>, id: ValueId, value: bool, row: Dim) -> Result<LoopNest, Stop> {
+    /// Loop nest that writes keys or values of a cache append: outer (row, head), inner the head's elements.
+    pub(super) fn append_nest(&mut self, frame: &Frame<'_>, id: ValueId, part: KvPart, row: Dim) -> Result<LoopNest, Stop> {
         let node = frame.func.node(id);
         let Op::KvAppend { state } = node.op else { return Err(PlanError::Internal("not an append".into()).into()) };
         let layout = self.kv_layout(frame, state);
-        let source = node.inputs[usize::from(value)];
+        let [keys, values, slots, kv_indices] = node.inputs[..] else {
+            return Err(PlanError::Internal("operands of an append".into()).into());
+        };
+        let source = match part {
+            KvPart::Keys => keys,
+            KvPart::Values => values,
+        };
         let mut k = KernelBuilder::with_reductions();
         let extent = self.extent(frame, row)?;
         let t = k.outer_var((0, self.bound(frame, row) as i64 - 1));
@@ -30,7 +50,7 @@ impl Plan<'_> {
         let mut factors = None;
         if layout.kv.scales().is_some() {
             let mut lowering = Lowering { frame, k: &mut k, weights: &mut self.weights };
-            let largest = lowering.row_reduce((id, value.into()), ReduceOp::Max, layout.kv.head_dim.into(), &idx, |l, at| {
+            let largest = lowering.row_reduce((id, part as u32), ReduceOp::Max, layout.kv.head_dim.into(), &idx, |l, at| {
                 let x = l.at(source, at)?;
                 Ok(l.k.exprs.add(Expr::Unary(p::UnaryOp::Abs, x)))
             })?;
@@ -48,16 +68,16 @@ impl Plan<'_> {
             if let Some((inverse, _)) = factors {
                 x = lowering.k.exprs.add(Expr::Binary(p::BinaryOp::Mul, x, inverse));
             }
-            let (slot, place) = (lowering.at(node.inputs[2], &idx[..1])?, lowering.at(node.inputs[3], &idx[..1])?);
-            let index = layout.element(k, value, slot, place, idx[1], idx[2]);
+            let (slot, kv_index) = (lowering.at(slots, &idx[..1])?, lowering.at(kv_indices, &idx[..1])?);
+            let index = layout.element(k, part, (slot, kv_index), idx[1], idx[2]);
             let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: layout.kv.dtype });
             Ok(vec![Store { operand, index, value: x }])
         })?;
         if let (Some(scales), Some((_, scale))) = (layout.kv.scales(), factors) {
             self.inner_stores(&mut k, 1, false, &idx, |plan, k, idx| {
                 let mut lowering = Lowering { frame, k, weights: &mut plan.weights };
-                let (slot, place) = (lowering.at(node.inputs[2], &idx[..1])?, lowering.at(node.inputs[3], &idx[..1])?);
-                let index = layout.scale(k, scales, value, slot, place, idx[1]);
+                let (slot, kv_index) = (lowering.at(slots, &idx[..1])?, lowering.at(kv_indices, &idx[..1])?);
+                let index = layout.scale(k, scales, part, (slot, kv_index), idx[1]);
                 let operand = k.operand(Operand { place: Place::State(layout.offsets.clone()), dtype: DType::F32 });
                 Ok(vec![Store { operand, index, value: scale }])
             })?;
@@ -108,9 +128,9 @@ impl Plan<'_> {
         let head_var = k.var((0, i64::from(heads) - 1));
         let query_var = k.var((0, positions));
         let key_var = k.var((0, positions));
-        let vars = [head_var, query_var, key_var].map(|v| k.var_expr(v));
+        let vars = AttentionVars { head: k.var_expr(head_var), query: k.var_expr(query_var), key: k.var_expr(key_var) };
         let score = attn_float(&mut k, score, &vars).map_err(|w| PlanError::Unsupported(format!("attention score: {w}")))?;
-        let seen = Seen::new(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
+        let visible = VisibleKeys::new(&mut k, mask, &vars).map_err(|w| PlanError::Unsupported(format!("attention mask: {w}")))?;
         let head_pitch = match cols {
             Cols::Grouped { padded, .. } => padded,
             Cols::Plain => layout.kv.head_dim,
@@ -133,9 +153,9 @@ impl Plan<'_> {
             query_var,
             key_var,
             score,
-            key_lower: seen.lower,
-            key_upper: seen.upper,
-            mask: seen.mask,
+            key_lower: visible.lower,
+            key_upper: visible.upper,
+            mask: visible.mask,
         };
         self.region("attention", Kernel::Attention(kernel));
         // Only the end of the chain has the buffer's type; views between share it.
@@ -171,10 +191,10 @@ pub(super) fn kv_page(s: &State) -> KvPage {
 
 impl KvLayout {
     /// `(index of the head's page, position within the page)`, the index in elements of `size` bytes from the layer's start.
-    fn page(&self, k: &mut KernelBuilder, size: u64, slot: ExprId, place: ExprId, head: ExprId) -> (ExprId, ExprId) {
+    fn page(&self, k: &mut KernelBuilder, size: u64, (slot, kv_index): (ExprId, ExprId), head: ExprId) -> (ExprId, ExprId) {
         let pages = k.exprs.add(Expr::PagesPerSlot);
         let first = k.exprs.add(Expr::Binary(p::BinaryOp::Mul, slot, pages));
-        let (block, within) = k.div_rem(place, PAGE as i64);
+        let (block, within) = k.div_rem(kv_index, PAGE as i64);
         let entry = k.add(first, block);
         let page = k.load(Place::Table(Table::PageTable), DType::I32, entry);
         let base = k.mul_int(page, (self.page_bytes / size) as i64);
@@ -182,48 +202,55 @@ impl KvLayout {
         (k.add(base, head), within)
     }
 
-    /// Index of element `d` of a key or value, see [`Attention`].
-    fn element(&self, k: &mut KernelBuilder, value: bool, slot: ExprId, place: ExprId, head: ExprId, d: ExprId) -> ExprId {
+    /// Index of element `d` of the key or value at `(slot, kv_index)`, see [`Attention`].
+    fn element(&self, k: &mut KernelBuilder, part: KvPart, at: (ExprId, ExprId), head: ExprId, d: ExprId) -> ExprId {
         let size = self.kv.dtype.size();
-        let (base, within) = self.page(k, size, slot, place, head);
+        let (base, within) = self.page(k, size, at, head);
         let hd = i64::from(self.kv.head_dim);
-        let at = if value {
-            let row = k.mul_int(within, hd);
-            let v = k.int((self.kv.v_offset() / size) as i64);
-            let row = k.add(row, v);
-            k.add(row, d)
-        } else {
-            let keys = i64::from(KEY_GROUP);
-            let (group, lane) = k.div_rem(within, keys);
-            let group = k.mul_int(group, keys * hd);
-            let column = k.mul_int(d, keys);
-            let at = k.add(group, column);
-            k.add(at, lane)
+        let element = match part {
+            KvPart::Values => {
+                let row = k.mul_int(within, hd);
+                let v = k.int((self.kv.v_offset() / size) as i64);
+                let row = k.add(row, v);
+                k.add(row, d)
+            }
+            KvPart::Keys => {
+                let keys = i64::from(KEY_GROUP);
+                let (group, lane) = k.div_rem(within, keys);
+                let group = k.mul_int(group, keys * hd);
+                let column = k.mul_int(d, keys);
+                let element = k.add(group, column);
+                k.add(element, lane)
+            }
         };
-        k.add(base, at)
+        k.add(base, element)
     }
 
-    /// Index of the scale of a key or value; the scales lie `scales` bytes into the head.
-    fn scale(&self, k: &mut KernelBuilder, scales: u64, value: bool, slot: ExprId, place: ExprId, head: ExprId) -> ExprId {
+    /// Index of the scale of the key or value at `(slot, kv_index)`; the scales lie `scales` bytes into the head.
+    fn scale(&self, k: &mut KernelBuilder, scales: u64, part: KvPart, at: (ExprId, ExprId), head: ExprId) -> ExprId {
         let size = DType::F32.size();
-        let (base, within) = self.page(k, size, slot, place, head);
-        let first = k.int((scales / size + if value { PAGE } else { 0 }) as i64);
-        let at = k.add(base, first);
-        k.add(at, within)
+        let (base, within) = self.page(k, size, at, head);
+        let of_part = match part {
+            KvPart::Keys => 0,
+            KvPart::Values => PAGE,
+        };
+        let first = k.int((scales / size + of_part) as i64);
+        let first = k.add(base, first);
+        k.add(first, within)
     }
 }
 
-fn attn_var(v: AttnVar, vars: &[ExprId; 3]) -> Option<ExprId> {
+fn attn_var(v: AttnVar, vars: &AttentionVars) -> Option<ExprId> {
     match v {
         AttnVar::Score => None,
-        AttnVar::Head => Some(vars[0]),
-        AttnVar::Query => Some(vars[1]),
-        AttnVar::Key => Some(vars[2]),
+        AttnVar::Head => Some(vars.head),
+        AttnVar::Query => Some(vars.query),
+        AttnVar::Key => Some(vars.key),
     }
 }
 
 /// Score expressions are f32.
-fn attn_float(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
+fn attn_float(k: &mut KernelBuilder, e: &AttnExpr, vars: &AttentionVars) -> Result<ExprId, String> {
     match e {
         AttnExpr::Var(AttnVar::Score) => Ok(k.exprs.add(Expr::Score)),
         AttnExpr::Var(v) => match attn_var(*v, vars) {
@@ -251,7 +278,7 @@ fn attn_float(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result
 }
 
 /// Integer parts of masks.
-fn attn_int(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
+fn attn_int(k: &mut KernelBuilder, e: &AttnExpr, vars: &AttentionVars) -> Result<ExprId, String> {
     match e {
         AttnExpr::Var(v) => attn_var(*v, vars).ok_or_else(|| "score in a mask".to_string()),
         AttnExpr::Const(c) if c.fract() == 0.0 => Ok(k.int(*c as i64)),
@@ -264,11 +291,11 @@ fn attn_int(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<E
     }
 }
 
-fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<ExprId, String> {
+fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &AttentionVars) -> Result<ExprId, String> {
     match e {
         AttnExpr::True => {
             let zero = k.int(0);
-            Ok(k.exprs.add(Expr::Cmp(p::CmpOp::Ge, vars[2], zero)))
+            Ok(k.exprs.add(Expr::Cmp(p::CmpOp::Ge, vars.key, zero)))
         }
         AttnExpr::Compare(op, a, b) => {
             let (a, b) = (attn_int(k, a, vars)?, attn_int(k, b, vars)?);
@@ -288,16 +315,16 @@ fn attn_bool(k: &mut KernelBuilder, e: &AttnExpr, vars: &[ExprId; 3]) -> Result<
 
 /// Which keys a query sees: `lower <= key - query < upper`, and of them those of the mask.
 #[derive(Default)]
-struct Seen {
+struct VisibleKeys {
     lower: Option<i64>,
     upper: Option<i64>,
     mask: Option<ExprId>,
 }
 
-impl Seen {
+impl VisibleKeys {
     /// Terms of a conjunction like `key <= query + c` become bounds, the first of each side; all others stay in the mask.
-    fn new(k: &mut KernelBuilder, mask: &AttnExpr, vars: &[ExprId; 3]) -> Result<Seen, String> {
-        let mut seen = Seen::default();
+    fn new(k: &mut KernelBuilder, mask: &AttnExpr, vars: &AttentionVars) -> Result<VisibleKeys, String> {
+        let mut visible = VisibleKeys::default();
         let mut terms = vec![mask];
         while let Some(term) = terms.pop() {
             if let AttnExpr::Binary(Binary::And, a, b) = term {
@@ -309,8 +336,8 @@ impl Seen {
             }
             if let Some((side, offset)) = bound(term) {
                 let place = match side {
-                    Side::Lower => &mut seen.lower,
-                    Side::Upper => &mut seen.upper,
+                    Side::Lower => &mut visible.lower,
+                    Side::Upper => &mut visible.upper,
                 };
                 if place.is_none() {
                     *place = Some(offset);
@@ -318,9 +345,9 @@ impl Seen {
                 }
             }
             let term = attn_bool(k, term, vars)?;
-            seen.mask = Some(seen.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
+            visible.mask = Some(visible.mask.map_or(term, |others| k.binary(p::BinaryOp::And, others, term)));
         }
-        Ok(seen)
+        Ok(visible)
     }
 }
 
@@ -363,12 +390,13 @@ mod tests {
     /// Bounds as offsets from the query, and whether there is a mask.
     fn seen(mask: &AttnExpr) -> (Option<i64>, Option<i64>, bool) {
         let mut k = KernelBuilder::default();
-        let vars = [0, 1, 2].map(|_| {
+        let [head, query, key] = [0, 1, 2].map(|_| {
             let v = k.var((0, 99));
             k.var_expr(v)
         });
-        let seen = Seen::new(&mut k, mask, &vars).unwrap();
-        (seen.lower, seen.upper, seen.mask.is_some())
+        let vars = AttentionVars { head, query, key };
+        let visible = VisibleKeys::new(&mut k, mask, &vars).unwrap();
+        (visible.lower, visible.upper, visible.mask.is_some())
     }
 
     #[test]

@@ -56,6 +56,14 @@ impl KernelBuilder {
         self.ranges[var.index()] = (i64::from(range.start), i64::from(range.end) - 1);
         self.memo.clear();
     }
+    /// Makes what belongs to a stage of its own in the middle of another: the other's inner variable, and what was lowered for its range,
+    /// are there again afterwards, also where nothing came of it.
+    pub fn within_stage<T>(&mut self, make: impl FnOnce(&mut KernelBuilder) -> T) -> T {
+        let (inner, memo) = (self.inner, std::mem::take(&mut self.memo));
+        let made = make(self);
+        (self.inner, self.memo) = (inner, memo);
+        made
+    }
     /// Variable as expression.
     pub fn var_expr(&mut self, var: VarId) -> ExprId {
         self.exprs.add(Expr::Var(var))
@@ -223,6 +231,27 @@ pub fn evaluate(exprs: &Exprs, e: ExprId, vars: &dyn Fn(VarId) -> i64) -> Option
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Also where making another stage fails.
+    #[test]
+    fn a_stage_goes_on_after_another() {
+        let mut k = KernelBuilder::with_reductions();
+        let (var, other) = (k.var((0, 7)), k.var((0, 7)));
+        k.set_inner(var, &(2..5));
+        let (key, e) = ((ValueId(0), vec![]), k.var_expr(var));
+        k.memo.insert(key.clone(), e);
+        for expected in [Ok(()), Err(())] {
+            let made = k.within_stage(|k| {
+                k.set_inner(other, &(0..8));
+                assert!(k.memo.is_empty());
+                let x = k.var_expr(other);
+                k.memo.insert((ValueId(1), vec![]), x);
+                expected
+            });
+            assert_eq!(made, expected);
+            assert_eq!((k.inner, k.bounds(e), k.memo.len(), k.memo.get(&key)), (Some(var), Some((2, 4)), 1, Some(&e)));
+        }
+    }
 
     /// `e / n` and `e % n` in pieces are those of the whole for every `e >= 0`, also where a piece is negative: a slice of a concatenation
     /// subtracts where the part begins.

@@ -161,7 +161,7 @@ fn callee_frame<'m>(module: &'m g::Module, calls: &[&Op], operands: &[Home]) -> 
     Ok(frame)
 }
 
-/// Does a kernel of a layer read `x` after it was overwritten, or elsewhere than where it writes while it overwrites it?
+/// Does a kernel of a layer read `x` after an earlier one has overwritten it, or read other elements of it than it overwrites itself?
 fn overwrites_too_early<'k>(kernels: impl Iterator<Item = &'k Kernel>, x: BufferId) -> bool {
     let mut overwritten = false;
     for kernel in kernels {

@@ -52,7 +52,7 @@ pub struct Lowering<'l, 'm, 'w> {
     pub weights: &'l mut Weights<'w>,
 }
 
-impl Lowering<'_, '_, '_> {
+impl<'m, 'w> Lowering<'_, 'm, 'w> {
     /// Element `idx` of value `v`.
     pub fn at(&mut self, v: ValueId, idx: &[ExprId]) -> Lowered {
         if let Some(way) = self.k.acc.get(&v) {
@@ -363,7 +363,7 @@ impl Lowering<'_, '_, '_> {
         op: ReduceOp,
         n: u64,
         lead: &[ExprId],
-        element: impl Fn(&mut Self, &[ExprId]) -> Lowered,
+        element: impl Fn(&mut Lowering<'_, 'm, 'w>, &[ExprId]) -> Lowered,
     ) -> Lowered {
         if !self.k.may_reduce || !lead.iter().all(|e| self.k.is_outer(*e)) {
             return Err(Stop::Store(v));
@@ -372,20 +372,21 @@ impl Lowering<'_, '_, '_> {
         if let Some(e) = self.k.reduced.get(&key) {
             return Ok(*e);
         }
-        let (saved_inner, saved_memo) = (self.k.inner, std::mem::take(&mut self.k.memo));
         let var = self.k.var((0, n as i64 - 1));
         let mut at = lead.to_vec();
         at.push(self.k.var_expr(var));
         let mut total = None;
-        in_pieces(n as u32, |range| {
-            self.k.set_inner(var, &range);
-            let value = element(self, &at)?;
-            let part = self.k.reduce(op, var, range, value);
-            let join = if op == ReduceOp::Sum { BinaryOp::Add } else { BinaryOp::Max };
-            total = Some(total.map_or(part, |t| self.k.exprs.add(Expr::Binary(join, t, part))));
-            Ok(())
+        let Lowering { frame, k, weights } = self;
+        k.within_stage(|k| {
+            in_pieces(n as u32, |range| {
+                k.set_inner(var, &range);
+                let value = element(&mut Lowering { frame, k, weights }, &at)?;
+                let part = k.reduce(op, var, range, value);
+                let join = if op == ReduceOp::Sum { BinaryOp::Add } else { BinaryOp::Max };
+                total = Some(total.map_or(part, |t| k.exprs.add(Expr::Binary(join, t, part))));
+                Ok(())
+            })
         })?;
-        (self.k.inner, self.k.memo) = (saved_inner, saved_memo);
         let total = total.ok_or_else(|| Stop::unsupported("reduction of nothing"))?;
         self.k.reduced.insert(key, total);
         Ok(total)

@@ -4,6 +4,7 @@
 //! - At few rows, the norm before it: every thread computes it for itself instead of meeting at a barrier.
 //! - Head-wise work on its groups of columns (norm of heads, RoPE, cache append) is done by the task that has just stored the head.
 
+use super::attention::KvPart;
 use super::frame::{Cols, Frame, Home, Rows, storage};
 use super::kernel::{KernelBuilder, evaluate};
 use super::lower::{Lowering, Stop};
@@ -363,11 +364,12 @@ impl Plan<'_> {
                     if frame.done.contains(&id) || !depends_on(frame, node.inputs[0], end) || !depends_on(frame, node.inputs[1], end) {
                         continue;
                     }
-                    let (keys, values) = match (self.append_nest(frame, id, false, row), self.append_nest(frame, id, true, row)) {
-                        (Ok(keys), Ok(values)) => (keys, values),
-                        (Err(Stop::Failed(e)), _) | (_, Err(Stop::Failed(e))) => return Err(e),
-                        _ => continue,
-                    };
+                    let (keys, values) =
+                        match (self.append_nest(frame, id, KvPart::Keys, row), self.append_nest(frame, id, KvPart::Values, row)) {
+                            (Ok(keys), Ok(values)) => (keys, values),
+                            (Err(Stop::Failed(e)), _) | (_, Err(Stop::Failed(e))) => return Err(e),
+                            _ => continue,
+                        };
                     let groups = (groups_of(&keys, buffer, stride, panels), groups_of(&values, buffer, stride, panels));
                     if let (Some(k), Some(v)) = groups {
                         nests.push(GroupNest { groups: k, nest: keys });

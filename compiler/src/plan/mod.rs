@@ -8,7 +8,8 @@
 //!           scalar expressions; kernel: expressions with ranges; tiling: tiles)
 //! weights   layouts (panels) and offsets, in execution order
 //! state     where keys and values lie
-//! memory    buffers -> arena offsets by liveness, from the largest bucket down: a smaller one may lie as the next larger
+//! memory    buffers -> arena offsets by liveness. From the largest bucket down: a smaller bucket takes over the next larger one's
+//!           offsets where the two can then share code.
 //! barriers  where threads meet
 //! cost      what each region moves and computes
 //! ```
@@ -28,6 +29,7 @@ mod state;
 mod tiling;
 mod weights;
 
+use crate::error::Error;
 use crate::tuning::Tuning;
 use frame::{Frame, Home};
 pub use state::StatePlan;
@@ -73,6 +75,21 @@ pub enum PlanError {
     /// A mistake of ours.
     #[error("planner: {0}")]
     Internal(String),
+}
+
+impl From<PlanError> for Error {
+    fn from(error: PlanError) -> Error {
+        match error {
+            PlanError::StateTooLarge(_) => {
+                Error::Limit { place: "--ctx-size, --parallel".into(), what: format!("too large for this model: {error}") }
+            }
+            PlanError::TooVaried(_) => Error::Limit { place: "layers".into(), what: error.to_string() },
+            PlanError::Unsupported(what) => {
+                Error::Unsupported { place: "graph".into(), what: format!("{what} is not supported"), help: None }
+            }
+            PlanError::Internal(_) => Error::bug("plan", error),
+        }
+    }
 }
 
 /// A planned bucket.
@@ -263,7 +280,6 @@ fn heads(module: &Module) -> (u64, u64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Error;
     use rcompile_codegen::isa::X86_64_TRIPLE;
     use rcompile_codegen::program::DType;
 

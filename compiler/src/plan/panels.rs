@@ -3,11 +3,10 @@
 use super::PlanError;
 use super::frame::storage;
 use super::kernel::KernelBuilder;
-use crate::passes::quantise;
 use rcompile_codegen::isa::Isa;
 use rcompile_codegen::program::{BinaryOp, CmpOp, Coding, Compute, DType, Expr, ExprId, Panels, Place, UnaryOp, WeightId};
 use rcompile_graph as g;
-use rcompile_graph::quant::group_of;
+use rcompile_graph::quant::{group_of, row_type};
 
 /// Storage type of a weight: of codes what the CPU multiplies, of four bits a byte of two.
 pub fn weight_storage(isa: &Isa, dtype: g::DType) -> Option<DType> {
@@ -27,7 +26,7 @@ pub fn panels(
     (groups, group_cols, ways): (u32, u32, u32),
 ) -> Result<(Compute, Panels), PlanError> {
     // Rows that meet a weight with one scale per row are converted in groups of their own.
-    let group = quantise::row_type(weight, k.into()).and_then(group_of).map_or(0, |g| g.len(0) as u32);
+    let group = row_type(weight, k.into()).and_then(group_of).map_or(0, |g| g.len(0) as u32);
     let zeros = weight.has_zeros();
     let coding = match weight {
         g::DType::Q8(g::Group::Row) => Coding::Int8 { group },

@@ -4,6 +4,7 @@
 //! (`memory.rs`). Anchors are matmuls (`matmul.rs`), attentions and cache appends (`attention.rs`) and calls of layers (`layers.rs`);
 //! everything else is computed where it is used unless several regions need it.
 
+use super::attention::KvPart;
 use super::frame::{Cols, Frame, Home, storage};
 use super::kernel::KernelBuilder;
 use super::lower::{Lowering, Stop, in_pieces};
@@ -30,8 +31,8 @@ impl Plan<'_> {
                 Op::Sdpa { .. } => self.attention(frame, id)?,
                 Op::KvAppend { .. } => {
                     let row = frame.func.ty(frame.func.node(id).inputs[0]).shape[0];
-                    for value in [true, false] {
-                        let nest = self.retry(frame, |plan, frame| plan.append_nest(frame, id, value, row))?;
+                    for part in [KvPart::Values, KvPart::Keys] {
+                        let nest = self.retry(frame, |plan, frame| plan.append_nest(frame, id, part, row))?;
                         self.region("kv_append", Kernel::Loops(nest));
                     }
                 }

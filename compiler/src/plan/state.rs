@@ -29,7 +29,8 @@ pub(super) struct StateLayout {
     pub(super) offsets: Vec<u64>,
 }
 
-/// Bytes and places of the states: of one kind only; encoders' layers share one place.
+/// Bytes and places of the states. Where one of them survives a step, all get places of their own; where none does, as in encoders, all
+/// layers share one place.
 pub(super) fn plan(module: &Module, cx: &PlanCx<'_>) -> Result<(StatePlan, StateLayout), PlanError> {
     // The whole sum first, and in 128 bits: heads, layers and positions are each bounded, their product is not.
     let per_position: u128 =

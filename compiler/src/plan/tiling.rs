@@ -90,8 +90,8 @@ impl MatmulWork<'_> {
         };
         let k_blocks = panels.k.div_ceil(most_k);
         let k_block = panels.k.div_ceil(k_blocks).next_multiple_of(panels.coding.group().unwrap_or(2));
-        // (By 32 with zero points up to three blocks of `mr` rows take vectors; without, nibbles are made bf16, as long for few as for
-        // many.)
+        // (Nibbles by 32 are not among these. With zero points, vectors take up to three blocks of `mr` rows anyway; without, tiles
+        // multiply them as bf16, and making them bf16 takes as long for few rows as for many.)
         let long_nibbles = compute == Compute::Int8Tiles && nibbles && panels.coding.group() != Some(SHORT_GROUP);
         let by_vectors = if long_nibbles { ROWS_BESIDE_TILES } else { isa.rows(compute) };
         let mr = by_vectors.min(rows as u32);
@@ -124,8 +124,8 @@ impl MatmulWork<'_> {
     fn pass(&self, k_block: u32, panel: u64) -> (u32, u32) {
         let &MatmulWork { isa, panels, compute, .. } = self;
         if let Some(held) = compute.tiles() {
-            // Panels whose sums, which wait between turns of k, take as much as L2 has, and of int8 half of it. (They come in the order in
-            // which they are wanted, and are asked for.)
+            // As many panels as have sums that fill L2, of int8 half of it: the sums wait between turns of k. (They are read in the order
+            // in which they lie, and prefetched.)
             let (rows, bytes) = match held {
                 DType::I8 => (TILES_PASS_ROWS_INT8, isa.l2_bytes / 2),
                 _ => (TILES_PASS_ROWS, isa.l2_bytes),

@@ -64,7 +64,7 @@ impl WeightTable {
 /// Weights of a program under construction.
 pub(super) struct Weights<'a> {
     isa: &'a Isa,
-    planned: Vec<Planned>,
+    planned: Vec<PlannedWeight>,
     /// Parameters that lookups and a matmul read: stored once, as panels.
     lookups: HashMap<ParamId, Panels>,
     /// Number of the layer loop, from 1, that weights of several layers are planned for.
@@ -72,7 +72,7 @@ pub(super) struct Weights<'a> {
 }
 
 /// One weight.
-struct Planned {
+struct PlannedWeight {
     /// One, or one per layer.
     params: Vec<ParamId>,
     layout: Layout,
@@ -94,7 +94,7 @@ impl<'a> Weights<'a> {
         let known = self.planned.iter().position(|p| p.params == params && p.layout == layout);
         let index = known.unwrap_or_else(|| {
             let layer_loop = if params.len() > 1 { self.layer_loop } else { 0 };
-            self.planned.push(Planned { params: params.to_vec(), layout, layer_loop });
+            self.planned.push(PlannedWeight { params: params.to_vec(), layout, layer_loop });
             self.planned.len() - 1
         });
         WeightId(index as u32)

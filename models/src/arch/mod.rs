@@ -12,7 +12,8 @@ use crate::error::{Error, Kind};
 use crate::trace::Trace;
 use rcompile_graph::{TypeError, ValueId};
 
-/// What an executable of this architecture does; it decides the verbs.
+/// What an executable of this architecture does; it decides the verbs. (The manifest has a type of its own, `rcompile_runtime::abi::Task`:
+/// this crate knows nothing of executables, and what they hold is a format.)
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
     /// Continues a text: `generate`, `chat`, `logits`, `perplexity`.

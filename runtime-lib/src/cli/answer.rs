@@ -92,7 +92,7 @@ impl Answer {
                 break FinishReason::Length;
             }
             let token = sampler.choose(decoder.logits(0));
-            // The choice leaves out what is no number; a weight that is none shows at every token.
+            // `choose` skips NaN logits, so they would go unnoticed: check all logits of the first token, later only the chosen one.
             let looked_at = if self.tokens.is_empty() { decoder.logits(0) } else { &decoder.logits(0)[token as usize..][..1] };
             warn_unless_finite(looked_at);
             sampler.saw(&[token]);

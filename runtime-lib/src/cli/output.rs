@@ -102,7 +102,7 @@ impl Draft {
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        // It is gone where it got its name.
+        // After `publish` nothing exists under the draft's name.
         let _ = fs::remove_file(&self.path);
         remove_at_signal(None);
     }
