@@ -53,7 +53,7 @@ use crate::program::{Coding, Compute, DType, Matmul, Place, Program, SHORT_GROUP
 use rcompile_runtime::abi::field;
 use rcompile_runtime::cost::PASSES_GAIN;
 use std::collections::BTreeSet;
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 
 /// Adds the kernel `name(ptr ctx, i32 thread, i32 threads, i32 layer)` to the module; it calls its parts by `symbol`.
 pub fn define<'c>(

@@ -157,62 +157,24 @@ impl<'c> Body<'_, '_, '_, 'c> {
         self.generator.schedule.blocks.as_ref().expect("more rows than few")
     }
 
-    /// The units of all passes of rows. Where every thread can have some of each run of groups with the same nests it has its share of
-    /// each: heads whose keys go to the cache take longest, and lie together, and it is the same heads whose keys the thread is going to
-    /// read. Else they are shared out pass by pass.
+    /// The units of all passes of rows, which threads share out pass by pass: unit `i` of them is `i % units` of pass `i / units`.
     fn all_passes(&self) {
-        let (call, fb, kernel) = (self.call, self.call.fb, self.generator.schedule.kernel);
-        let (units, _) = kernel.units();
-        let passes = self.number_of_passes();
-        let of_all = || self.share_out(passes, 0..units, (1, OPEN_PART), &|| {});
-        let groups = kernel.group_nests.iter().flat_map(|nest| [nest.groups.start, nest.groups.end]);
-        let cuts: Vec<u32> = groups.chain([0, units]).collect::<BTreeSet<_>>().into_iter().collect();
-        let runs: Vec<Range<u32>> = cuts.windows(2).map(|run| run[0]..run[1]).collect();
-        let [whole @ .., last] = &runs[..] else { unreachable!("a matmul has units") };
-        if whole.is_empty() {
-            return of_all();
-        }
-        let before = || {
-            for run in whole {
-                let (begin, end) = call.share(fb.int(run.len() as i64));
-                let [begin, end] = [begin, end].map(|unit| fb.add_int(unit, run.start.into()));
-                fb.for_(fb.int(0), passes, 1, |number| self.one_pass(number, passes, begin, end));
-            }
-        };
-        // Of the last run as much is open as of a share of all, if it has so much.
-        let part = (i64::from(units), OPEN_PART * last.len() as i64);
-        let open = if part.0 < part.1 { part } else { (1, 1) };
-        let of_runs = || self.share_out(passes, last.clone(), open, &before);
-        let shortest = runs.iter().map(|run| run.len()).min().unwrap_or(0);
-        fb.either(fb.cmp(Cmp::Le, call.threads, fb.int(shortest as i64)), of_runs, of_all);
-    }
-
-    /// Threads share out these units of all passes, pass by pass: unit `i` of them is `i % n` of pass `i / n`. The last part of a share,
-    /// `open.0 / open.1`, others may do, also while the thread does what comes `before`.
-    fn share_out(&self, passes: Value<'c>, units: Range<u32>, open: (i64, i64), before: &dyn Fn()) {
         let (call, fb, Schedule { program, kernel, .. }) = (self.call, self.call.fb, self.generator.schedule);
-        let (blocks, (_, unit_panels)) = (self.blocks(), kernel.units());
+        let blocks = self.blocks();
+        let (units, unit_panels) = kernel.units();
         let least = match (kernel.compute.by_tiles(), blocks.turn < blocks.count) {
             (false, _) => blocks.units,
             (true, true) => LEAST_OF_TURNS.div_ceil(kernel.panels.ways * unit_panels),
             (true, false) => 1,
         };
-        let all = fb.mul_int(passes, units.len() as i64);
-        let work = |begin: Value<'c>, end: Value<'c>| self.units_of_passes(passes, &units, begin, end);
-        let apart = || {
-            before();
-            let (begin, end) = call.share(all);
-            work(begin, end);
-        };
-        let most_units = (units.len() as u32).saturating_mul(kernel.passes().most_passes(program.capacity(kernel.rows)));
+        let passes = self.number_of_passes();
+        let apart = || self.shares(passes);
+        let most_units = units.saturating_mul(kernel.passes().most_passes(program.capacity(kernel.rows)));
         if !two_have_two_pieces(most_units, least) {
             return apart();
         }
-        let offer = call.offer(all, fb.int(least.into()), (fb.int(open.0), open.1));
-        let shared = || {
-            before();
-            offer.work(call, work);
-        };
+        let offer = call.offer(fb.mul_int(passes, units.into()), fb.int(least.into()), (fb.int(1), OPEN_PART));
+        let shared = || offer.work(call, |begin, end| self.units_of_passes(passes, begin, end));
         fb.either(offer.is_shared, shared, apart);
     }
 
@@ -239,16 +201,15 @@ impl<'c> Body<'_, '_, '_, 'c> {
         best
     }
 
-    /// Of all passes of these units those from `begin` to `end`.
-    fn units_of_passes(&self, passes: Value<'c>, units: &Range<u32>, begin: Value<'c>, end: Value<'c>) {
+    /// Units `begin .. end` of all passes.
+    fn units_of_passes(&self, passes: Value<'c>, begin: Value<'c>, end: Value<'c>) {
         let fb = self.call.fb;
-        let count = fb.int(units.len() as i64);
-        let [first, last] = [begin, fb.add(end, fb.add_int(count, -1))].map(|unit| fb.div(unit, count));
+        let units = fb.int(self.generator.schedule.kernel.units().0.into());
+        let [first, last] = [begin, fb.add(end, fb.add_int(units, -1))].map(|unit| fb.div(unit, units));
         fb.for_(first, last, 1, |number| {
-            let before = fb.mul(number, count);
+            let before = fb.mul(number, units);
             let begin = fb.max(fb.sub(begin, before), fb.int(0));
-            let end = fb.min(fb.sub(end, before), count);
-            let [begin, end] = [begin, end].map(|unit| fb.add_int(unit, units.start.into()));
+            let end = fb.min(fb.sub(end, before), units);
             self.one_pass(number, passes, begin, end);
         });
     }
@@ -260,5 +221,34 @@ impl<'c> Body<'_, '_, '_, 'c> {
         let row = row_at(number);
         let rows = fb.sub(row_at(fb.add_int(number, 1)), row);
         PassArgs { call, row, rows, begin, end }.call(fb, self.pass.expect("more rows than few"));
+    }
+
+    /// The thread's units where nothing is offered: its share of each run of groups with the same nests in all passes, where every thread
+    /// gets some of each, else its share of all. Heads whose keys go to the cache take longest, and lie together.
+    fn shares(&self, passes: Value<'c>) {
+        let (call, fb, kernel) = (self.call, self.call.fb, self.generator.schedule.kernel);
+        let (units, _) = kernel.units();
+        let of_all = || {
+            let (begin, end) = call.share(fb.mul_int(passes, units.into()));
+            self.units_of_passes(passes, begin, end);
+        };
+        let groups = kernel.group_nests.iter().flat_map(|nest| [nest.groups.start, nest.groups.end]);
+        let cuts: Vec<u32> = groups.chain([0, units]).collect::<BTreeSet<_>>().into_iter().collect();
+        if cuts.len() == 2 {
+            return of_all();
+        }
+        let least = cuts.windows(2).map(|run| run[1] - run[0]).min().unwrap_or(units);
+        let table: Vec<i64> = cuts.iter().map(|cut| (*cut).into()).collect();
+        let table = fb.module().const_table("runs", &table);
+        let cut = |n: Value<'c>| fb.load(Ty::I64, fb.index(table, n, 8), 8);
+        let of_runs = || {
+            fb.for_(fb.int(0), fb.int(cuts.len() as i64 - 1), 1, |run| {
+                let first = cut(run);
+                let (begin, end) = call.share(fb.sub(cut(fb.add_int(run, 1)), first));
+                let (begin, end) = (fb.add(first, begin), fb.add(first, end));
+                fb.for_(fb.int(0), passes, 1, |number| self.one_pass(number, passes, begin, end));
+            });
+        };
+        fb.either(fb.cmp(Cmp::Le, call.threads, fb.int(least.into())), of_runs, of_all);
     }
 }
