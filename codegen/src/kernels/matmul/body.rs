@@ -178,7 +178,7 @@ impl<'c> Body<'_, '_, '_, 'c> {
         fb.either(offer.is_shared, shared, apart);
     }
 
-    /// [`Passes::number`] for the step's rows and threads.
+    /// [`Passes::number`](rcompile_runtime::cost::Passes::number) for the step's rows and threads.
     fn number_of_passes(&self) -> Value<'c> {
         let (fb, Schedule { program, kernel, .. }) = (self.call.fb, self.generator.schedule);
         let (limits, capacity, units) = (kernel.passes(), program.capacity(kernel.rows), kernel.units().0);
